@@ -83,6 +83,7 @@ def split(payload: bytes | bytearray | memoryview, most: int = MOST) -> Messages
 
 @dataclass(slots=True)
 class _Unfinished:
+    topic: str
     number: int
     count: int
     payload: bytearray
@@ -94,10 +95,13 @@ class _Unfinished:
 
 @dataclass(slots=True)
 class Joiner:
-    """Puts the parts together again: of each topic one payload at a time, of up to `most` bytes."""
+    """Puts the parts together again: of each sender, the last level of a topic, one payload at a time, of
+    up to `most` bytes. (One that is in order sends a payload as a whole before the next, on whatever
+    topic.)"""
 
     most: int = MOST_TOGETHER
     _unfinished: dict[str, _Unfinished] = field(default_factory=dict)
+    """By sender."""
 
     def add(self, topic: str, message: bytes) -> bytes | bytearray | None:
         """The payload, once all of it is there; None until then, and for parts that make none."""
@@ -115,32 +119,38 @@ class Joiner:
     def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
         """Where the share of `size` bytes of the part with this `head` is to be put, before `filled` is
         called; None: nowhere, as it makes no payload."""
+        sender = _sender(topic)
         _, number, index, count, body = HEAD.unpack(head)
         if not index < count <= _MAX_PARTS:
             return None
         if index == 0:
-            self._unfinished.pop(topic, None)
+            self._unfinished.pop(sender, None)
             if size + body > self.most:
                 return None
-            self._unfinished[topic] = _Unfinished(number, count, bytearray(size + body))
-        found = self._unfinished.get(topic)
-        if found is None or (number, index) != (found.number, found.following):
+            self._unfinished[sender] = _Unfinished(topic, number, count, bytearray(size + body))
+        found = self._unfinished.get(sender)
+        if found is None or (topic, number, index) != (found.topic, found.number, found.following):
             return None  # repeated, or after one that was lost
         if found.filled + size > len(found.payload):
-            del self._unfinished[topic]
+            del self._unfinished[sender]
             return None
         return memoryview(found.payload)[found.filled : found.filled + size]
 
     def filled(self, topic: str, size: int) -> bytearray | None:
         """The payload on `topic`, where the `size` bytes that have just been put in place are its last
         ones."""
-        found = self._unfinished[topic]
+        sender = _sender(topic)
+        found = self._unfinished[sender]
         found.filled += size
         found.following += 1
         if found.following < found.count:
             return None
-        del self._unfinished[topic]
+        del self._unfinished[sender]
         return found.payload if found.filled == len(found.payload) else None
+
+
+def _sender(topic: str) -> str:
+    return topic.rpartition("/")[2]
 
 
 def is_part(message: bytes | bytearray) -> bool:

@@ -58,6 +58,18 @@ def test_topics_do_not_mix() -> None:
     assert join(joiner, [last], "a") == [PAYLOAD]
 
 
+def test_of_a_sender_one_payload_is_kept_at_a_time() -> None:
+    """Whoever leaves one unfinished on each of its topics holds the memory of one."""
+    joiner, (first, *others) = Joiner(), parts.split(PAYLOAD, 100)
+    for topic in ("r/update/a", "r/report/a", "r/sums/a"):
+        assert join(joiner, [first], topic) == []
+    assert sum(len(one.payload) for one in joiner._unfinished.values()) == 250
+    assert join(joiner, [first], "r/update/b") == []
+    assert join(joiner, others, "r/report/a") == []  # it is the last one's, not of this topic
+    assert join(joiner, others, "r/sums/a") == join(joiner, others, "r/update/b") == [PAYLOAD]
+    assert not joiner._unfinished
+
+
 @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (0, 4097), (2**32 - 1, 2**32 - 1)])
 def test_parts_that_make_no_payload_are_dropped(index: int, count: int) -> None:
     head = struct.pack("<8sQIIQ", b"testbed\xff", 1, index, count, 1)
