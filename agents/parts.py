@@ -95,8 +95,8 @@ class _Unfinished:
 
 @dataclass(slots=True)
 class Joiner:
-    """Puts the parts together again: of each sender, the last level of a topic, one payload at a time, of
-    up to `most` bytes. (One that is in order sends a payload as a whole before the next, on whatever
+    """Puts the parts together again: of each sender, the last level of a topic, one payload at a time,
+    of up to `most` bytes. (One that is in order sends a payload as a whole before the next, on whatever
     topic.)"""
 
     most: int = MOST_TOGETHER

@@ -31,7 +31,8 @@ class HostSample:
     """Share of the time in which the busiest thread of broker, aggregator or router ran or waited for a
     CPU, without those of low priority (evaluations). None: unknown."""
     foreign: float | None
-    """Load of the devices' CPUs that is not from devices. None: unknown."""
+    """Load of the devices' CPUs that is not from devices, nor from the run's servers and controller
+    where these have no core of their own. None: unknown."""
     elsewhere: float | None
     """Load of all CPUs of this host that is neither from the run nor from the controller. None:
     unknown."""
@@ -70,7 +71,7 @@ class FreeCores:
 
     def __init__(self, cpus: Set[int]) -> None:
         self._cpus = cpus
-        self._sampler = Sampler(cpus, cpus, own=time.process_time)
+        self._sampler = Sampler(cpus, cpus, own=lambda: 0.0)
         self._begin = time.monotonic()
         self._sampler.sample(self._begin, 0.0)
 
@@ -108,16 +109,19 @@ class Sampler:
         read: Callable[[], Mapping[int, Any]] = lambda: _counters(),
         proc: Path = Path("/proc"),
         dilation: float = 1.0,
+        *,
+        controlled: bool = True,
     ) -> None:
         """The CPUs of the run and those of its devices, by number; `servers` gives the process ids of
         broker, aggregator and router, `own` the CPU seconds that all devices have used, `read` the
-        counters of each CPU, by number."""
+        counters of each CPU, by number; `controlled`: whether this process runs there, too."""
         self._sets = (cpus, devices)
         self._servers = servers
         self._own = own
         self._read = read
         self._proc = proc
         self._dilation = dilation
+        self._controlled = controlled
         self._before: _Look | None = None
 
     def sample(self, at: float, tick_lateness: float) -> HostSample | None:
@@ -137,9 +141,10 @@ class Sampler:
         seen = frozenset().union(*self._sets) <= now.cpus == before.cpus
         counted = seen and host.total >= _COUNTED * elapsed * len(now.cpus)
         if counted and now.used is not None and before.used is not None:
-            used = now.used - before.used
-            foreign = _other(devices, used)
-            elsewhere = _other(host, used + now.servers - before.servers)
+            used, servers = now.used - before.used, now.servers - before.servers
+            cpus, of_devices = self._sets
+            foreign = _other(devices, used + servers * (cpus == of_devices))  # the run has one core
+            elsewhere = _other(host, used + servers)
         return HostSample(
             at=at,
             seconds=at - before.at,
@@ -162,7 +167,7 @@ class Sampler:
 
     def _servers_used(self) -> float:
         """CPU seconds of the servers and of this process."""
-        seconds = time.process_time()
+        seconds = time.process_time() if self._controlled else 0.0
         for pid in self._servers():
             with contextlib.suppress(psutil.Error):
                 spent = psutil.Process(pid).cpu_times()

@@ -164,6 +164,7 @@ class Gates:
                     own=lambda node=node: self._looks[node][1],  # type: ignore[misc]
                     read=lambda node=node: self._looks[node][0],  # type: ignore[misc]
                     dilation=self._site.spec.plan.dilation,
+                    controlled=False,
                 )
             sample = self._samplers[node].sample(at, 0.0)
             if sample is not None:

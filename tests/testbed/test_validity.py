@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -350,6 +351,24 @@ def test_the_sampler_tells_what_happened_since_the_last_look() -> None:
     assert again is not None
     # The kernel's counters stepped back: how much of that was whose is unknown.
     assert (again.seconds, again.foreign, again.device_busy) == (0.5, None, 1.0)
+
+
+@pytest.mark.parametrize(("devices", "other"), [({0}, 0.0), ({1}, 0.1)])
+def test_on_one_core_the_runs_own_servers_are_no_other_work(devices: set[int], other: float) -> None:
+    """This process is the controller. With a core of its own, that of the devices is for them alone."""
+    idle = iter([0.0, 0.0, 0.9, 0.9])
+
+    def read() -> dict[int, Times]:
+        return {cpu: Times(user=time.process_time(), idle=next(idle)) for cpu in (0, 1)}
+
+    sampler = Sampler({0} | devices, devices, own=lambda: 0.0, read=read)
+    sampler.sample(0.0, 0.0)
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    found = sampler.sample(1.0, 0.0)
+    assert found is not None
+    assert found.foreign == pytest.approx(other, abs=0.02)
 
 
 @pytest.mark.parametrize("later", [(0, 1), (0, 1, 7)])
