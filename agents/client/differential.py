@@ -20,6 +20,9 @@ class Privatiser:
 
     settings: Differential
     rng: Callable[[int], np.random.Generator]
+    step: float = 0.0
+    """To multiples of this a coordinate is rounded afterwards, up or down (secure aggregation); 0: to
+    none."""
 
     @property
     def hides_loss(self) -> bool:
@@ -28,8 +31,10 @@ class Privatiser:
 
     def private(self, dispatch: int, change: Vector) -> Vector:
         """min(1, C/‖Δ‖) Δ, at the client with noise N(0, (zC)²) in each coordinate. Shape (d,),
-        float32."""
+        float32. With noise at the server it is at most C long also once it is rounded."""
         bound = self.settings.clip
+        if self.settings.at == "server":
+            bound -= lengthening(self.step, change.size)
         length = norm(change)
         private: Vector = change.astype(np.float32)
         if not math.isfinite(length):
@@ -41,3 +46,8 @@ class Privatiser:
             noise *= np.float32(self.settings.noise * bound)
             private += noise
         return private
+
+
+def lengthening(step: float, size: int) -> float:
+    """By how much rounding to multiples of `step` may lengthen a vector of shape (size,), in ℓ2."""
+    return step * math.sqrt(size)

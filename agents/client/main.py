@@ -110,7 +110,11 @@ class Client:
             mask=None if self._party is None else partial(self._masked, self._party),
             privatiser=None
             if cfg.differential is None
-            else Privatiser(cfg.differential, lambda dispatch: self._rng(randomness.NOISE, dispatch)),
+            else Privatiser(
+                cfg.differential,
+                lambda dispatch: self._rng(randomness.NOISE, dispatch),
+                0.0 if self._party is None else self._party.grid.step,
+            ),
             as_sent=None if self._party is None else partial(self._as_sent, self._party),
         )
         self._pace = Pace()

@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from agents import shards
+from agents.client.differential import lengthening
+from agents.secure.quantised import Grid
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task, no_classes
 from testbed import own_code
@@ -42,7 +44,23 @@ def check(topology: Topology) -> int:
             "they are: take a model without, or remove this"
         )
         raise topology.source.error([topology.source.problem(("privacy",), message, at_key=True)])
+    _check_rounding(topology, count)
     return count
+
+
+def _check_rounding(topology: Topology, size: int) -> None:
+    """Raise BadInputError where clipping leaves hardly any room for what rounding may add to the length
+    of an update, which noise at the server has to hide."""
+    secure, differential = topology.secure, topology.differential
+    if secure is None or differential is None or differential.at != "server":
+        return
+    most = lengthening(Grid(secure.range, secure.bits).step, size)
+    if most > differential.clip / 2:
+        message = (
+            f"rounding may make an update of {size:,} parameters longer by {most:.2g}: so much is taken "
+            f"off clip, {differential.clip:g}, more than half of that. Raise bits, or lower range"
+        )
+        raise topology.source.error([topology.source.problem(("privacy", "secure", "bits"), message)])
 
 
 def freezes(topology: Topology) -> bool:

@@ -277,11 +277,13 @@ class _Fleet:
             speed = Speed(planned, self._cost, generator(randomness.TIMING))
         else:
             line, speed = last.line, last.speed
-        privatiser = None
+        privatiser, grid = None, self._grid
         if (differential := self._differential) is not None:
-            privatiser = Privatiser(differential, lambda dispatch: generator(randomness.NOISE, dispatch))
+            step = 0.0 if grid is None else grid.step
+            privatiser = Privatiser(
+                differential, lambda dispatch: generator(randomness.NOISE, dispatch), step
+            )
         masks: dict[int, Masked] = {}
-        grid = self._grid
 
         def mask(sequence: int, dispatch: int, vector: Vector) -> Masked:
             """With a mask of zeros: there is nobody from whom it would hide anything."""

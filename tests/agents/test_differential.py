@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from agents.client.differential import Privatiser
 from agents.config import Differential, Local, ServerNoise
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, Kind
+from agents.secure.quantised import Grid
 from agents.wire import ModelMessage, UpdateMessage
 from tests.agents.helpers import done, message, started
 
@@ -30,6 +32,17 @@ def test_a_long_update_is_clipped_and_a_short_one_is_not() -> None:
     assert np.linalg.norm(server.private(1, long)) == pytest.approx(2.0, rel=1e-5)
     assert np.array_equal(server.private(1, short), short)
     assert np.array_equal(long, np.full(_D, 0.1, np.float32))  # the trained model is not changed
+
+
+def test_what_is_summed_is_no_longer_than_clip_once_it_is_rounded() -> None:
+    """Rounding lengthens: an update that was clipped to 2 comes to 2.04."""
+    grid, rng = Grid(range=1.0, bits=8), np.random.default_rng(1)
+    long = np.full(_D, 0.1, np.float32)
+    plain = _privatiser("server")
+    assert np.linalg.norm(grid.as_sent(plain.private(1, long), rng)) > 2.02
+    told = replace(plain, step=grid.step)
+    assert np.linalg.norm(told.private(1, long)) == pytest.approx(2.0 - 100 / 127, rel=1e-5)
+    assert np.linalg.norm(grid.as_sent(told.private(1, long), rng)) < 2.0
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])

@@ -113,3 +113,18 @@ def test_differential_privacy() -> None:
     assert topology.parse(fedasync).differential
     with pytest.raises(BadInputError, match="no sum of a buffer to which noise could be added"):
         topology.parse(fedasync.replace("noise: 2", "noise: 2, at: server"))
+
+
+@pytest.mark.parametrize(
+    ("at", "bits", "refused"), [("server", 7, False), ("server", 6, True), ("client", 6, False)]
+)
+def test_rounding_must_leave_room_for_what_is_clipped(at: str, bits: int, refused: bool) -> None:
+    """Of 650 parameters with steps of 1/63 it adds up to 0.40 to the length, of 1/31 up to 0.82; noise
+    at the client comes before it."""
+    privacy = f"secure: {{needed: 3, bits: {bits}}}, differential: {{clip: 1, noise: 2, at: {at}}}"
+    parsed = topology.parse(BASE.replace("secure: {colluding: 1, needed: 3}", privacy))
+    if not refused:
+        assert model_check.check(parsed) == 650
+        return
+    with pytest.raises(BadInputError, match=r"of 650 parameters longer by 0\.82"):
+        model_check.check(parsed)
