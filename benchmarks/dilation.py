@@ -25,7 +25,7 @@ from analysis import metrics
 from analysis.load import Run, load
 from benchmarks.prediction import devices
 from testbed.run import up
-from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 
 _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "dilation.yaml"
@@ -56,7 +56,7 @@ def _run(path: Path, runtime: str, runs: Path) -> Run:
     root = os.environ.get("TESTBED_DATA")
     options = up.Options(runtime=runtime, data_root=None if root is None else Path(root))
     wanted, plan = up.planned(path, options)
-    directory = RunDirectory.create(runs, new_run_id(wanted.name))
+    directory = RunDirectory.new(runs, wanted.name)
     up.run(wanted, plan, directory, options, View())
     return load(directory.path)
 

@@ -30,7 +30,7 @@ from agents.tasks.interface import Task
 from testbed.errors import TestbedError
 from testbed.plan import this_host
 from testbed.run import up
-from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
 from testbed.view import View
 from testbed.virtual.training import BatchTrainer, Job
@@ -86,7 +86,7 @@ def _trainings(folder: Path, shares: list[float], seconds: int) -> Mapping[float
     )
     options = up.Options("docker", oversubscribe=True)
     topology, plan = up.planned_here(topology, options)
-    directory = RunDirectory.create(folder, new_run_id(topology.name))
+    directory = RunDirectory.new(folder, topology.name)
     up.run(topology, plan, directory, options, View())
     updates = load(directory.path).updates
     took = (updates["train_end"] - updates["train_start"]).groupby(updates["client"], observed=True)

@@ -20,7 +20,7 @@ from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
 from testbed.run import live_runs
 from testbed.run import up as upping
-from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.tracking.processes import tracked
 from testbed.view import View
@@ -90,7 +90,7 @@ class Launch:
 
     def directory(self) -> RunDirectory:
         """A directory for a run, new or, where one is resumed, its own. Raises BadInputError."""
-        return self.resumed or RunDirectory.create(self.runs, new_run_id(self.topology.name))
+        return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
     def run(self, directory: RunDirectory, view: View) -> None:
         """Run in this process, to the end, as `view` is told; then `directory` has what came of it.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from testbed.run import up
 from testbed.run.up import Options
-from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.rundir.directory import RunDirectory
 from testbed.topology import load
 from testbed.topology.devices import DeviceGroup
 from testbed.traits import traits
@@ -28,7 +28,7 @@ def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
         if runtime_traits.lossless:
             topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
         topology, plan = up.planned_here(topology, options)
-        directory = RunDirectory.create(runs, new_run_id(topology.name))
+        directory = RunDirectory.new(runs, topology.name)
         up.run(topology, plan, directory, options, view)
         made.append(directory)
     return made

@@ -25,8 +25,8 @@ _START_TOLERANCE_SECONDS = 2.0
 """A process's start time is read from the wall clock, which may be set in between."""
 
 
-def new_run_id(name: str) -> str:
-    """`<topology name>-<date>-<time>-<4 hex digits>`, in local time, unique even within one second."""
+def _run_id(name: str) -> str:
+    """`<topology name>-<date>-<time>-<4 hex digits>`, in local time."""
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
@@ -72,6 +72,21 @@ class RunDirectory:
         """Samples of each device that the global model is evaluated on, where that is asked for."""
 
     @classmethod
+    def new(cls, runs: Path, name: str) -> RunDirectory:
+        """Make one in `runs` for a new run of the topology of that name, under an id that no run there
+        has. Raises BadInputError."""
+        while True:
+            directory = cls((runs / _run_id(name)).resolve())
+            try:
+                directory.path.mkdir(parents=True)
+            except OSError as error:
+                if directory.path.is_dir():  # begun in the same second
+                    continue
+                raise directory._unmade(error) from error
+            directory.open()
+            return directory
+
+    @classmethod
     def create(cls, runs: Path, run: str) -> RunDirectory:
         """Make `runs/run` and its folders. `work/` is closed to other users: it holds the secrets."""
         directory = cls((runs / run).resolve())
@@ -85,10 +100,13 @@ class RunDirectory:
                 folder.mkdir(parents=True, exist_ok=True)
             self.work.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise BadInputError(
-                f"cannot make the run directory {self.path} ({error.strerror}); "
-                "name a folder that you may write to with --runs"
-            ) from error
+            raise self._unmade(error) from error
+
+    def _unmade(self, error: OSError) -> BadInputError:
+        return BadInputError(
+            f"cannot make the run directory {self.path} ({error.strerror}); "
+            "name a folder that you may write to with --runs"
+        )
 
     def log(self, name: str) -> Path:
         """Of one process."""

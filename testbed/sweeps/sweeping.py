@@ -26,7 +26,7 @@ from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
 from testbed.plan.costs import given, measured_here, packets, step_work, timed
 from testbed.run import up
-from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import Cell, Sweep
 from testbed.sweeps.worker import Workers, execute
 from testbed.topology import Runtime, Topology
@@ -91,15 +91,16 @@ class Index:
         done = self.run_of(cell) is not None
         if not done:
             self.drop(cell.fingerprint)
-        run = new_run_id(cell.topology.name)
+        directory = RunDirectory.new(self.folder, cell.topology.name)
         changes = {change.path: change.value for change in cell.changes}
-        entry = {"cell": cell.name, "changes": changes, "run": run, "outcome": None}
+        entry = {"cell": cell.name, "changes": changes, "run": directory.run, "outcome": None}
         if done:
             entry["instead_of"] = self.cells[cell.fingerprint]
         self.cells[cell.fingerprint] = entry
         self._save()
-        directory = RunDirectory.create(self.folder, run)
-        directory.write_manifest(run=run, label=cell.label, variant=cell.variant, changes=changes)
+        directory.write_manifest(
+            run=directory.run, label=cell.label, variant=cell.variant, changes=changes
+        )
         return directory
 
     def end(self, cell: Cell, result: dict[str, Any]) -> None:

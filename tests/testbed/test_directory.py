@@ -1,0 +1,28 @@
+"""The run directory: who gets which."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import BadInputError
+from testbed.rundir.directory import RunDirectory
+
+
+def test_two_runs_that_begin_in_the_same_second_are_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = iter(["0a1b", "0a1b", "0a1b", "c2d3"])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(digits))
+    monkeypatch.setattr(time, "strftime", lambda _: "20260101-120000")
+    first, second = (RunDirectory.new(tmp_path / "runs", "study").run for _ in range(2))
+    assert (first, second) == ("study-20260101-120000-0a1b", "study-20260101-120000-c2d3")
+
+
+def test_where_no_folder_can_be_made_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(BadInputError, match="name a folder that you may write to with --runs"):
+        RunDirectory.new(tmp_path / "runs", "study")
