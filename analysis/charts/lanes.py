@@ -24,7 +24,7 @@ STATE_COLORS = {
 }
 """Where a device waits, its lane is empty."""
 MAX_UPDATES = 40_000
-"""Updates of a run that are shown, the newest: a browser still scrolls through that many."""
+"""Updates that are shown, the newest: a browser still scrolls through that many."""
 _NAMED = 40
 """Lanes up to which each is labelled; above that, the groups are."""
 _RECORD = ("sequence", "base_version", "applied_version", "staleness", "loss", "bytes")
@@ -46,8 +46,8 @@ def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
     parts: list[pd.DataFrame] = []
     labels: list[str] = []
     groups: list[str] = []
-    long = [run.updates["arrived"] for run in runs if len(run.updates) > max_updates]
-    since = max((float(arrived.iloc[-max_updates]) for arrived in long), default=0.0)
+    arrived = np.sort(np.concatenate([run.updates["arrived"].to_numpy() for run in runs]))
+    since = float(arrived[-max_updates]) if len(arrived) > max_updates else 0.0
     for name, run in distinct(runs).items():
         spans = timeline(run, since)
         spans = spans[spans["state"] != "wait"]

@@ -29,7 +29,7 @@ _SHADES = {
 _LANE = 0.022
 """Height of a device's lane, relative to a usual chart; a strip has at least 0.1, at most 0.5."""
 _MAX_CELLS = 100_000
-"""Of a strip of more updates than `MAX_UPDATES`: lanes times moments."""
+"""Lanes times moments of all strips, where they have more updates than `MAX_UPDATES`."""
 
 
 def story(runs: Sequence[Run]) -> list[Chart]:
@@ -41,16 +41,18 @@ def story(runs: Sequence[Run]) -> list[Chart]:
     has_accuracy = any(run.evaluations["accuracy"].notna().any() for run in runs)
     progress = curves(runs, "accuracy" if has_accuracy else "loss", "time")
     layers = tuple(layer for layer in progress.layers if layer.mark != "rules")
+    long = sum(len(same[0].updates) for same in sets.values()) > MAX_UPDATES
+    cells = _MAX_CELLS // max(1, len(sets)) if long else None
     strips = [
-        _strip(_title(name, same), time, same[0], color(index))
+        _strip(_title(name, same), time, same[0], color(index), cells)
         for index, (name, same) in enumerate(sets.items())
     ]
     note = (
         "lanes below: training (full colour), download and upload (pale) of updates that were applied; "
         "other rounds between the two"
     )
-    if any(len(same[0].updates) > MAX_UPDATES for same in sets.values()):
-        note += "; of a long run the states at evenly spaced moments"
+    if long:
+        note += "; of long runs the states at evenly spaced moments"
     first = replace(progress, x=time, layers=layers, key=(), height=0.85).with_note(note)
     return [first, *strips]
 
@@ -63,10 +65,10 @@ def _title(name: str, runs: Sequence[Run]) -> str:
     return f"{name} ({', '.join(doubtful)} of {len(runs)} runs)" if doubtful else name
 
 
-def _strip(name: str, time: Axis, run: Run, hue: str) -> Chart:
+def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Chart:
     spans = timeline(run)
-    if len(run.updates) > MAX_UPDATES:
-        spans = _at_moments(spans, run.duration)
+    if cells is not None:
+        spans = _at_moments(spans, run.duration, cells)
     spans = spans[spans["state"] != "wait"]
     states = spans["state"].astype(str)
     columns = arrays(
@@ -86,13 +88,14 @@ def _strip(name: str, time: Axis, run: Run, hue: str) -> Chart:
     return Chart(name, time, Axis("", limits=(lanes - 0.5, -0.5)), (layer,), height=height)
 
 
-def _at_moments(spans: pd.DataFrame, duration: float) -> pd.DataFrame:
-    """The states at evenly spaced moments, as spans: a long run has far more than can be seen.
+def _at_moments(spans: pd.DataFrame, duration: float, cells: int) -> pd.DataFrame:
+    """The states at evenly spaced moments, as spans: a long run has far more than can be seen. `cells`:
+    devices times moments.
 
     `spans` are those of `timeline`: without overlap, by device and time, from 0 to `duration` s.
     """
     devices = len(spans["device"].cat.categories)
-    moments = int(np.clip(_MAX_CELLS // devices, 200, 2000))
+    moments = int(np.clip(cells // devices, 200, 2000))
     edges = np.linspace(0.0, duration, moments + 1)
     middle = (edges[1:] + edges[:-1]) / 2
     device, lane = spans["device"].cat.codes.to_numpy(np.int64), np.arange(devices)

@@ -18,6 +18,7 @@ from agents import events
 from analysis.charts import CHARTS, paper, screen
 from analysis.charts.actions import with_actions
 from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Layer, Theme, arrays
+from analysis.charts.lanes import lanes
 from analysis.charts.progress import curves
 from analysis.load import Run, load
 from analysis.names import distinct
@@ -125,6 +126,15 @@ def test_lanes(run: Run) -> None:
     assert COLORS[first["color"]] == chart.legend["download"]
     assert spans["state"][-1] == "paused"
     assert spans["sequence"][-1] == -1  # the work of no update
+
+
+def test_of_the_lanes_of_several_runs_the_newest_updates_are_shown(run: Run) -> None:
+    """Of all together: in each run they arrive at 2, 5 and 8 s."""
+    other = replace(run, topology={"rule": {"name": "fedasync"}})
+    chart = lanes([run, other], max_updates=3)
+    assert chart.x.limits == (5.0, None)
+    assert "the newest 3 updates" in chart.note
+    assert lanes([run, other], max_updates=6).x.limits == (0.0, None)
 
 
 def test_many_lanes_are_named_by_group(directory: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agents import events
@@ -150,9 +152,23 @@ def test_the_story_of_a_long_run_shows_the_states_at_moments(
 ) -> None:
     monkeypatch.setattr(story, "MAX_UPDATES", 2)  # it has three
     curves, strip = story.story([load(directory)])
-    assert "of a long run the states at evenly spaced moments" in curves.note
+    assert "of long runs the states at evenly spaced moments" in curves.note
     columns = strip.layers[0].columns
     trained = columns["state"] == "train"
     assert columns["device"][trained].tolist() == ["fast", "fast", "slow"]
     assert columns["begin"][trained] == pytest.approx([0.5, 3.0, 1.0], abs=0.005)  # 2,000 in 10 s
     assert columns["end"][trained] == pytest.approx([1.5, 4.0, 7.0], abs=0.005)
+
+
+def test_the_strips_of_a_story_are_bounded_together(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load(directory)
+    monkeypatch.setattr(story, "MAX_UPDATES", 5)  # both together have six
+    monkeypatch.setattr(story, "_MAX_CELLS", 3000)
+    other = replace(run, topology={"rule": {"name": "fedasync"}})
+    curves, _, strip = story.story([run, other])
+    assert "of long runs the states" in curves.note
+    columns = strip.layers[0].columns
+    begins = columns["begin"][columns["state"] == "train"]
+    assert np.allclose(np.rint(begins * 50), begins * 50)  # 3000 cells of two runs of 3 devices: 500
