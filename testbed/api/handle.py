@@ -93,6 +93,11 @@ class RunHandle:
         return self._directory.path
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Their names, in the order of the plan; none before that is made."""
+        return tuple(self._directory.read_manifest().get("devices", {}))
+
+    @property
     def live(self) -> bool:
         """Whether it goes on."""
         if self._controller is not None:

@@ -66,9 +66,10 @@ def compare(found: Sequence[Result], target: float | None = None) -> list[list[R
 
 def report(found: Sequence[Result], to: str | Path = "report.html", target: float | None = None) -> Path:
     """Write one HTML file with charts, tables and all other facts about runs, which works offline; its
-    path. `target` as of `compare`."""
+    path. `target` as of `compare`. Raises BadInputError without runs."""
     from analysis import report as writer
 
+    _check_some(found)
     path = Path(to)
     path.write_text(writer.html(found, target), encoding="utf-8")
     return path
@@ -76,9 +77,10 @@ def report(found: Sequence[Result], to: str | Path = "report.html", target: floa
 
 def draw(found: Sequence[Result], to: str | Path) -> Path:
     """Draw accuracy and timelines of runs to a .png, .pdf or .svg file; its path. Raises BadInputError
-    for another name."""
+    for another name, and without runs."""
     from analysis.charts import paper, story
 
+    _check_some(found)
     path = writable_figure(Path(to))
     paper.stack(story.story(found)).savefig(path)
     return path
@@ -99,6 +101,7 @@ def step_time(found: Sequence[Result]) -> StepCosts:
     BadInputError where no device's speed is a share of the CPU, or the tasks differ."""
     from testbed.fidelity import step_time
 
+    _check_some(found)
     devices = step_time.of_devices(found)
     start = step_time.start_time(found)
     return StepCosts(devices, step_time.given(step_time.fitted(devices), start))
@@ -128,6 +131,11 @@ def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Pat
     is no such tracker, RunFailedError where it takes nothing."""
     tracking.check([tracker])
     return [processes.tell(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
+
+
+def _check_some(found: Sequence[Result]) -> None:
+    if not found:
+        raise BadInputError("no runs: give one or more, as `load_all` loads them")
 
 
 def _directories(name: str, runs: Path) -> list[RunDirectory]:

@@ -307,7 +307,6 @@ def list_runs(
         remark(f"Those of {folder.name}: testbed runs --runs {folder}")
 
 
-_SERVERS = ("aggregator", "broker", "controller", "router")
 _NO_ROUNDS = "(empty; a device logs each round of a run that was started with -v)"
 
 
@@ -328,13 +327,14 @@ def logs(
     """Print the logs of a run."""
     from testbed.api.running import attach
 
-    found = attach(run, runs=runs).all_logs(part, tail)
+    handle = attach(run, runs=runs)
+    found = handle.all_logs(part, tail)
     if as_json:
         print_json([{"part": name, "text": text} for name, text in found.items()])
         return
     for name, text in found.items():
         console.out().print(f"── {name} ", style="bold")
-        print_text(text or ("(empty)" if name in _SERVERS else _NO_ROUNDS))
+        print_text(text or (_NO_ROUNDS if name in handle.devices else "(empty)"))
     if not found:
         print_text(f"{run} has no logs yet")
 

@@ -42,6 +42,8 @@ class LiveView(View):
         self._printed_evaluation: events.Evaluated | None = None
         self._begun = 0.0
         """What the monotonic clock showed when the run's clock started."""
+        self._outcome = ""
+        """How the watched run ended; empty while it goes on."""
         self.quit = False
         """The user has closed the view."""
         self.judgement: Judgement | None = None
@@ -49,6 +51,8 @@ class LiveView(View):
 
     def __exit__(self, *_: object) -> None:
         self._print_notices()
+        if self._outcome and self._tally.ended is None:  # no record tells of its end
+            self._print(f"{self._tally.at:8.1f} s  {self._outcome}")
 
     def progress(self, message: str) -> None:
         self._print(message)
@@ -83,6 +87,7 @@ class LiveView(View):
 
     def over(self, outcome: str, validity: Validity | None) -> None:
         """Note that the watched run is over or, for an empty `outcome`, that it goes on (again)."""
+        self._outcome = outcome
 
     def take_keys(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for keys and handle them. A view of lines has none."""

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from agents import events
+from agents.texts import visible
 from testbed.errors import BadInputError, reading
 from testbed.fidelity.validity import Validity
 from testbed.rundir.directory import RunDirectory
@@ -26,6 +27,8 @@ _STATUS_INTERVAL_SECONDS = 1.0
 _READ_BYTES = 4 * 2**20
 """Events read at a time: a long run is read in pieces, so that keys stay responsive."""
 _NICE = 10
+_MAX_ERROR = 200
+"""Characters of why a run failed."""
 
 
 def watch(directory: RunDirectory, console: Console) -> None:
@@ -75,4 +78,6 @@ def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
     """How the run ended, and its validity where that is known."""
     outcome, judged = manifest.get("outcome"), manifest.get("validity")
     description = "crashed" if outcome is None else f"ended: {events.ended_by(outcome)}"
+    if error := str(manifest.get("error") or ""):
+        description += f": {visible(error.splitlines()[0], _MAX_ERROR)}"
     return description, None if judged is None else Validity.from_dict(judged)

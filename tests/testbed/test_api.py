@@ -194,6 +194,17 @@ def test_a_sweep_may_have_paths_and_numbers_of_numpy(tmp_path: Path) -> None:
         testbed.sweep({**study, "variants": {"a": object()}}, runs=tmp_path)
 
 
+def test_what_takes_runs_says_so_where_there_are_none(tmp_path: Path) -> None:
+    for take in (
+        lambda: testbed.report([], tmp_path / "report.html"),
+        lambda: testbed.draw([], tmp_path / "figure.png"),
+        lambda: testbed.step_time([]),
+    ):
+        with pytest.raises(testbed.BadInputError, match="no runs: give one or more"):
+            take()
+    assert not list(tmp_path.iterdir())
+
+
 def test_topologies_as_they_are_given(tmp_path: Path) -> None:
     from testbed import topology
 

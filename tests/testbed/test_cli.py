@@ -179,6 +179,17 @@ def test_text_is_printed_as_it_is(testbed: Testbed, tmp_path: Path) -> None:
     assert f"{folder}/no-such.yaml" in missing.err
 
 
+def test_of_an_empty_log_of_a_device_alone_it_is_told_what_would_be_in_it(
+    testbed: Testbed, tmp_path: Path
+) -> None:
+    logs = finished(tmp_path, devices={"pi-1": {"group": "pi"}}).logs
+    for name in ("dashboard", "pi-1", "tracker-mlflow"):
+        (logs / f"{name}.log").touch()
+    device = "(empty; a device logs each round of a run that was started with -v)"
+    shown = testbed("logs", "t-1", "--runs", tmp_path).out.splitlines()
+    assert shown[1::2] == ["(empty)", device, "(empty)"]
+
+
 def test_a_wide_table_stays_one_line_per_row_in_a_pipe(tmp_path: Path) -> None:
     finished(tmp_path, "t-" + 50 * "x", rule="fedbuff", task=50 * "y", runtime="docker")
     command = [*TESTBED, "runs", "--runs", str(tmp_path)]

@@ -186,6 +186,23 @@ def test_a_run_that_is_over_is_told_in_lines_where_there_is_no_terminal(ended: R
     ]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "error", "last"),
+    [
+        (None, None, "crashed"),
+        ("failed", "the broker ended\x1b[2J\nits log", "ended: failed: the broker ended\\x1b[2J"),
+    ],
+)
+def test_lines_tell_also_of_an_end_that_no_record_tells_of(
+    ended: RunDirectory, outcome: str | None, error: str | None, last: str
+) -> None:
+    ended.write_manifest(outcome=outcome, error=error)
+    ended.events.write_text(events.to_line(STARTED) + events.to_line(update("pi-1", 2.0)))
+    done = cli("watch", ended.path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"     2.0 s  {last}"
+
+
 def test_what_is_no_run_cannot_be_watched(tmp_path: Path) -> None:
     done = cli("watch", "nothing", "--runs", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
