@@ -1,7 +1,7 @@
 """How long a round of each device is expected to take, and whether one fits into the run.
 
 Figures are device time, with the links, shares and speeds that the run begins with, for a device that is
-alone on what it shares with others. They are means, without TCP's start.
+alone on what it shares with others. They are means, without TCP's start and acknowledgements.
 """
 
 from __future__ import annotations
