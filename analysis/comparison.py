@@ -92,8 +92,8 @@ def remarks(runs: Sequence[Run]) -> list[str]:
             cells[cell] = cells.get(cell, 0) + 1
     if changed := list(dict.fromkeys(str(label) for (label, *_), rows in cells.items() if rows > 1)):
         told.append(
-            f"Several rows are of {_few(changed)}: the sweep's file, own code or data files changed "
-            "between these runs. To leave out former ones, remove their run directories."
+            f"Several rows are of {_few(changed)}: settings, own code or data files changed between "
+            "these runs of a sweep. To leave out former ones, remove their run directories."
         )
     for name, same in by_settings(runs).items():
         seeds = [run.topology.get("seed") for run in same if verdict(run.manifest) == "simulated"]

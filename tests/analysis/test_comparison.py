@@ -114,7 +114,7 @@ def test_what_a_former_version_of_a_sweep_left_is_a_row_of_its_own_and_told(by_h
     ]
     assert [row.runs for row in comparison.compare(seeds, None)] == [2, 1]
     (told,) = comparison.remarks(seeds)
-    assert told.startswith("Several rows are of slow link: the sweep's file, own code or data files")
+    assert told.startswith("Several rows are of slow link: settings, own code or data files changed")
     assert comparison.remarks(seeds[:2]) == []
     elsewhere = replace(seeds[2], path=Path("other", "new-1"))
     assert comparison.remarks([*seeds[:2], elsewhere]) == []
