@@ -238,10 +238,22 @@ def _prepare(
     samples = {client: len(own) for client, own in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples, options.verbose)
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
-    own = {"data_files": files} if (files := datasets.own_files(topology)) else {}
+    own = own_data(topology, directory, view)
     described = manifest.describe(spec, datasets.label_counts(prepared))
     directory.write_manifest(**described, **remarks, **own)
     return spec, prepared
+
+
+def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
+    """What the manifest has of the run's own data files; `view` is told where a run goes on with others
+    than it began with. Raises BadInputError."""
+    files = datasets.own_files(topology)
+    if directory.read_manifest().get("data_files", files) != files:
+        view.progress(
+            "Warning: the data files have other sizes, or times of change, than when the run began; if "
+            "their content is another, too, start a new run"
+        )
+    return {"data_files": files} if files else {}
 
 
 def with_kept_code(topology: Topology, directory: RunDirectory, *, resume: bool) -> Topology:

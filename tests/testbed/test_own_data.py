@@ -21,8 +21,10 @@ from testbed.plan import datasets
 from testbed.plan.datasets import Columns, Dataset, Prepared
 from testbed.plan.resolution import resolved
 from testbed.run import up
+from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.topology.data import Data, Split
+from testbed.view import View
 from tests.running import TOPOLOGIES, Testbed
 
 OWN = """\
@@ -88,6 +90,22 @@ def test_a_sweep_knows_its_data_files_by_more_than_their_name(folder: Path) -> N
     assert fingerprint() == before
     np.savez(folder / "mine" / "all.npz", x=np.zeros((90, 8, 8), np.uint8), y=np.arange(90) % 10)
     assert fingerprint() != before
+
+
+def test_a_run_that_goes_on_with_other_data_files_says_so(folder: Path) -> None:
+    class Told(View):
+        def progress(self, message: str) -> None:
+            told.append(message)
+
+    told: list[str] = []
+    read, _ = up.planned(folder / "own.yaml", up.Options(runtime="virtual"))
+    directory = RunDirectory.create(folder / "runs", "own-1")
+    directory.write_manifest(**up.own_data(read, directory, Told()))
+    up.own_data(read, directory, Told())
+    assert told == []
+    np.savez(folder / "mine" / "all.npz", x=np.zeros((90, 8, 8), np.uint8), y=np.arange(90) % 10)
+    up.own_data(read, directory, Told())
+    assert ["than when the run began" in message for message in told] == [True]
 
 
 def test_a_run_learns_from_a_folder_beside_its_topology(
