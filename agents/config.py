@@ -271,7 +271,7 @@ class ClientConfig:
     """What the rule asks of its clients."""
     start: Start = Start()
     timing: Duration | None = None
-    """Floor under the time from having received a model to sending the update."""
+    """Floor under the time from when a training could begin to its end."""
     speed: float = 1.0
     """Divides `timing`."""
     dilation: float = 1.0

@@ -76,7 +76,7 @@ class UpdateMessage:
     run: str
     client: str
     sequence: int
-    """1, 2, … since the client joined; with gaps, where a finished training was never sent."""
+    """1, 2, …, over restarts of the client, too; with gaps, where a finished training was never sent."""
     dispatch: int
     base_version: int
     schema: str

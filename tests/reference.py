@@ -2,9 +2,10 @@
 
 It was written from the rules' equations alone and shares no code with what it checks: float64 where that
 has float32, the clients' trainings in closed form, and no queue of events but a look at who is next.
-Clients have the quadratic f_i(w) = ½‖w − c_i‖² and `timing`, a list of durations taken in turn; nothing
-is drawn at random. All times are whole nanoseconds. Where the equations are silent (a buffer that can
-fill no more, an interruption before the first step, importance after a goodbye), it follows the testbed.
+Clients have the quadratic f_i(w) = ½‖w − c_i‖² and `timing`, a list of durations taken in turn, and once
+more where the server had heard nothing of a training when its client ended; nothing is drawn at random.
+All times are whole nanoseconds. Where the equations are silent (a buffer that can fill no more, an
+interruption before the first step, importance after a goodbye), it follows the testbed.
 
 One instant, in this order: what the scenario does; trainings that end; their updates, handed to the rule
 in the order of the clients, replies at once; the timer; replies after the aggregation, models before
@@ -13,10 +14,9 @@ requests. What is answered to a request within the same instant is handled as an
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +78,7 @@ class Update:
     end: Vector
     steps: int
     arrived: int
+    number: int
 
     @property
     def delta(self) -> Vector:
@@ -94,6 +95,7 @@ class Training:
     start: int
     end: int
     steps: int
+    number: int
 
     def cut(self, now: int) -> None:
         """Let it end with the step that is being done at `now`."""
@@ -106,7 +108,7 @@ class Training:
 class Client:
     index: int
     center: Vector
-    timing: Iterator[int]
+    timing: Sequence[int]
     steps: int
     send_buffer: str | None
     """None: what is ready is sent; `overwrite` or `hold`: once it is asked for."""
@@ -114,6 +116,9 @@ class Client:
     training: Training | None = None
     ready: Update | None = None
     asked: bool = False
+    begun: int = 0
+    heard_of: int = 0
+    """The number of its last update that has arrived."""
 
     def receive(self, model: Model, now: int) -> None:
         self.inbox = model
@@ -122,15 +127,18 @@ class Client:
     def _begin(self, now: int) -> None:
         held = self.send_buffer == "hold" and self.ready is not None
         if self.training is None and self.inbox is not None and not held:
-            self.training = Training(self.inbox, now, now + next(self.timing), self.steps)
+            takes = self.timing[self.begun % len(self.timing)]
+            self.begun += 1
+            self.training = Training(self.inbox, now, now + takes, self.steps, self.begun)
             self.inbox = None
 
     def finish(self, now: int) -> Update | None:
         """The training's end: what is sent, if anything."""
         assert self.training is not None
-        model, steps = self.training.model, self.training.steps
+        model, steps, number = self.training.model, self.training.steps, self.training.number
         phi = 1 - (1 - model.lr) ** steps
-        self.ready = Update(self.index, model, model.w + phi * (self.center - model.w), steps, now)
+        end = model.w + phi * (self.center - model.w)
+        self.ready = Update(self.index, model, end, steps, now, number)
         self.training = None
         sent = self._send(now) if self.asked or self.send_buffer is None else None
         self._begin(now)
@@ -149,11 +157,12 @@ class Client:
         assert self.ready is not None
         sent, self.ready, self.asked = self.ready, None, False
         self._begin(now)
-        return Update(sent.client, sent.model, sent.end, sent.steps, now)
+        return replace(sent, arrived=now)
 
     def stop(self) -> None:
         self.inbox = self.training = self.ready = None
         self.asked = False
+        self.begun = self.heard_of
 
 
 @dataclass
@@ -178,7 +187,7 @@ class Server:
         self.members = [i for i in range(len(setting.centers)) if first.get(i) != "join"]
         self.rule = RULES[setting.rule](self, **setting.parameters)
         self.clients = [
-            Client(i, np.array(center), itertools.cycle(timing), self.rule.steps, self.rule.send_buffer)
+            Client(i, np.array(center), timing, self.rule.steps, self.rule.send_buffer)
             for i, (center, timing) in enumerate(zip(setting.centers, setting.timings, strict=True))
         ]
 
@@ -247,6 +256,7 @@ class Server:
                     answers += [update] if update is not None else []
             for update in sorted(answers, key=lambda update: update.client):
                 self.out.pop(update.client, None)
+                self.clients[update.client].heard_of = update.number
                 self.rule.arrived(update)
             if tick:
                 self.rule.tick()

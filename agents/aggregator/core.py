@@ -518,7 +518,8 @@ class AggregatorCore:
             dispatched=dispatch.at,
         )
         wanted = self._rule.update(update)
-        if any(isinstance(action, rules.Ignored) for action in wanted):
+        ignored = any(isinstance(action, rules.Ignored) for action in wanted)
+        if ignored and self._settings.side.kind == "residual":
             self._acknowledged.pop(sender, None)  # the rule does not know what it remembers by now
             self._lost.pop(sender, None)
         else:

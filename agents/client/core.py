@@ -124,16 +124,17 @@ class _Done:
 class ClientCore:
     """One client.
 
-    `think` gets the time since the model was there and gives the delay before the update is sent;
-    `memory` is what this client remembered when it last ended; `attacker` forges what it sends, and
-    `mask` makes what is sent of the update with a sequence number that answers a dispatch, after
-    `privatiser` has clipped it and added noise; `as_sent` says what it is without the mask.
+    `think` gets the number of a training, and the time since the client could begin it (the model was
+    there, and the work before it done), and gives the delay before its update is sent; `memory` is what
+    this client remembered when it last ended; `attacker` forges what it sends, and `mask` makes what is
+    sent of the update with a sequence number that answers a dispatch, after `privatiser` has clipped it
+    and added noise; `as_sent` says what it is without the mask.
     """
 
     def __init__(
         self,
         identity: Identity,
-        think: Callable[[Nanoseconds], Nanoseconds],
+        think: Callable[[int, Nanoseconds], Nanoseconds],
         memory: Memory | None = None,
         attacker: Attacker | None = None,
         mask: Callable[[int, int, Vector], Masked] | None = None,
@@ -155,6 +156,8 @@ class ClientCore:
         self._newest, self._schema = 0, ""
         self._received: tuple[ModelMessage, Nanoseconds] | None = None
         self._working_on: tuple[ModelMessage, Nanoseconds] | None = None
+        self._free_since: Nanoseconds = 0
+        """When the work before was done, and fetched where the rule wants that."""
         self._trained: Trained | None = None
         self._send_buffer: _Done | None = None
         self._wanted: Literal["pull", "interrupt"] | None = None
@@ -165,8 +168,8 @@ class ClientCore:
             return []
         self._newest, self._schema = message.dispatch, message.schema
         self._uploads.acknowledge(message)
-        if self._identity.side.kind == "residual":  # numbers that it has forgotten are not used again
-            self._sequence = max(self._sequence, message.acknowledged)
+        # Numbers of a former life, and with them what was drawn for them, are not used again.
+        self._sequence = max(self._sequence, message.acknowledged)
         self._received = (message, at)
         return self._begin()
 
@@ -185,7 +188,8 @@ class ClientCore:
         self._trained = result
         if self._wanted == "interrupt":
             return self._finish(result.ended)
-        return [Think(self._think(result.ended - self._working_on[1]))]
+        begun = max(self._working_on[1], self._free_since)
+        return [Think(self._think(self._sequence, result.ended - begun))]
 
     def thought(self, at: Nanoseconds) -> Actions:
         """The delay that `Think` requested is over, at time `at`; no news after an interrupt."""
@@ -197,6 +201,8 @@ class ClientCore:
             self._wanted = self._wanted or "pull"
             return []
         done, self._send_buffer = self._send_buffer, None
+        if self._working_on is None:
+            self._free_since = at
         return [*self._send(done, at), *self._begin()]
 
     def interrupt(self, at: Nanoseconds) -> Actions:
@@ -256,6 +262,7 @@ class ClientCore:
             raise RuntimeError("no update to finish")
         done = _Done(self._sequence, *self._working_on, self._trained)
         self._working_on = self._trained = None
+        self._free_since = at
         if self._identity.side.send_buffer is not None and self._wanted is None:
             self._send_buffer = done
             return self._begin()

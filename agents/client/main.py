@@ -122,15 +122,15 @@ class Client:
         """The host's clock when there was something to do after the last pause."""
         self._publish_state("ready")
 
-    def _thinking_time(self) -> Callable[[Nanoseconds], Nanoseconds]:
-        """What is left to wait when `elapsed` has gone since the model was there."""
-        think, timing = self._config.think, self._config.timing
-        extra = None if think is None else durations.sampler(think, self._rng(randomness.THINKING))
-        floor = None if timing is None else durations.sampler(timing, self._rng(randomness.TIMING))
+    def _thinking_time(self) -> Callable[[int, Nanoseconds], Nanoseconds]:
+        """What is left to wait when `elapsed` has gone since training `sequence` could begin."""
+        think, timing, speed = self._config.think, self._config.timing, self._config.speed
+        extra = durations.numbered(think, lambda: self._rng(randomness.THINKING))
+        floor = durations.numbered(timing, lambda: self._rng(randomness.TIMING))
 
-        def left(elapsed: Nanoseconds) -> Nanoseconds:
-            wait = 0 if floor is None else max(0, from_seconds(floor() / self._config.speed) - elapsed)
-            return wait + (0 if extra is None else from_seconds(extra()))
+        def left(sequence: int, elapsed: Nanoseconds) -> Nanoseconds:
+            wait = max(0, from_seconds(floor(sequence) / speed) - elapsed)
+            return wait + from_seconds(extra(sequence))
 
         return left
 

@@ -52,7 +52,7 @@ class PlannedDevice:
     """Its access link, shared with others."""
     think: Duration | None = None
     timing: Duration | None = None
-    """From receiving a model to its update's arrival, at the least; still to be divided by `speed`."""
+    """Of a training at the least, from when it could begin; still to be divided by `speed`."""
     gflops: float | None = None
     """1e9 operations per second; still to be multiplied by `speed`."""
     speed: float = 1.0

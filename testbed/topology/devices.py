@@ -270,7 +270,7 @@ class DeviceGroup(Model):
         default=None, description="1e9 operations per second, of task.flops_per_step; in virtual time"
     )
     timing: Duration | None = Field(
-        default=None, description="From receiving a model to its update's arrival, at the least"
+        default=None, description="Of a training at the least, from when it could begin"
     )
     speed: Speed = Field(
         default=_PLAIN_SPEED, description="Drawn once per device: divides timing, multiplies gflops"

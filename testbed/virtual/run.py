@@ -260,12 +260,10 @@ class _Fleet:
             )
             return self._pool.hand_in(ticket)
 
-        def thinking_time(_: Nanoseconds) -> Nanoseconds:
-            return 0 if think is None else from_seconds(think())
+        def thinking_time(sequence: int, _: Nanoseconds) -> Nanoseconds:
+            return from_seconds(think(sequence))
 
-        think = None
-        if planned.think is not None:
-            think = durations.sampler(planned.think, generator(randomness.THINKING))
+        think = durations.numbered(planned.think, lambda: generator(randomness.THINKING))
         memory = None if last is None else last.memory
         attacker = None
         if planned.byzantine is not None:
@@ -274,7 +272,7 @@ class _Fleet:
             )
         if last is None:
             line = self._network.line(planned)
-            speed = Speed(planned, self._cost, generator(randomness.TIMING))
+            speed = Speed(planned, self._cost, lambda: generator(randomness.TIMING))
         else:
             line, speed = last.line, last.speed
         privatiser, grid = None, self._grid

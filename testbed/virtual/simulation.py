@@ -379,7 +379,7 @@ class Simulation:
             started=self._events.now + masking,
             since=begun,
             computed=begun + device.speed.computing(training.steps) + sending,
-            floor=begun - masking + device.speed.floor(),
+            floor=begun - masking + device.speed.floor(sequence),
         )
         self.work_on(device, work)
 

@@ -18,13 +18,15 @@ _RTO_MAX = 120.0
 
 
 class Speed:
-    """How fast `device` trains; `rng` draws its `timing`."""
+    """How fast `device` trains; `rng` makes what draws its `timing`."""
 
-    def __init__(self, device: PlannedDevice, cost: StepCost, rng: np.random.Generator) -> None:
+    def __init__(
+        self, device: PlannedDevice, cost: StepCost, rng: Callable[[], np.random.Generator]
+    ) -> None:
         self._device = device
         self._cost = cost
         self._step = cost.per_step(device)
-        self._floor = None if device.timing is None else durations.sampler(device.timing, rng)
+        self._floor = durations.numbered(device.timing, rng)
 
     def computing(self, steps: int) -> Nanoseconds:
         """How long the device computes an update of `steps` steps, at the share of the CPU that it has
@@ -43,10 +45,10 @@ class Speed:
         """How long it computes a sum of shares."""
         return from_seconds(self._cost.seconds_on(self._device, self._cost.answer))
 
-    def floor(self) -> Nanoseconds:
-        """How long the next training takes at least, whatever the share: `timing`. Where nothing else is
-        known, it is the time."""
-        return 0 if self._floor is None else from_seconds(self._floor() / self._device.speed)
+    def floor(self, sequence: int) -> Nanoseconds:
+        """How long training `sequence` takes at least, whatever the share: its `timing`. Where nothing
+        else is known, it is the time."""
+        return from_seconds(self._floor(sequence) / self._device.speed)
 
     def starting(self) -> Nanoseconds:
         """How long a client that starts takes until it is ready."""

@@ -127,14 +127,14 @@ class Fleet:
         """The process starts, with what is on its disk."""
         device = self.devices[name]
         identity = Identity("run", name, 10, self._side, Local(steps=_STEPS))
-        device.core = ClientCore(identity, lambda _: 0, device.memory)
+        device.core = ClientCore(identity, lambda *_: 0, device.memory)
         if self._secure is not None:
             party = device.party = Party("run", name, self._secure, self.server.w.size)
             for other in filter(None, (one.party for one in self.devices.values())):
                 other.meet(name, party.public)
                 party.meet(other.name, other.public)
             device.core = ClientCore(
-                *(identity, lambda _: 0, device.memory),
+                *(identity, lambda *_: 0, device.memory),
                 mask=partial(self._masked, party),
                 as_sent=lambda update, vector: party.grid.as_sent(vector, _rng(name, update)),
             )

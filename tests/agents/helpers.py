@@ -326,10 +326,12 @@ class Simulation:
         memory = None if last is None else last.memory
         return Device(
             index=NAMES.index(name),
-            core=ClientCore(identity, lambda _: 0, memory),
+            core=ClientCore(identity, lambda *_: 0, memory),
             line=self._network.line(planned) if last is None else last.line,
             train=lambda model, _: _Training(self, name, model),
-            speed=Speed(planned, StepCost(), np.random.default_rng(0)) if last is None else last.speed,
+            speed=Speed(planned, StepCost(), lambda: np.random.default_rng(0))
+            if last is None
+            else last.speed,
             memory=memory,
         )
 

@@ -800,3 +800,12 @@ def test_what_a_client_remembers_is_not_acknowledged_once_the_rule_does_not_know
     again = message("a", 3, kind="model", sequence=2, **done(2.0))  # it has lost its memory
     (dispatch,) = of(Dispatch, core.update("a", again, 4, 2.0))
     assert dispatch.acknowledged == 0
+
+
+def test_where_clients_remember_nothing_the_number_of_an_ignored_update_is_told_as_well() -> None:
+    core, _ = started(DeFedAvgNiid(sample=1))
+    state: Any = core.rule
+    (asked,) = state._waiting
+    (unasked,) = {"a", "b"} - {asked}
+    actions = core.update(unasked, message(unasked, 1, **done(1.0)), 4, 1.0)
+    assert of(Dispatch, actions) == [Dispatch(unasked, 0, 2, acknowledged=1)]

@@ -24,7 +24,7 @@ def sent(named: Named, kind: Kind = "delta", **local: Any) -> list[UpdateMessage
     """The client's two updates."""
     identity = core.Identity("run", "a", 10, ClientSide(kind), Local(steps=2, **local))
     attacker = Attacker(named, lambda sequence: np.random.default_rng(sequence))
-    client = core.ClientCore(identity, lambda _: 0, attacker=attacker)
+    client = core.ClientCore(identity, lambda *_: 0, attacker=attacker)
     model = ModelMessage(
         run="run", version=0, dispatch=1, schema="s", vector=np.array(START, np.float32)
     )

@@ -30,7 +30,7 @@ from agents.wire import ModelMessage, UpdateMessage
 
 def _client(known: Memory | None = None, local: Local | None = None, **side: Any) -> ClientCore:
     identity = Identity("run", "a", 10, ClientSide(**side), local or Local(steps=4))
-    return ClientCore(identity, lambda _: 50, known)
+    return ClientCore(identity, lambda *_: 50, known)
 
 
 def _vector(*values: float) -> Vector:
@@ -231,12 +231,11 @@ def test_favano_sends_the_start_plus_the_divided_progress() -> None:
     assert (update.kind, update.vector.tolist()) == ("model", [5.0])  # 1 + 8/2
 
 
-def test_numbers_go_on_after_those_of_a_forgotten_life() -> None:
-    """Only where clients remember: the aggregator's word is of an update of theirs that they forgot."""
-    forgetful = _client(kind="residual")
-    assert forgetful.model(_model(1, acknowledged=5), 0) == [Train(_model(1, acknowledged=5), 6)]
-    plain = _client()
-    assert plain.model(_model(1, acknowledged=5), 0) == [Train(_model(1, acknowledged=5), 1)]
+@pytest.mark.parametrize("kind", ["residual", "delta"])
+def test_numbers_go_on_after_those_of_a_forgotten_life(kind: str) -> None:
+    """With them what is drawn by them: mini-batches, `timing`, an attack's noise."""
+    client = _client(kind=kind)
+    assert client.model(_model(1, acknowledged=5), 0) == [Train(_model(1, acknowledged=5), 6)]
 
 
 def test_a_memory_of_an_update_that_was_sent_only_is_read_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ VECTOR = np.array([0.25], np.float32)
 
 def _client(think: int = 0) -> ClientCore:
     identity = Identity("run", "a", samples=10, side=ClientSide(), local=Local(steps=20))
-    return ClientCore(identity, lambda _: think)
+    return ClientCore(identity, lambda *_: think)
 
 
 def _model(dispatch: int, version: int = 0, acknowledged: int = 0) -> ModelMessage:
@@ -79,6 +79,33 @@ def test_the_newest_model_that_came_meanwhile_is_next() -> None:
     assert (send.message().dispatch, send.message().downloaded) == (3, 350)
 
 
+@pytest.mark.parametrize(
+    ("side", "since"),
+    [(ClientSide(), 400), (ClientSide(send_buffer="hold"), 500)],  # the latter: when it was fetched
+)
+def test_thinking_is_told_the_number_and_the_time_since_the_training_could_begin(
+    side: ClientSide, since: int
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def think(sequence: int, elapsed: int) -> int:
+        told.append((sequence, elapsed))
+        return 0
+
+    client = ClientCore(Identity("run", "a", samples=10, side=side, local=Local()), think)
+    client.model(_model(1), at=100)
+    client.model(_model(2), at=200)  # waits
+    client.trained(_trained(at=400))
+    client.thought(at=400)
+    client.pull(at=500)
+    client.trained(_trained(at=700))
+    client.thought(at=750)
+    client.pull(at=760)
+    client.model(_model(3), at=1000)
+    client.trained(_trained(at=1300))
+    assert told == [(1, 300), (2, 700 - since), (3, 300)]
+
+
 def test_a_redelivered_model_is_not_trained_twice() -> None:
     client = _client()
     client.model(_model(1), at=0)
@@ -100,7 +127,7 @@ def test_training_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
 def test_who_leaves_hands_in_what_it_remembers() -> None:
     """The model of its last update, and the one before, as it does not know which was applied."""
     side = ClientSide(kind="residual")
-    client = ClientCore(Identity("run", "a", 10, side, Local(steps=20)), lambda _: 0)
+    client = ClientCore(Identity("run", "a", 10, side, Local(steps=20)), lambda *_: 0)
 
     def farewells() -> list[tuple[str, int, list[float]]]:
         sent = [one.message() for one in client.leave(at=400) if isinstance(one, SendUpdate)]

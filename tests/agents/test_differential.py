@@ -89,7 +89,7 @@ def _sent(
 ) -> UpdateMessage:
     """By a client that has just been started."""
     identity = Identity("run", "a", 10, ClientSide(kind), Local(steps=1))
-    core = ClientCore(identity, lambda _: 0, privatiser=privatiser)
+    core = ClientCore(identity, lambda *_: 0, privatiser=privatiser)
     core.model(ModelMessage(run="run", version=0, dispatch=dispatch, schema="s", vector=start), 0)
     core.trained(Trained(lambda: Outcome(end, 0.25), 1, 0, 0))
     (send,) = core.thought(0)

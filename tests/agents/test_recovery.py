@@ -125,7 +125,7 @@ def test_a_report_of_one_who_is_away_brings_it_not_back() -> None:
 
 def test_a_client_knows_what_it_works_on() -> None:
     identity = Identity("run", "a", 10, ClientSide(send_buffer="hold"), Local(steps=1))
-    client = ClientCore(identity, lambda _: 0)
+    client = ClientCore(identity, lambda *_: 0)
     assert client.works_on == 0
     client.model(model(3), 0)
     assert client.works_on == 3

@@ -53,10 +53,12 @@ def device(
 
     return Device(
         index=0,
-        core=client.ClientCore(identity, lambda _: 0, memory),
+        core=client.ClientCore(identity, lambda *_: 0, memory),
         line=line or Network(queue, 0).line(planned),
         train=train,
-        speed=Speed(planned, StepCost(time=StepTime(1.0), start=start), np.random.default_rng(0)),
+        speed=Speed(
+            planned, StepCost(time=StepTime(1.0), start=start), lambda: np.random.default_rng(0)
+        ),
         memory=memory,
     )
 

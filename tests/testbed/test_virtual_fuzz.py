@@ -161,6 +161,7 @@ def _check(seed: int, folder: Path) -> None:
     directory = play(text, folder)
     records = list(events.read(directory.events))
     _check_records(records)
+    _check_timing(yaml.safe_load(text), records)
     replay(directory)
     _check_books(directory, records)
     if seed % 10 == 0:  # device time is device time, however slowly the host's goes by
@@ -185,13 +186,29 @@ def _check_records(records: list[events.Record]) -> None:
     assert made == sorted(made)
     assert len({v.version for v in versions if v.updates}) == sum(v.updates > 0 for v in versions)
     assert sum(v.updates for v in versions) == len(updates) == end.updates
-    assert len({(u.client, u.sequence, u.sent) for u in updates}) == len(updates)
+    # Also of a client that was started again: with the number it would draw the same again.
+    assert len({(u.client, u.sequence) for u in updates}) == len(updates)
     for u in updates:
         assert u.staleness == u.applied_version - 1 - u.base_version >= 0
         assert 0 < u.weight < math.inf
         # Records have microseconds.
         times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
         assert times == sorted(times)
+
+
+def _check_timing(topology: dict[str, Any], records: list[events.Record]) -> None:
+    """The k-th training of a device takes the k-th of its `timing`, in whatever life, unless it computes
+    for longer, is paused or is interrupted."""
+    if topology["rule"]["name"] in ("favano", "port"):
+        return
+    paused = {step["pause"] for step in topology["scenario"] if "pause" in step}
+    timed = {d["name"]: d["timing"] for d in topology["devices"] if "timing" in d and "cpu" not in d}
+    for u in records:
+        if isinstance(u, events.UpdateApplied) and u.client in timed.keys() - paused:
+            timing = timed[u.client]
+            values = [timing] if isinstance(timing, str) else timing["values"]
+            expected = int(values[(u.sequence - 1) % len(values)].removesuffix("ms")) / 1000
+            assert u.train_end - u.train_start == pytest.approx(expected, abs=2e-6)
 
 
 def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
