@@ -161,9 +161,11 @@ class Connection:
 
     def close(self, timeout: float = 2.0, *, patient: bool = False) -> None:
         """Publish the last will, after what was published before, and disconnect in order. Where that
-        takes more than `timeout` seconds (if `patient`: where nothing gets through for so long), the
-        connection is dropped, upon which the broker publishes the will."""
+        takes more than `timeout` seconds (if `patient`: where nothing gets through for as long as the
+        keep-alive, which a part of a large message does not take), the connection is dropped, upon which
+        the broker publishes the will."""
         if patient:
+            timeout = max(timeout, self._keepalive)
             self._paho.on_publish = self._on_publish
         if self._will is None or not self._paho.is_connected() or self._told(self._will, timeout):
             self._paho.disconnect()

@@ -61,12 +61,13 @@ class Client:
         self._stopped = threading.Event()
         self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
         self._thinking_until: Nanoseconds | None = None
-        self._leaving = False
+        self._leaving = self._ready = False
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
         if cfg.secure is not None:
             subscriptions += [names.key("+"), names.share(cfg.client, "+")]
+        self._models = names.model(cfg.client), names.broadcast
         stop = messages.encode(messages.Request(cfg.client, "stop"))
         self._stop_request = names.request(cfg.client), stop
         self._refusals = messages.Refusals(
@@ -120,6 +121,7 @@ class Client:
         self._pace = Pace()
         self._busy_since = time.monotonic()
         """The host's clock when there was something to do after the last pause."""
+        self._ready = True
         self._publish_state("ready")
 
     def _thinking_time(self) -> Callable[[int, Nanoseconds], Nanoseconds]:
@@ -304,10 +306,11 @@ class Client:
         return randomness.generator(self._config.seed, self._config.client, *purpose)
 
     def _sink(self, message: Received) -> None:
-        """In paho's thread: a stop goes before all that waits."""
+        """In paho's thread: a stop goes before all that waits. Models that come before the client is
+        ready are for others, or for its former life; it is sent one when it joins."""
         if (message.topic, message.payload) == self._stop_request:
             self._stop()
-        else:
+        elif self._ready or message.topic not in self._models:
             self._inbox.put(message)
 
     def _leave(self) -> None:

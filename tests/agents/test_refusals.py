@@ -32,6 +32,7 @@ class Connection:
     """Remembers what is published."""
 
     published: list[tuple[str, bytes]] = field(default_factory=list)
+    sink: Callable[[Received], None] = print
 
     def open(self, _timeout: float = 0.0) -> None: ...
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
@@ -43,8 +44,15 @@ class Connection:
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
     made = Connection()
+
+    def connect(
+        _login: Broker, _topics: list[str], sink: Callable[[Received], None], **_: Any
+    ) -> Connection:
+        made.sink = sink
+        return made
+
     for part in ("aggregator", "client", "router"):
-        monkeypatch.setattr(f"agents.{part}.main.Connection", lambda *_, **__: made)
+        monkeypatch.setattr(f"agents.{part}.main.Connection", connect)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     return made
 
@@ -124,7 +132,12 @@ def test_a_client(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     local, side = Local(steps=1), ClientSide("delta")
-    monkeypatch.setattr("agents.client.main._trainer", lambda *_: None)
+
+    def while_it_starts(*_: object) -> None:
+        for topic in (NAMES.broadcast, NAMES.model("a"), NAMES.request("a")):
+            connection.sink(Received(topic, b"early", 0))
+
+    monkeypatch.setattr("agents.client.main._trainer", while_it_starts)
     client = Client(
         ClientConfig(
             run="r",
@@ -140,6 +153,11 @@ def test_a_client(
         )
     )
     assert [payload for _, payload in connection.published] == [b"joining", b"ready"]
+    connection.sink(Received(NAMES.broadcast, b"model", 1))
+    came = [client._inbox.get(), client._inbox.get()]
+    assert client._inbox.empty()
+    # Models from before it was ready are not for it, and it would train the oldest first.
+    assert [one and one.topic for one in came] == [NAMES.request("a"), NAMES.broadcast]
     asked: list[str] = []
 
     def ask(what: str) -> Callable[..., core.Actions]:

@@ -230,11 +230,12 @@ def test_a_goodbye_that_is_not_heard_in_time_is_left_to_the_broker(
     patient: bool, listener: socket.socket
 ) -> None:
     """It publishes the will where a connection ends without a DISCONNECT. Two messages are on their way,
-    each acknowledged half a second after the one before."""
+    each acknowledged half a second after the one before: over a slow link a part of a model takes as
+    long as the keep-alive allows."""
     with connected(listener, lambda _: None, ("w", b"gone")) as (connection, peer):
         connection.publish("t", b"first")
         connection.publish("t", b"second")
-        close = threading.Thread(target=connection.close, args=(0.8,), kwargs={"patient": patient})
+        close = threading.Thread(target=connection.close, args=(0.3,), kwargs={"patient": patient})
         close.start()
         packets = [peer.read(PUBLISH) for _ in range(3)]
         assert packets[-1][5:] == b"gone"
