@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Protocol
@@ -11,7 +11,8 @@ from typing import Protocol
 from agents import wire
 from agents.client import core as client
 from agents.client.uploads import Memory
-from agents.nanoseconds import Nanoseconds
+from agents.config import KEEPALIVE
+from agents.nanoseconds import SECOND, Nanoseconds
 from agents.secure.masked import Masked
 from testbed.virtual.network import Line
 from testbed.virtual.timing import Speed
@@ -109,8 +110,11 @@ class Device:
     frozen_at: Nanoseconds | None = None
     lost_to_pauses: Nanoseconds = 0
     """In all, without a pause that goes on."""
-    cut_off: bool = False
-    """No packet passes."""
+    unplugged: bool = False
+    all_lost: bool = False
+    """Its link loses every packet."""
+    patience: Nanoseconds = 3 * KEEPALIVE * SECOND // 2
+    """Silence after which the broker gives up on its client."""
     silent_since: Nanoseconds | None = None
     """When it was cut off or frozen, whichever came first: the broker has heard nothing since."""
     given_up: bool = False
@@ -119,6 +123,13 @@ class Device:
     """What came to a frozen client, for when it resumes."""
     held_by_network: list[Callable[[], None]] = field(default_factory=list)
     """What could not pass while it was cut off, for when it can."""
+    under_way: list[Callable[[], wire.UpdateMessage]] = field(default_factory=list)
+    """What makes the updates that have been sent and have not arrived."""
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether no packet passes."""
+        return self.unplugged or self.all_lost
 
     def awake(self, now: Nanoseconds) -> Nanoseconds:
         """The last moment, up to `now`, at which it was not frozen."""
@@ -137,16 +148,23 @@ class Device:
         self.frozen_at = None
         release(self.held_by_pause)
 
-    def unplug(self) -> None:
-        """No packet passes any more, either way."""
-        self.cut_off = True
-        self.line.plug(connected=False)
+    def plug(self, *, connected: bool) -> None:
+        """Packets pass, those that waited first; or none passes, either way."""
+        self.unplugged = not connected
+        self._release_if_free()
+        self.line.plug(connected=connected)
 
-    def plug(self) -> None:
-        """Packets pass again, those that waited first."""
-        self.cut_off = False
-        release(self.held_by_network)
-        self.line.plug(connected=True)
+    def relink(self, changes: Mapping[str, float | None]) -> None:
+        """Fields of `agents.config.Link` change; a link that loses every packet is as one that is not
+        plugged in."""
+        if "loss" in changes:
+            self.all_lost = (changes["loss"] or 0) >= 1
+            self._release_if_free()
+        self.line.change(changes)
+
+    def _release_if_free(self) -> None:
+        if not self.cut_off:
+            release(self.held_by_network)
 
     def end(self) -> None:
         """It is gone, and what is under way to and from it is lost."""

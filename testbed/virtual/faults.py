@@ -28,12 +28,8 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
 )
-from agents.nanoseconds import SECOND, Nanoseconds
+from agents.nanoseconds import Nanoseconds
 from testbed.virtual.device import Device, Work, release
-
-_BROKER_TIMEOUT: Nanoseconds = 45 * SECOND
-"""Silence after which the broker gives up on a client: one and a half times its keep-alive. Its last
-packet is taken to be of the moment before."""
 
 
 class World(Protocol):
@@ -70,7 +66,8 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
         case SetCpu(share):
             _set_share(world, device, share, now)
         case SetLink(changes):
-            device.line.change(changes)
+            device.relink(changes)
+            _heed_link(world, name, device, now)
         case Crash():
             if device.alive:
                 _end(world, name, device, [])
@@ -87,18 +84,23 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
         case Resume():
             device.thaw(now)
             _come_back(world, name, device)
-        case Disconnect():
-            device.unplug()
-            _fall_silent(world, name, device, now)
-        case Reconnect():
-            device.plug()
-            _come_back(world, name, device)
+        case Disconnect() | Reconnect():
+            device.plug(connected=isinstance(action, Reconnect))
+            _heed_link(world, name, device, now)
         case _:
             assert_never(action)
 
 
+def _heed_link(world: World, name: str, device: Device, now: Nanoseconds) -> None:
+    """Its packets pass from now on, or none does."""
+    if device.cut_off:
+        _fall_silent(world, name, device, now)
+    else:
+        _come_back(world, name, device)
+
+
 def _fall_silent(world: World, name: str, device: Device, now: Nanoseconds) -> None:
-    """From now on the broker hears nothing of it."""
+    """From now on the broker hears nothing of it. Its last packet is taken to be of just before."""
     if device.silent_since is not None:
         return
     device.silent_since = now
@@ -110,7 +112,7 @@ def _fall_silent(world: World, name: str, device: Device, now: Nanoseconds) -> N
             device.held_by_network.clear()
             world.report_status(name, "offline")
 
-    world.at(now + _BROKER_TIMEOUT, device, give_up)
+    world.at(now + device.patience, device, give_up)
 
 
 def _come_back(world: World, name: str, device: Device) -> None:
@@ -146,20 +148,23 @@ def _end(world: World, name: str, device: Device, farewell: Sequence[client.Send
     else:
         assert device.silent_since is not None  # noqa: S101  (it is cut off)
         device.held_by_network.append(passes)
-        world.at(device.silent_since + _BROKER_TIMEOUT, device, give_up)
+        world.at(device.silent_since + device.patience, device, give_up)
 
 
 def _begin(world: World, name: str, last: Device, action: Restart | Join, now: Nanoseconds) -> None:
     """A life begins after `last`. What froze the device or cut it off still does, unless it joins."""
-    if isinstance(action, Join):
+    if isinstance(action, Join) and not last.all_lost:
         release(last.held_by_network)  # the end of the last life, where nobody has heard of it
     device = world.new_device(name)
+    device.all_lost = last.all_lost
     if isinstance(action, Join):
         device.line.plug(connected=True)
     else:
-        device.cut_off, device.silent_since = last.cut_off, last.silent_since
-        device.held_by_network = last.held_by_network
+        device.unplugged = last.unplugged
         device.frozen_at = None if last.frozen_at is None else now
+    if device.cut_off or device.frozen_at is not None:
+        device.silent_since = last.silent_since
+        device.held_by_network = last.held_by_network
 
     def announce() -> None:
         world.report_status(name, "joining")

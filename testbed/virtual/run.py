@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ from agents.vectors import Vector
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
-from testbed.plan.agent_configs import RunSpec, importance
+from testbed.plan.agent_configs import RunSpec, importance, keepalive
 from testbed.plan.costs import (
     ProtocolCost,
     StepCost,
@@ -213,6 +214,7 @@ class _Fleet:
         self._prepared = prepared
         self._side = side
         self._cost = cost
+        self._slowest = spec.slowest if spec.eventful else {}
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
@@ -310,6 +312,9 @@ class _Fleet:
             line=line,
             train=train,
             speed=speed,
+            patience=from_seconds(
+                1.5 * keepalive(self._model[2].nbytes, self._slowest.get(name, math.inf))
+            ),
             update_size=None if compression is None else self._update_size(compression),
             memory=memory,
         )

@@ -467,8 +467,11 @@ class Simulation:
     def _upload(self, device: Device, message: Callable[[], wire.UpdateMessage]) -> None:
         def arrive() -> None:
             device.line.acknowledge()
+            while (sent := device.under_way.pop(0)) is not message:
+                sent()  # it was lost, but the client has made it: what compression left out it remembers
             update = message()
             self.deliver_update(update.client, update)
 
+        device.under_way.append(message)
         size = device.update_size or self._update_size
         device.line.hand_in(size, lambda at: self._message(at, device, arrive, to_device=False))

@@ -177,6 +177,31 @@ def test_the_broker_gives_up_after_45_seconds(steps: list[tuple[float, Action]],
     assert World().play(*steps) == told
 
 
+def test_a_link_that_loses_every_packet_is_as_no_link() -> None:
+    lost, found = SetLink({"loss": 1.0}), SetLink({"loss": 0.0})
+    assert World().play((2, lost), (46, found)) == []
+    assert World().play((2, lost), (48, found)) == [(47, "offline"), (48, "ready")]
+    assert World().play((2, lost), (3, Crash()), (4, found)) == [(4, "offline")]
+    assert World().play((2, Disconnect()), (3, lost), (4, Reconnect()), (50, found)) == [
+        (47, "offline"),
+        (50, "ready"),
+    ]
+    again: list[tuple[float, Action]] = [
+        (2, lost),
+        (3, Crash()),
+        (4, Join()),
+        (5, SetLink({"rtt": 0.1})),
+        (6, found),
+    ]
+    assert World().play(*again) == [(6, "offline"), (6, "joining"), (6, "ready")]
+
+
+def test_the_broker_is_as_patient_as_the_keep_alive_says() -> None:
+    world = World()
+    world.lives[0].patience = 90 * SECOND
+    assert world.play((2, Disconnect())) == [(92, "offline")]
+
+
 def test_what_is_under_way_is_lost_when_the_broker_gives_up() -> None:
     world = World()
     (life,) = world.lives

@@ -126,12 +126,12 @@ def test_what_came_in_a_pause_goes_on_after_it_in_order() -> None:
 def test_packets_that_waited_pass_first() -> None:
     queue, heard = EventQueue(), list[str]()
     one = device(queue)
-    one.unplug()
+    one.plug(connected=False)
     assert one.cut_off
     one.line.upload(1, lambda at: heard.append(f"sent, there at {at}"))
     one.held_by_network.append(lambda: heard.append(f"kept, cut off: {one.cut_off}"))
     assert heard == []
-    one.plug()
+    one.plug(connected=True)
     play(queue)
     assert heard == ["kept, cut off: False", "sent, there at 1"]
 

@@ -238,6 +238,34 @@ def test_who_is_silent_for_too_long_is_offline_until_it_connects_anew(
         assert min(at for at in begun if at > 2) >= until[0]
 
 
+def test_what_a_lost_update_left_out_is_in_the_next_ones(tmp_path: Path) -> None:
+    """Δ is half of what is left to (4, 1); its larger part is sent. The first is lost. It left out
+    (0, ½), the second (0, 1), so that the third has (1, 1½)."""
+    link = {"up": "1kbit", "compression": {"kind": "topk", "share": 0.5}}
+    _run(
+        tmp_path,
+        [{"at": "1500ms", "disconnect": "a", "for": "50s"}, {"at": "0s", "crash": "b"}],
+        task={"name": "quadratic", "centers": [[4, 1], [0, 0]], "local": {"steps": 1, "lr": 0.5}},
+        devices=[A | {"link": link}, {"name": "b", "timing": "100s"}],
+        stop={"updates": 2},
+    )
+    (w,) = load_file(tmp_path / "run" / "models" / "final.safetensors").values()
+    assert w.tolist() == [2.0, 1.5]
+
+
+def test_a_slow_link_makes_the_broker_more_patient(tmp_path: Path) -> None:
+    """A model of 8 kB takes 64 s at 1 kbit/s, and the keep-alive is four times that."""
+    records = _run(
+        tmp_path,
+        [{"at": "2s", "disconnect": "a", "for": "450s"}],
+        task={"name": "quadratic", "centers": [[0.0] * 2000] * 2, "local": {"steps": 1, "lr": 0.1}},
+        devices=[A | {"link": {"up": "1kbit"}}, {"name": "b", "timing": "100s"}],
+        stop={"after": "500s"},
+    )
+    offline, _ = [r for r in records if isinstance(r, events.ClientStatus)]
+    assert (offline.at, offline.state) == (2 + 1.5 * 4 * 64, "offline")
+
+
 def test_churn_and_availability_are_the_same_each_time(tmp_path: Path) -> None:
     lines = []
     for name in ("one", "two"):
