@@ -107,6 +107,10 @@ class Device:
     memory: Memory | None = None
     """What it would find on its disk after a restart."""
     alive: bool = True
+    leaving: bool = False
+    """It has ended but for its goodbye, which follows what it sent before."""
+    next_life: Callable[[Nanoseconds], None] | None = None
+    """Begins the one that was ordered while it was leaving."""
     frozen_at: Nanoseconds | None = None
     lost_to_pauses: Nanoseconds = 0
     """In all, without a pause that goes on."""
@@ -168,8 +172,19 @@ class Device:
 
     def end(self) -> None:
         """It is gone, and what is under way to and from it is lost."""
-        self.alive = False
+        self.alive = self.leaving = False
         self.line.drop()
+
+    def leave(self, now: Nanoseconds) -> None:
+        """It is gone, frozen or not, but what is under way from it arrives."""
+        self.alive, self.leaving = False, True
+        self.line.down.drop()
+        self.thaw(now)
+
+    def left(self) -> None:
+        """Its goodbye has arrived."""
+        self.leaving = False
+        self.line.down.drop()
 
 
 def release(waiting: list[Callable[[], None]]) -> None:

@@ -11,10 +11,10 @@ device is offline, and what was under way is lost; it is ready again as soon as 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, assert_never
 
 from agents import wire
-from agents.client import core as client
 from agents.device_actions import (
     Action,
     Crash,
@@ -35,6 +35,9 @@ from testbed.virtual.device import Device, Work, release
 class World(Protocol):
     """What the actions need of `testbed.virtual.simulation.Simulation`."""
 
+    @property
+    def now(self) -> Nanoseconds: ...
+
     def device(self, name: str) -> Device:
         """The life that the device `name` has, or had last."""
         ...
@@ -46,8 +49,11 @@ class World(Protocol):
     def report_status(self, name: str, state: str) -> None:
         """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
 
-    def deliver_update(self, name: str, message: wire.UpdateMessage) -> None:
-        """The aggregator hears `message` from `name`."""
+    def say_last(
+        self, device: Device, words: Sequence[wire.UpdateMessage], heard: Callable[[], None]
+    ) -> None:
+        """The aggregator hears what is under way from `device`, then its last `words`; `heard` is called
+        once its end is heard of, too."""
 
     def when_reachable(self, device: Device, callback: Callable[[], None]) -> None:
         """Call it as soon as `device`'s packets pass and its client runs."""
@@ -70,12 +76,17 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
             _heed_link(world, name, device, now)
         case Crash():
             if device.alive:
-                _end(world, name, device, [])
+                _crash(world, name, device)
         case Leave():
             if device.alive:
-                _end(world, name, device, device.core.leave(now))
+                _leave(world, name, device, now)
         case Restart() | Join():
-            if not device.alive:
+            if device.leaving and isinstance(action, Join):
+                device.plug(connected=True)
+                _heed_link(world, name, device, now)
+            if device.leaving:
+                device.next_life = partial(_begin, world, name, device, action)
+            elif not device.alive:
                 _begin(world, name, device, action, now)
         case Pause():
             if device.frozen_at is None:
@@ -106,11 +117,14 @@ def _fall_silent(world: World, name: str, device: Device, now: Nanoseconds) -> N
     device.silent_since = now
 
     def give_up() -> None:
-        if device.alive and device.silent_since == now:
-            device.given_up = True
+        if (device.alive or device.leaving) and device.silent_since == now:
             device.line.drop()
             device.held_by_network.clear()
-            world.report_status(name, "offline")
+            if device.leaving:
+                _gone(world, name, device)
+            else:
+                device.given_up = True
+                world.report_status(name, "offline")
 
     world.at(now + device.patience, device, give_up)
 
@@ -125,17 +139,32 @@ def _come_back(world: World, name: str, device: Device) -> None:
         world.report_status(name, "ready")
 
 
-def _end(world: World, name: str, device: Device, farewell: Sequence[client.SendUpdate]) -> None:
-    """The server hears its `farewell`, and that it is offline, as soon as packets pass; where that takes
-    too long, the latter alone, from the broker."""
-    messages = [one.message() for one in farewell]
+def _leave(world: World, name: str, device: Device, now: Nanoseconds) -> None:
+    """Its client says goodbye, after all that it has sent; or the broker does, where it is silent."""
+    words = [one.message() for one in device.core.leave(now)]
+    if device.given_up:
+        device.end()
+        return
+    device.leave(now)
+    _come_back(world, name, device)
+    world.say_last(device, words, lambda: _gone(world, name, device))
+
+
+def _gone(world: World, name: str, device: Device) -> None:
+    """The server has heard of the end of a client that was leaving."""
+    device.left()
+    world.report_status(name, "offline")
+    if device.next_life is not None:
+        device.next_life(world.now)
+
+
+def _crash(world: World, name: str, device: Device) -> None:
+    """The server hears that it is offline as soon as packets pass, or from the broker."""
     device.end()
     if device.given_up:
         return
 
     def passes() -> None:
-        for message in messages:
-            world.deliver_update(name, message)
         world.report_status(name, "offline")
 
     def give_up() -> None:

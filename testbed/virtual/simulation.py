@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -197,8 +198,22 @@ class Simulation:
     def report_status(self, name: str, state: str) -> None:
         self._handle(inputs.StatusChanged(self._events.now, name, state))
 
-    def deliver_update(self, name: str, message: wire.UpdateMessage) -> None:
-        now = self._events.now
+    @property
+    def now(self) -> Nanoseconds:
+        return self._events.now
+
+    def say_last(
+        self, device: Device, words: Sequence[wire.UpdateMessage], heard: Callable[[], None]
+    ) -> None:
+        def say(size: int, then: Callable[[], None]) -> None:
+            device.line.upload(size, lambda at: self._message(at, device, then, to_device=False))
+
+        for word in words:
+            say(self._update_size if word.vector.size else 0, partial(self._deliver, word))
+        say(0, heard)
+
+    def _deliver(self, message: wire.UpdateMessage) -> None:
+        now, name = self._events.now, message.client
         small = None if message.compressed is None else self.device(name).update_size
         self._handle(inputs.UpdateArrived(now, name, small or self._update_size, now, message))
 
@@ -247,7 +262,7 @@ class Simulation:
         """Plan what is done with a message from or to `device` that arrives at `time`."""
 
         def due() -> None:
-            if not device.alive:
+            if not device.alive and (to_device or not device.leaving):
                 return
             if device.cut_off:
                 device.held_by_network.append(due)
@@ -256,7 +271,8 @@ class Simulation:
             else:
                 callback()
 
-        if to_device:
+        # A goodbye that takes no time is no arrival: it belongs to the step that says leave.
+        if to_device or (device.leaving and not device.under_way):
             self.at(time, device, due)
         else:
             self._events.plan(time, ARRIVAL, device.index, due)
@@ -469,8 +485,7 @@ class Simulation:
             device.line.acknowledge()
             while (sent := device.under_way.pop(0)) is not message:
                 sent()  # it was lost, but the client has made it: what compression left out it remembers
-            update = message()
-            self.deliver_update(update.client, update)
+            self._deliver(message())
 
         device.under_way.append(message)
         size = device.update_size or self._update_size

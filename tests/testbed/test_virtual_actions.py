@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -55,8 +55,22 @@ class World:
     def report_status(self, name: str, state: str) -> None:
         self.told.append((self.queue.now / SECOND, state))
 
-    def deliver_update(self, name: str, message: wire.UpdateMessage) -> None:
-        self.told.append((self.queue.now / SECOND, f"{message.kind} {message.vector[0]:g}"))
+    @property
+    def now(self) -> Nanoseconds:
+        return self.queue.now
+
+    def say_last(
+        self, device: Device, words: Sequence[wire.UpdateMessage], heard: Callable[[], None]
+    ) -> None:
+        def passes() -> None:
+            for word in words:
+                self.told.append((self.now / SECOND, f"{word.kind} {word.vector[0]:g}"))
+            heard()
+
+        if device.cut_off:
+            device.held_by_network.append(passes)
+        else:
+            passes()
 
     def when_reachable(self, device: Device, callback: Callable[[], None]) -> None:
         def due() -> None:
@@ -249,6 +263,10 @@ def test_a_farewell_is_heard_before_the_end() -> None:
     late = World(side, memory).play((2, Disconnect()), (3, Leave()), (4, Reconnect()))
     assert late == [(4, said) for said in farewell]
     assert World(side, memory).play((2, Disconnect()), (3, Leave())) == [(47, "offline")]
+    waits = World(side, memory).play((2, Disconnect()), (3, Leave()), (4, Restart()), (5, Reconnect()))
+    assert waits == [(5, said) for said in [*farewell, "joining", "ready"]]
+    thawed = World(side, memory).play((2, Pause()), (3, Leave()), (4, Restart()))
+    assert thawed[2:] == [(3, "offline"), (4, "joining"), (4, "ready")]
 
 
 def _working(*, computed: float) -> World:

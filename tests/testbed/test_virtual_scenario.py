@@ -184,14 +184,14 @@ def test_the_log_tells_what_was_done_and_what_became_of_it(tmp_path: Path) -> No
             ],
             [(5, "offline"), (5, "joining"), (5, "ready")],
         ),
-        # when it comes anew,
+        # which is after what it had sent, and before it comes anew,
         (
             [
                 {"at": "2s", "disconnect": "a", "for": "9s"},
                 {"at": "3s", "leave": "a"},
                 {"at": "4s", "join": "a"},
             ],
-            [(4, "offline"), (4, "joining"), (4, "ready")],
+            [(11, "offline"), (11, "joining"), (11, "ready")],
         ),
         # or when the broker gives up on it.
         (
@@ -284,6 +284,25 @@ def test_churn_and_availability_are_the_same_each_time(tmp_path: Path) -> None:
     assert lines[0] == lines[1]
     actions = {line.split('"action":"')[-1].split('"')[0] for line in lines[0] if '"details"' in line}
     assert actions == {"crash", "restart", "disconnect", "reconnect"}
+
+
+def test_a_goodbye_takes_its_way_behind_what_is_under_way(tmp_path: Path) -> None:
+    """A model has 1,000 bytes and a header, at 1,000 bytes a second. An update is under way when `a`
+    leaves; its goodbye to `area` is as large, and only then is it started again."""
+    records = _run(
+        tmp_path,
+        [{"at": "1500ms", "leave": "a"}, {"at": "2s", "join": "a"}],
+        devices=[A | {"link": {"up": "8kbit"}}, {"name": "b", "timing": "100s"}],
+        task={"name": "quadratic", "centers": [[1.0] * 250] * 2, "local": {"steps": 1, "lr": 0.1}},
+        rule={"name": "area", "criterion": "every", "every": 1},
+    )
+    first = next(r for r in records if isinstance(r, events.UpdateApplied))
+    (retired,) = [r for r in records if isinstance(r, events.Note) and "retired" in r.message]
+    statuses = [r for r in records if isinstance(r, events.ClientStatus)]
+    took = first.arrived - 1
+    assert 1 < took < 1.9
+    assert [r.state for r in statuses] == ["offline", "joining", "ready"]
+    assert [retired.at, *(r.at for r in statuses)] == pytest.approx([1 + 2 * took] * 4)
 
 
 def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
