@@ -100,7 +100,7 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     (path,) = (tmp_path / "runs").iterdir()
     assert left_as_processes(path.name) == []
     judged = [(path / "fidelity.json").exists(), "validity" in (path / "manifest.json").read_text()]
-    judged.append("CPU: " in output)
+    judged += ["CPU: " in output, f"Next: testbed up --resume {path.name}" in output]
     assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
 
 

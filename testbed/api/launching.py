@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -106,6 +107,11 @@ class Launch:
             serving.served(directory, self.plan, self.options, view.keep),
         ):
             upping.run(self.topology, self.plan, directory, self.options, view)
+
+    def discard(self, directory: RunDirectory) -> None:
+        """Remove the directory of a run that was refused before anything happened in it."""
+        if self.resumed is None and not directory.events.exists():
+            shutil.rmtree(directory.path, ignore_errors=True)
 
     def write(self, directory: RunDirectory) -> None:
         """Write what `read` needs into `directory`."""

@@ -65,7 +65,11 @@ def start(
     """`up` of what `planned` has made."""
     directory = launch.directory()
     report = (lambda _: None) if on_progress is None else on_progress
-    controller = background.start(launch, directory, report, tied=not detach)
+    try:
+        controller = background.start(launch, directory, report, tied=not detach)
+    except BadInputError:
+        launch.discard(directory)
+        raise
     return RunHandle(directory, None if detach else controller, on_event)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from testbed.api.given import TopologyLike, text_of
 from testbed.api.launching import planned
 from testbed.api.running import read
+from testbed.errors import BadInputError
 from testbed.view import View
 
 if TYPE_CHECKING:
@@ -31,5 +32,9 @@ def simulate(
         warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401
     directory = launch.directory()
-    launch.run(directory, View())
+    try:
+        launch.run(directory, View())
+    except BadInputError:
+        launch.discard(directory)
+        raise
     return read(directory.path)

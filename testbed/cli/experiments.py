@@ -78,15 +78,19 @@ def sweep(
 
     if figure is not None:
         results.writable_figure(figure)
-    done = studies.sweep(
-        file,
-        runtime=runtime,
-        jobs=jobs,
-        data=data,
-        oversubscribe=oversubscribe,
-        on_progress=lambda text: _print(text, quiet=as_json),
-        runs=runs,
-    )
+    try:
+        done = studies.sweep(
+            file,
+            runtime=runtime,
+            jobs=jobs,
+            data=data,
+            oversubscribe=oversubscribe,
+            on_progress=lambda text: _print(text, quiet=as_json),
+            runs=runs,
+        )
+    except KeyboardInterrupt:
+        _print("Interrupted: the same command makes the runs that are left", quiet=as_json)
+        raise
     verdicts = _verdicts(done.runs)
     if done.runs:
         _compare(done.runs, done.target, as_json=as_json)

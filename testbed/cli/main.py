@@ -473,13 +473,18 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
         view = fullscreen.view(console.out(), shown, directory)
     try:
         launch.run(directory, view)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, BadInputError):
+            launch.discard(directory)
         if not as_json:
             _show(view.judgement)
         raise
     finally:
         here, path = Path.cwd(), directory.path
-        remark(f"Run directory: {path.relative_to(here) if path.is_relative_to(here) else path}")
+        if path.exists():
+            remark(f"Run directory: {path.relative_to(here) if path.is_relative_to(here) else path}")
+        if isinstance(sys.exc_info()[1], KeyboardInterrupt) and directory.checkpoint.exists():
+            remark(f"Next: testbed up --resume {directory.run} · testbed dashboard {directory.run}")
     from analysis import summary  # pandas: a second, when nobody waits for a run to begin
     from testbed.api import running
 

@@ -257,9 +257,10 @@ def _drift(trainings: Iterable[Sequence[Training]]) -> Iterator[str]:
             worst = max(worst, (ratio, low), key=lambda entry: abs(math.log(entry[0])))
     ratio, low = worst
     if abs(math.log(ratio)) > math.log(_DRIFT):
+        digits = 0 if width >= 2 else 2  # no "from 1 to 1 s"
         yield (
-            f"trainings took {ratio:.2g} times as long from {low:.0f} to {low + width:.0f} s as in the "
-            "rest of the run: something disturbed the devices"
+            f"trainings took {ratio:.2g} times as long from {low:.{digits}f} to "
+            f"{low + width:.{digits}f} s as in the rest of the run: something disturbed the devices"
         )
 
 

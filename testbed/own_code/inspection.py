@@ -298,6 +298,11 @@ def _array(what: str, value: Any, key: str) -> Any:
     except ValueError as error:  # of lists of different lengths
         raise _RefusedError(f"{what} is no array: {error}") from error
     kinds, names = _ARRAYS[key]
+    if array.dtype.kind == "O" and "U" in kinds:  # a column of pandas
+        other = next((one for one in array.flat if not isinstance(one, str)), None)
+        if other is None:
+            return array.astype(str)
+        raise _RefusedError(f"{what} holds {other!r:.80} among names, expected {names}")
     if array.dtype.kind not in kinds:
         raise _RefusedError(f"{what} holds {array.dtype}, expected {names}")
     return array

@@ -101,7 +101,9 @@ def part(paths: Sequence[Path]) -> Part:
         return _parquet(paths)
     if kinds == {".npz"}:
         return _npz(paths)
-    raise DataError("path", f"{paths[0]}: expected a .parquet or .npz file")
+    table = kinds <= {".csv", ".tsv", ".txt"}
+    fix = "; pandas.read_csv(FILE).to_parquet(OTHER) makes one of a table" if table else ""
+    raise DataError("path", f"{paths[0]}: expected a .parquet or .npz file{fix}")
 
 
 def _parquet(paths: Sequence[Path]) -> Part:

@@ -770,19 +770,21 @@ def _name_problems(document: Document) -> Iterator[Problem]:
                 yield document.source.problem(
                     where, f"found {name!r}, expected another name: a process of the run has it"
                 )
-            elif name in first:
+            elif first.get(name, index) != index:
                 line = document.source.place(("devices", first[name], "name")).line
                 yield document.source.problem(
-                    where, f"a device named {name!r} is there already, from line {line}; rename one"
+                    where,
+                    f"a device or group named {name!r} is there already, from line {line}; rename one",
                 )
                 break
             first.setdefault(name, index)
 
 
 def _names(group: Any) -> tuple[str, ...]:
-    """The names of the devices of a group not yet validated."""
+    """The names of a group not yet validated, and of its devices: commands take either."""
     try:
         fields = {key: group[key] for key in ("name", "count") if key in group}
-        return DeviceGroup.model_validate({**fields, "cpu": 1.0}).device_names
+        made = DeviceGroup.model_validate({**fields, "cpu": 1.0})
+        return made.name, *made.device_names
     except (TypeError, ValidationError):
         return ()

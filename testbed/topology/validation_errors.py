@@ -92,9 +92,16 @@ def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, st
     match details["type"]:
         case "unknown_key":
             known = context["known"]
-            expected = f"expected one of {', '.join(known)}"
-            key = str(where[-1])
-            guess = belongs.get(key) or did_you_mean(key, known) or expected
+            key, place = str(where[-1]), ".".join(map(str, where[:-1]))
+            elsewhere = belongs.get(key, "")
+            if elsewhere == f"it belongs under {place}":  # of another variant, such as another rule
+                found = document.value(where[:-1])
+                variant = next((found[tag] for tag in _TAGS if tag in found), place)
+                others = ", ".join(one for one in known if one not in _TAGS)
+                guess = f"{variant} has {others or 'no keys of its own'}"
+            else:
+                expected = f"expected one of {', '.join(known)}"
+                guess = elsewhere or did_you_mean(key, known) or expected
             return source.problem(where, f"unknown key; {guess}", at_key=True)
         case "complete":  # the whole message
             return source.problem(where, details["msg"])

@@ -535,6 +535,10 @@ def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp
             "train of its dataset(): expected arrays with a row for each sample, found x",
         ),
         ("train['x'][3, 1] = np.nan", "train of its dataset(), input, row 3: found no number"),
+        (
+            "train['y'] = np.array(['a', np.nan] * 50, object)",
+            "y of train holds nan among names, expected numbers or names",
+        ),
         ("train['y'] = np.arange(100) - 1", "train of its dataset(), column y"),
         ("del found['validation']['y']", "found 'y', expected a column of validation of its dataset()"),
         ("found['test'] = {'x': np.ones((5, 63)), 'y': [1] * 5}", "has float32, shape 63, the training"),
@@ -554,6 +558,14 @@ def test_what_is_no_dataset_is_refused(wrong: str, said: str, tmp_path: Path) ->
     assert said in told
     assert "inspection.py" not in told
     assert ("t.yaml:4:9: task.name: " in told) == ("Traceback" not in told)
+
+
+def test_names_may_be_objects_as_pandas_has_them(tmp_path: Path) -> None:
+    names = "train['client'] = np.array(['b', 'a'] * 50, object)"
+    natural = {"partition": {"scheme": "natural"}}
+    parsed = read(tmp_path, task=learning("Bringing", wrong=names, **natural))
+    prepared = datasets.prepare(parsed, None)
+    assert [len(own) for own in prepared.indices.values()] == [37, 43]
 
 
 def test_labels_of_the_test_set_are_tried_too(tmp_path: Path) -> None:

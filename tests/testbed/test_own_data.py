@@ -380,6 +380,24 @@ def test_what_does_not_fit_is_told_with_its_place(
     assert told in said.err
 
 
+@pytest.mark.parametrize("options", [(), ("-d",)])
+def test_a_run_that_its_data_refuse_leaves_no_directory(
+    folder: Path, testbed: Testbed, options: tuple[str, ...]
+) -> None:
+    path, runs = changed(folder, "path: mine", "path: his"), folder / "runs"
+    said = testbed("up", path, "--runtime", "virtual", "--runs", runs, *options)
+    assert (said.code, "task.data.path: there is no " in said.err) == (2, True)
+    assert "Run directory" not in said.out
+    assert list(runs.iterdir()) == []
+
+
+def test_a_table_as_text_is_told_how_to_become_one_that_is_read(folder: Path, testbed: Testbed) -> None:
+    (folder / "mine.csv").write_text("x,y\n1,0\n", encoding="utf-8")
+    said = testbed("data", changed(folder, "path: mine", "path: mine.csv"))
+    assert said.code == 2
+    assert "mine.csv: expected a .parquet or .npz file; pandas.read_csv(FILE).to_parquet(" in said.err
+
+
 def test_labels_that_do_not_fit_are_told(folder: Path, testbed: Testbed) -> None:
     mine, x = folder / "mine" / "all.npz", np.zeros((60, 8, 8), np.uint8)
     for y, told in (

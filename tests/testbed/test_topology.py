@@ -74,6 +74,11 @@ def test_a_file_of_something_else_is_told_as_such(tmp_path: Path) -> None:
             "7:12: devices[1].name",
             "named 'pi-1' is there already, from line 6; rename",
         ),
+        (
+            "device-named-as-a-group",
+            "7:12: devices[1].name",
+            "a device or group named 'pi' is there already, from line 6; rename",
+        ),
         ("tab", "6:1", "found a tab, expected spaces"),
         ("empty", "1:1", "the file is empty, expected a topology; `testbed new topology NAME`"),
         (
@@ -404,6 +409,12 @@ def test_reading_a_topology_loads_nothing_heavy() -> None:
         ),
         ("cpu: 0.1", "cpu: 0.1, up: 1mbit", "devices[0].up: unknown key; it belongs under link"),
         ("buffer_size: 3", "buffer_size: 3, lr: 1", "rule.lr: unknown key; it belongs under task.local"),
+        ("name: fedbuff", "name: fedasync", "rule.buffer_size: unknown key; fedasync has mixing, "),
+        (
+            "local:",
+            "partition: {scheme: iid, alpha: 1}, local:",
+            "task.partition.alpha: unknown key; iid has no keys of its own",
+        ),
     ],
 )
 def test_a_key_at_the_wrong_place_is_told_where_it_belongs(old: str, new: str, told: str) -> None:

@@ -263,6 +263,8 @@ def test_trainings_that_take_longer_within_a_run() -> None:
         "trainings took 0.37 times as long from 0 to 10 s as in the rest of the run: something "
         "disturbed the devices"
     )
+    short = [Training(at / 40, (at + 0.9) / 40, 1.0 + at // 30) for at in range(40)]
+    assert reason(found(short)).startswith("trainings took 2 times as long from 0.74 to 0.99 s as in ")
     assert reason(found(trained([1.0] * 30 + [1.5] * 10))) == (
         "trainings took 1.5 times as long from 30 to 39 s as in the rest of the run: something "
         "disturbed the devices"
