@@ -67,6 +67,10 @@ _NOTHING = np.zeros(0, np.float32)
 _GONE_AFTER = 45 * SECOND
 """A client that has been asked for a report and has not answered is gone: by then the broker, too, gives
 up on one that is silent."""
+_BROKEN = (
+    "is not finite, or its norm is above 1.8e19: nothing that is trained from it is of use. The updates "
+    "were finite, so it is what the rule makes of them"
+)
 _GRACE_S = 1.5
 """Seconds of the host that a last evaluation has before the run says that it waits for it, and that it
 has at all where the run is interrupted: a process that is told to end is soon killed."""
@@ -220,6 +224,8 @@ class AggregatorCore:
         self._ending: tuple[Nanoseconds, str] | None = None
         self._finished = False
         self._strays = Allowance(*_STRAYS)
+        self._broken = False
+        """Whether an evaluated model was not finite."""
 
     @property
     def ready(self) -> Sequence[str]:
@@ -1039,7 +1045,11 @@ class AggregatorCore:
             return []
         self._evaluating.append(at)
         self._evaluated_version = version
-        return [Evaluate(version)]
+        if self._broken or norm(self._server.w) < math.inf:
+            return [Evaluate(version)]
+        self._broken = True
+        note = events.Note(to_seconds(at), f"version {version} of the model {_BROKEN}")
+        return [Log(note), Evaluate(version)]
 
     def _waited(self, timer: str, ended: Nanoseconds, reason: str) -> list[Action]:
         """`timer` says that the run, which `ended`, has waited for its last evaluation for a while. The

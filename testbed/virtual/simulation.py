@@ -37,6 +37,7 @@ from testbed.virtual.device import Device, Work
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
 
 _NO_WORDS = np.zeros(0, np.uint32)
+_DEADLOCK = "nothing happens any more: the rule waits for its clients, and the clients wait for the rule"
 _MAX_EVENTS_AT_ONCE = 100
 """Per device at one time: more come only from a device that takes no time at all."""
 
@@ -111,7 +112,7 @@ class Simulation:
         self._evaluation: Future[Evaluation] | None = None
         self._inputs: deque[inputs.Input] = deque()
         self._handling = False
-        self._finished = False
+        self._finished = self._deadlocked = False
 
     def run(self, wall_clock: float, interrupted: Callable[[], bool]) -> None:
         """Until the run is over, or in order when `interrupted`. Raises RunFailedError where time
@@ -141,9 +142,11 @@ class Simulation:
             return first if timer is None else min(first, timer)
         if timer is None or not (self._ends_by_itself or self._core.rule_waits):
             raise RunFailedError(
-                f"after {to_seconds(self._events.now):g} s nothing happens any more: the rule waits for "
-                "its clients, and the clients wait for the rule. Give the run an end: stop.after"
+                f"after {to_seconds(self._events.now):g} s {_DEADLOCK}. Give the run an end: stop.after"
             )
+        if not (self._core.rule_waits or self._core.ended is not None or self._deadlocked):
+            self._deadlocked = True
+            self._recorder.record(events.Note(to_seconds(self._events.now), f"from here on {_DEADLOCK}"))
         return timer
 
     def _instant(self) -> None:

@@ -29,6 +29,7 @@ class Notice:
     at: float
     what: str
     detail: str
+    why: str = ""
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ class Tally:
                 self._applied.append(record.applied)
             case events.UpdateRejected(at, client, reason):
                 self.rejected += 1
-                return Notice(at, "update rejected", f"{client} ({reason})")
+                return Notice(at, "update rejected", client, reason)
             case events.VersionMade():
                 self.version = record.version
                 self._updates_by_version[record.version] = self.updates
@@ -186,11 +187,16 @@ class Tally:
 
 
 def merged(notices: Iterable[Notice]) -> Sequence[Notice]:
-    """One notice for all of the same kind, at the time of the first."""
+    """One notice for all of the same kind, at the time of the first; in it reasons stand once."""
     kinds: dict[str, list[Notice]] = {}
     for notice in notices:
         kinds.setdefault(notice.what, []).append(notice)
-    return [
-        Notice(same[0].at, what, listed([notice.detail for notice in same], _MAX_NAMED))
-        for what, same in kinds.items()
-    ]
+    return [Notice(same[0].at, what, listed(_details(same), _MAX_NAMED)) for what, same in kinds.items()]
+
+
+def _details(notices: Iterable[Notice]) -> list[str]:
+    reasons: dict[str, dict[str, None]] = {}
+    for notice in notices:
+        reasons.setdefault(notice.why, {})[notice.detail] = None
+    plain = list(reasons.pop("", ()))
+    return plain + [f"{listed(list(who), _MAX_NAMED)} ({why})" for why, who in reasons.items()]

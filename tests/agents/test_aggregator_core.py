@@ -486,6 +486,18 @@ def test_a_version_is_evaluated_once_at_a_steady_pace() -> None:
     assert core.next_timer == 14.0
 
 
+def test_a_model_that_the_rule_has_ruined_is_told_once() -> None:
+    core, server = started(evaluate_every=2.0)
+    core.update("a", message("a", 1), 4, 1.0)
+    server.w[0] = np.nan
+    (note,) = records(core.due(2.0))
+    assert isinstance(note, events.Note)
+    assert note.message.startswith("version 1 of the model is not finite")
+    core.evaluated(1, float("nan"), 0.1, 2.1)
+    core.update("b", message("b", 2), 4, 3.0)
+    assert core.due(4.0) == [Evaluate(2)]
+
+
 def test_checkpoints() -> None:
     core, _ = started(stop=Stop(updates=1))
     assert of(Save, core.due(1e6)) == [Save(0)]

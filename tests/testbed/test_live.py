@@ -118,6 +118,21 @@ def test_notices_of_one_kind_share_a_line() -> None:
     ]
 
 
+def test_what_is_rejected_for_one_reason_is_told_once() -> None:
+    found = merged(
+        [
+            Notice(1.0, "update rejected", client, why)
+            for client, why in [
+                ("a", "late"),
+                ("b", "not finite"),
+                ("a", "not finite"),
+                ("b", "not finite"),
+            ]
+        ]
+    )
+    assert found == [Notice(1.0, "update rejected", "a (late), b, a (not finite)")]
+
+
 def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the_end() -> None:
     lines = shown([
         STARTED,

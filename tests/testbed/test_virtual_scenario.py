@@ -155,6 +155,12 @@ def test_a_run_in_which_nothing_happens_any_more_is_told(tmp_path: Path) -> None
     devices = [{"name": name, **cut_off} for name in "ab"]
     with pytest.raises(RunFailedError, match="after 0 s nothing happens any more"):
         _run(tmp_path, [], devices=devices, stop={"updates": 5})
+    (tmp_path / "timed").mkdir()
+    records = _run(tmp_path / "timed", [], devices=devices, stop={"after": "9s"})
+    notes = [(record.at, record.message) for record in records if isinstance(record, events.Note)]
+    assert [(at, text.partition(":")[0]) for at, text in notes] == [
+        (0.0, "from here on nothing happens any more")
+    ]
 
 
 def test_no_thread_is_left(tmp_path: Path) -> None:
