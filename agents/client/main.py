@@ -6,6 +6,7 @@ python -m agents.client.main CONFIG
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import signal
 import sys
@@ -49,6 +50,9 @@ def main() -> None:
     except ConnectionFailedError as error:
         sys.exit(f"client {cfg.client}: {error}")
     client.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # to clear away what PyTorch has made takes 0.2 s of a core, 2 s at a tenth of one
 
 
 class Client:

@@ -284,20 +284,23 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
         console.print_json(told)
         return
     for rows in tasks:
-        print_text(_heading(rows, several=len(tasks) > 1))
+        print_text(_heading(rows, several=len(tasks) > 1, given=target is not None))
         console.show_numbers(*comparison.texts(rows))
     for each in remarks:
         print_text(each)
 
 
-def _heading(rows: Sequence[Row], *, several: bool) -> str:
-    """What the table of these rows, of one task, shows."""
+def _heading(rows: Sequence[Row], *, several: bool, given: bool) -> str:
+    """What the table of these rows, of one task, shows; `given`: whether the target was."""
     from analysis import comparison
 
     target = rows[0].target
     told = "These runs have no test accuracy: their losses are compared"
     if not math.isnan(target):
         told = f"What it took to reach a test accuracy of {comparison.percent(target)}"
+        if not given:
+            which = "all runs" if all(row.reached == row.runs for row in rows) else "any run"
+            told += f", the highest that {which} reached (compare --target takes another)"
     if any(row.runs > 1 for row in rows):
         told += "; ± is half of the 95% interval over seeds"
     return f"\n{f'{rows[0].task}: ' if several else ''}{told}."

@@ -228,7 +228,8 @@ def test_containers_go_however_long_that_takes_but_for_a_swarms(
         assert run not in {live.run for live in live_runs()}
     finally:
         executor.remove_containers(engine, run)
-    assert executor.containers(engine, run) == []
+        executor.remove_cgroups(engine, built.agent, run)
+    assert left_in_docker(engine, run) == []
 
 
 ISOLATE = """

@@ -384,6 +384,10 @@ def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch)
     assert re.search(r"fast .* 1 +1\nslow .* 2 +2\n", out)
     assert "Kendall's tau-b: 1.00 (95% interval 1.00 to 1.00, bootstrap over seeds)" in out
     assert last_line(out).startswith("Verdicts: 3 valid, 1 not valid · Next: testbed report runs/study")
+    _, out, _ = testbed("compare", "study")
+    assert re.search(r"accuracy of \d\d%, the highest that all runs reached \(compare --target", out)
+    _, out, _ = testbed("compare", "study", "--target", "20%")
+    assert "accuracy of 20%; ±" in out
 
 
 @pytest.mark.parametrize(
