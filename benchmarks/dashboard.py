@@ -43,6 +43,8 @@ from tests.waiting import eventually
 _DEVICES = 1000
 _LOOK = 60.0
 """Seconds between the two looks at the page."""
+_WATCHED_SECONDS = 25.0
+"""In which updates of the page are counted."""
 _TURNS, _TURN = 8, 20.0
 """Turns with a page, and as many without, and the seconds of each that count."""
 _SETTLE = 8.0
@@ -103,10 +105,13 @@ def page(folder: Path, content: dict[str, Any] = _PAGE) -> None:
 
 def _look(shown: Browser, server: psutil.Process) -> tuple[float, float]:
     """Prints how often the page is brought up to date; MB of the browser's heap and of the server."""
-    gaps = _gaps(shown, 10.0)
+    gaps = _gaps(shown, _WATCHED_SECONDS)
     rows = len(shown.column("devices-0", "devices", "y"))
-    print(f"{_headline(shown)}: {rows} intervals drawn; updated every {statistics.median(gaps):.2f} s, "
-          f"at the longest {max(gaps):.2f} s; server's CPU {server.cpu_percent(5.0):.0f}%")  # fmt: skip
+    every = "once"
+    if gaps:
+        every = f"every {statistics.median(gaps):.2f} s, at the longest {max(gaps):.2f} s"
+    print(f"{_headline(shown)}: {rows} intervals drawn; updated {every}, in {_WATCHED_SECONDS:.0f} s; "
+          f"server's CPU {server.cpu_percent(5.0):.0f}%")  # fmt: skip
     return shown.heap(), server.memory_info().rss / 1e6
 
 
