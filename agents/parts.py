@@ -13,6 +13,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from agents.topics import Topics
+
 MOST = 2**20
 """Bytes that one message carries. MQTT's own limit is 268 MB. But nothing else gets through in between,
 not even the ping that keeps a connection."""
@@ -119,7 +121,7 @@ class Joiner:
     def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
         """Where the share of `size` bytes of the part with this `head` is to be put, before `filled` is
         called; None: nowhere, as it makes no payload."""
-        sender = _sender(topic)
+        sender = Topics.name_in(topic)
         _, number, index, count, body = HEAD.unpack(head)
         if not index < count <= _MAX_PARTS:
             return None
@@ -139,7 +141,7 @@ class Joiner:
     def filled(self, topic: str, size: int) -> bytearray | None:
         """The payload on `topic`, where the `size` bytes that have just been put in place are its last
         ones."""
-        sender = _sender(topic)
+        sender = Topics.name_in(topic)
         found = self._unfinished[sender]
         found.filled += size
         found.following += 1
@@ -147,10 +149,6 @@ class Joiner:
             return None
         del self._unfinished[sender]
         return found.payload if found.filled == len(found.payload) else None
-
-
-def _sender(topic: str) -> str:
-    return topic.rpartition("/")[2]
 
 
 def is_part(message: bytes | bytearray) -> bool:

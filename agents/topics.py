@@ -88,6 +88,7 @@ class Topics:
                 return kind, name
         raise ValueError(f"{topic!r:.200} is no topic of {self.run}")
 
-    def name_in(self, topic: str) -> str:
-        """The client or device that `topic` (a topic of this run) is addressed to or comes from."""
-        return topic.rsplit("/", 1)[1]
+    @staticmethod
+    def name_in(topic: str) -> str:
+        """The client or device that `topic` (a topic of a run) is addressed to or comes from."""
+        return topic.rpartition("/")[2]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,10 +109,16 @@ class Launch:
         ):
             upping.run(self.topology, self.plan, directory, self.options, view)
 
-    def discard(self, directory: RunDirectory) -> None:
-        """Remove the directory of a run that was refused before anything happened in it."""
-        if self.resumed is None and not directory.events.exists():
-            shutil.rmtree(directory.path, ignore_errors=True)
+    @contextmanager
+    def begun_in(self, directory: RunDirectory) -> Iterator[None]:
+        """Inside, the run begins; where it is refused before anything has happened in it, its directory
+        is removed."""
+        try:
+            yield
+        except BadInputError:
+            if self.resumed is None and not directory.events.exists():
+                shutil.rmtree(directory.path, ignore_errors=True)
+            raise
 
     def write(self, directory: RunDirectory) -> None:
         """Write what `read` needs into `directory`."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from testbed.api.given import TopologyLike, text_of
 from testbed.api.launching import planned
 from testbed.api.running import read
-from testbed.errors import BadInputError
 from testbed.view import View
 
 if TYPE_CHECKING:
@@ -32,9 +31,6 @@ def simulate(
         warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401
     directory = launch.directory()
-    try:
+    with launch.begun_in(directory):
         launch.run(directory, View())
-    except BadInputError:
-        launch.discard(directory)
-        raise
     return read(directory.path)

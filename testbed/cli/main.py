@@ -472,10 +472,9 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     else:
         view = fullscreen.view(console.out(), shown, directory)
     try:
-        launch.run(directory, view)
-    except BaseException as error:
-        if isinstance(error, BadInputError):
-            launch.discard(directory)
+        with launch.begun_in(directory):
+            launch.run(directory, view)
+    except BaseException:
         if not as_json:
             _show(view.judgement)
         raise
