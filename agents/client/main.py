@@ -28,6 +28,7 @@ from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
 from agents.clock import Clock
 from agents.config import ClientConfig
+from agents.imports import uncollected
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.secure.masked import Masked
 from agents.secure.wire import PartyError
@@ -337,18 +338,17 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
     What is there then is there to stay, garbage too, of which there is next to none. To look for it
     through torch's 170,000 objects takes 100 ms of a core, at start-up as well as later, when it would
     make one training of a device of 0.04 cores 2.5 s longer."""
-    gc.disable()
-    import torch
+    with uncollected():
+        import torch
 
-    from agents.client.training import trainer_of
+        from agents.client.training import trainer_of
 
-    torch.set_num_threads(cfg.threads)
-    accelerator.prepare(cfg)
-    task = own_code.build(cfg.task, TASKS, Task)
-    trainer = trainer_of(task, shard, cfg.local, cfg.start, cfg.device)
-    trainer.warm_up()
-    gc.freeze()
-    gc.enable()
+        torch.set_num_threads(cfg.threads)
+        accelerator.prepare(cfg)
+        task = own_code.build(cfg.task, TASKS, Task)
+        trainer = trainer_of(task, shard, cfg.local, cfg.start, cfg.device)
+        trainer.warm_up()
+        gc.freeze()
     return trainer
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from agents.imports import uncollected
 from testbed import bundle, console
 from testbed.cli import (
     completion,
@@ -123,7 +124,8 @@ def up_command(
     as_json: AsJson = False,
 ) -> None:
     """Launch a topology, watch it to its end, and remove everything."""
-    from testbed.api import launching, running
+    with uncollected():
+        from testbed.api import launching, running
 
     if strict and detached:
         raise BadInputError("--strict needs the end of the run, which --detach does not wait for")

@@ -32,6 +32,7 @@ from typing import Any
 
 import psutil
 
+from agents.imports import uncollected
 from testbed.errors import HostError
 from testbed.host import die_with_parent, run_module
 from testbed.host.subprocesses import last_lines
@@ -148,12 +149,11 @@ class Forked(psutil.Process):
 
 def main() -> None:
     number, variable, *modules = sys.argv[1:]
-    gc.disable()  # looking for garbage meanwhile takes a tenth of the time
-    for module in modules:
-        importlib.import_module(module)
-    gc.collect()
-    gc.enable()
-    gc.freeze()  # nor does a fork's look for garbage write to what is shared
+    with uncollected():
+        for module in modules:
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # nor does a fork's look for garbage write to what is shared
     order = _serve(socket.socket(fileno=int(number)), variable)
     if order is not None:
         importlib.import_module(order["module"]).main()

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from agents import events
 from agents.config import Broker
 from agents.device_actions import Action
+from agents.imports import uncollected
 from agents.messages import AddressedOrder, GpuSample, Telemetry
 from testbed.fidelity.host_load import HostSample
 from testbed.plan.agent_configs import RunSpec
@@ -128,4 +129,5 @@ def emulator(name: str) -> Emulator:
 
 def simulator(name: str) -> Simulator:
     """Raises BadInputError where no runtime has that name."""
-    return cast(Simulator, importlib.import_module(traits(name).module))
+    with uncollected():  # PyTorch
+        return cast(Simulator, importlib.import_module(traits(name).module))

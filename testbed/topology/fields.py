@@ -246,10 +246,7 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, base: type[Variant], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        tag: Any = Literal  # its values are known at run time only
-        models = tuple(
-            _made(base, cls, cls, **{base.tag: tag[name]}) for name, cls in self._types.items()
-        )
+        models = tuple(_variant(base, name, cls) for name, cls in self._types.items())
         union: Any = Union[models]  # noqa: UP007  (known at run time only)
         schema = handler.generate_schema(Annotated[union, Field(discriminator=base.tag)])
         if self._own is None:
@@ -328,14 +325,19 @@ class OrConstant:
         return value
 
 
-@functools.lru_cache(maxsize=64)
 def _own_variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
     taken = [field.name for field in dataclasses.fields(cls) if hasattr(base, field.name)]
     taken += [field.name for field in dataclasses.fields(cls) if field.name in base.model_fields]
     if taken:
         message = f"its parameter {taken[0]} has a name that a topology uses otherwise: rename it"
         raise PydanticCustomError("complete", "{message}", {"message": f"{name}: {message}"})
-    tag: Any = Literal
+    return _variant(base, name, cls)
+
+
+@functools.lru_cache(maxsize=256)  # many fields are durations, each of one of the same distributions
+def _variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
+    """`base` of that name, with the fields of the dataclass `cls`."""
+    tag: Any = Literal  # its values are known at run time only
     return _made(base, cls, cls, **{base.tag: tag[name]})
 
 

@@ -1,0 +1,26 @@
+"""The garbage collector is left as it was found."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from agents.imports import uncollected
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_before_also_after_an_import_that_fails(enabled: bool) -> None:
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ImportError), uncollected():
+            _fail(gc.isenabled())
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def _fail(collecting: bool) -> None:
+    assert not collecting
+    raise ImportError
