@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from agents import events
@@ -22,6 +23,9 @@ class View:
 
     def keep(self, message: str) -> None:
         """What stays useful throughout the run, or is told at its end."""
+
+    def past(self, records: Sequence[events.Record]) -> None:
+        """The records of the earlier parts of a run that goes on."""
 
     def record(self, record: events.Record) -> None:
         """The next record of the run's events."""

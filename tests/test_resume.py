@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -56,6 +57,8 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     done = cli(*resume)
     assert done.returncode == 0, done.stdout + done.stderr
     after = Finished.only_one_in(runs)
+    *_, last = re.findall(r"updates +(\d+)", done.stdout)
+    assert int(last) == len(after.updates)  # the earlier parts' too, as its version
 
     for earlier, later in ((interrupted, crashed), (crashed, after)):
         assert later.records[: len(earlier.records)] == earlier.records

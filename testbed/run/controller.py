@@ -240,10 +240,12 @@ class Controller:
                 self._fail_late(ready)
 
     def _pass_over_the_past(self) -> None:
-        """The view gets no records of an earlier part of the run. They are read only now: an aggregator
-        that goes on from a checkpoint takes those away that came after it, before it is ready."""
-        newest = reversed(self._new_records())
-        self._take(reversed([*takewhile(lambda one: not isinstance(one, _OF_THE_PAST), newest)]))
+        """Records of earlier parts of the run are no news. They are read only now: an aggregator that
+        goes on from a checkpoint takes those away that came after it, before it is ready."""
+        records = self._new_records()
+        new = [*takewhile(lambda one: not isinstance(one, _OF_THE_PAST), reversed(records))]
+        self._view.past(records[: len(records) - len(new)])
+        self._take(reversed(new))
 
     def _check_links(self) -> str | None:
         """A sentence on links that were measured farther off than is valid. Raises RunFailedError where

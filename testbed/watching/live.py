@@ -6,6 +6,7 @@ One line per evaluation, for files, pipes and CI. For terminals: `testbed.watchi
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -60,6 +61,12 @@ class LiveView(View):
     def keep(self, message: str) -> None:
         """Show information that stays useful throughout the run."""
         self._print(message)
+
+    def past(self, records: Sequence[events.Record]) -> None:
+        """Count them; none of them is news."""
+        for record in records:
+            self._tally.take(record)
+        self._tally.started = False
 
     def record(self, record: events.Record) -> None:
         if isinstance(record, events.RunStarted):

@@ -144,11 +144,10 @@ class Tally:
         return found
 
     def _start(self, record: events.RunStarted) -> Notice | None:
-        if self.started:  # devices of a resumed run begin as they were planned
-            for device in self.devices.values():
-                device.changed = DeviceState()
-                device.activity.release("frozen", record.at)
-                device.activity.release("cut off", record.at)
+        for device in self.devices.values():  # those of a resumed run begin as they were planned
+            device.changed = DeviceState()
+            device.activity.release("frozen", record.at)
+            device.activity.release("cut off", record.at)
         self.started, self._began = True, record.at  # a resumed run's clock goes on
         self.ended = None
         for client in record.clients:
