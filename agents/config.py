@@ -21,6 +21,13 @@ from agents.client_side import ClientSide
 T = TypeVar("T")
 KEEPALIVE = 30
 """Of MQTT, in seconds, of device time where it is stretched."""
+
+
+def silence(keepalive: float) -> float:
+    """Seconds after which a broker gives up on a silent client (MQTT 3.1.1, section 3.1.2.10)."""
+    return 1.5 * keepalive
+
+
 Durability = Literal["update", "checkpoint", "none"]
 """What a crash of the aggregator takes. `update`: nothing that was acknowledged. `checkpoint`: what came
 after its last checkpoint. `none`: the run."""
@@ -361,6 +368,9 @@ class AggregatorConfig:
     durability: Durability = "update"
     patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By client, as far as it is known: for how long it may be silent, whatever its rounds took."""
+    silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """By client: seconds of device time after which it is gone where it was asked for a report and has
+    not answered. Of a client that is not here: as its keep-alive is the usual one."""
     patient: bool = False
     """Wait where no client is left: some will come back."""
     dilation: float = 1.0

@@ -43,7 +43,7 @@ from agents.aggregator.progress import Progress
 from agents.allowance import Allowance
 from agents.buffers import Buffers
 from agents.compression import Compressed
-from agents.config import Bounds, Named, SecureRun, ServerNoise, Stop
+from agents.config import KEEPALIVE, Bounds, Named, SecureRun, ServerNoise, Stop, silence
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
 from agents.rules import RULES
 from agents.rules import interface as rules
@@ -64,9 +64,7 @@ _GONE = "gone:"
 _OPEN = "open:"
 """And the number of a sum: until then it must be open."""
 _NOTHING = np.zeros(0, np.float32)
-_GONE_AFTER = 45 * SECOND
-"""A client that has been asked for a report and has not answered is gone: by then the broker, too, gives
-up on one that is silent."""
+_SILENCE = from_seconds(silence(KEEPALIVE))
 _BROKEN = (
     "is not finite, or its norm is above 1.8e19: nothing that is trained from it is of use. The updates "
     "were finite, so it is what the rule makes of them"
@@ -128,6 +126,9 @@ class Settings:
     """Updates come masked, and only sums of them are known."""
     noise: ServerNoise | None = None
     """Is added to each version."""
+    silence: Mapping[str, Nanoseconds] = field(default_factory=dict)
+    """By client: after which it is gone where it was asked for a report and has not answered. Without an
+    entry: when the broker gives up on it, too, as its keep-alive is the usual one."""
     patient: bool = False
     """Go on where no client is left."""
     evaluate_after: bool = False
@@ -431,7 +432,7 @@ class AggregatorCore:
 
     def _ask(self, client: str, at: Nanoseconds) -> list[Action]:
         newest = self._asked[client] = self._dispatches.newest_open(client)
-        self._timers[_GONE + client] = _Timer(at + _GONE_AFTER)
+        self._timers[_GONE + client] = _Timer(at + self._settings.silence.get(client, _SILENCE))
         return [AskForReport(client, newest)]
 
     def _answers(self, client: str) -> None:

@@ -112,6 +112,7 @@ class Aggregator:
             stop=cfg.stop,
             evaluate_every=from_seconds(cfg.evaluate_every),
             checkpoint_every=_CHECKPOINT_EVERY,
+            silence={name: from_seconds(seconds) for name, seconds in cfg.silence.items()},
             patient=cfg.patient,
             evaluate_after=cfg.evaluate_after,
             bounds=cfg.bounds,

@@ -20,6 +20,7 @@ from agents.config import (
     RouterConfig,
     Start,
     dump,
+    silence,
 )
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
@@ -266,12 +267,15 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     spec.directory.aggregator_state.mkdir(exist_ok=True)
     for device in spec.plan.devices:
         spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
-    topology, parameters, slowest = spec.topology, model_check.check(spec.topology), spec.slowest
+    topology, parameters = spec.topology, model_check.check(spec.topology)
     expected = rounds.expected(topology, spec.plan, parameters, spec.samples)
-    dump(_aggregator(spec, accounts[AGGREGATOR], places, expected), file(AGGREGATOR))
+    slowest, size = spec.slowest, 4 * parameters
+    aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
+    silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
+    dump(replace(aggregator, silence=silent), file(AGGREGATOR))
     absent, secure = spec.absent, topology.secure  # once, as it names every client
     for device in spec.plan.devices:
-        alive = keepalive(4 * parameters, slowest[device.name])
+        alive = keepalive(size, slowest[device.name])
         client = _client(spec, device, accounts[device.name], places, alive)
         dump(replace(client, secure=secure), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
@@ -316,6 +320,12 @@ def keepalive(model: int, rate: float) -> float:
     neither a ping that waits behind one of them nor its answer behind another is to be taken for a lost
     connection."""
     return min(max(KEEPALIVE, 4 * 8 * min(model, parts.MOST) / rate), _LONGEST_KEEPALIVE)
+
+
+def longest_silence(model: int, rate: float) -> float:
+    """Seconds within which such a client answers a request, which waits behind the models that are under
+    way; no less than a broker waits for any client."""
+    return silence(max(KEEPALIVE, 4 * 8 * model / rate))
 
 
 def _aggregator(

@@ -25,7 +25,7 @@ from agents.client import randomness
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
 from agents.client.training import trainer_of
-from agents.config import Link, Named
+from agents.config import Link, Named, silence
 from agents.device_actions import DeviceState
 from agents.flat import first_model
 from agents.nanoseconds import Nanoseconds, from_seconds
@@ -313,7 +313,7 @@ class _Fleet:
             train=train,
             speed=speed,
             patience=from_seconds(
-                1.5 * keepalive(self._model[2].nbytes, self._slowest.get(name, math.inf))
+                silence(keepalive(self._model[2].nbytes, self._slowest.get(name, math.inf)))
             ),
             update_size=None if compression is None else self._update_size(compression),
             memory=memory,

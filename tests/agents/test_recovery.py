@@ -13,7 +13,7 @@ from agents.aggregator import inputs, snapshot
 from agents.client.core import ClientCore, Identity, Outcome, Trained
 from agents.config import Local
 from agents.device_actions import Crash, Pause, Resume, SetCpu
-from agents.nanoseconds import SECOND
+from agents.nanoseconds import SECOND, from_seconds
 from agents.rules.fedavg import FedAvg
 from agents.rules.interface import ClientSide
 from agents.wire import ModelMessage
@@ -113,6 +113,18 @@ def test_who_does_not_answer_is_gone() -> None:
     assert list(server.clients) == ["a"]
     assert [dispatch.client for dispatch in of(act.Dispatch, reported(core, "b", 2, 60.0))] == ["b"]
     assert list(server.clients) == ["a", "b"]  # it was only slow
+
+
+def test_who_may_be_silent_for_longer_is_waited_for() -> None:
+    """A request waits behind a model that takes minutes."""
+    core, server = started(silence={"b": from_seconds(600.0)})
+    reconnected(core)
+    core.due(50.0)
+    assert list(server.clients) == ["b"]
+    core.due(604.9)
+    assert list(server.clients) == ["b"]
+    core.due(605.0)
+    assert list(server.clients) == []
 
 
 def test_a_report_of_one_who_is_away_brings_it_not_back() -> None:

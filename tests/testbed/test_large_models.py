@@ -51,6 +51,11 @@ def test_a_ping_may_wait_behind_a_part_of_a_model() -> None:
     assert agent_configs.keepalive(440_000_000, math.inf) == 30
 
 
+def test_a_request_may_wait_behind_all_of_a_model() -> None:
+    assert agent_configs.longest_silence(440_000_000, math.inf) == 45
+    assert agent_configs.longest_silence(440_000_000, 262_144) == pytest.approx(6 * 13_428, rel=1e-4)
+
+
 def test_the_slowest_rate_of_the_whole_run_counts(tmp_path: Path) -> None:
     (tmp_path / "walk.csv").write_text("time,up,down\n0,9000,8000\n1,0,700\n")
     topology = parse(

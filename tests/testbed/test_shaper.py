@@ -10,7 +10,7 @@ import pytest
 
 from agents import messages
 from agents.device_actions import SetLink
-from agents.topics import ROUTER
+from agents.topics import AGGREGATOR, ROUTER
 from testbed import broker
 from testbed.errors import BadInputError
 from testbed.plan import Host, agent_configs, plan
@@ -131,6 +131,8 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
     client = json.loads(spec.directory.config("pi").read_text(encoding="utf-8"))
     # A fleet may take longer to start than any constant: the router is the last.
     assert client["timeout_s"] == device["timeout_s"] == spec.topology.start.timeout == 300
+    told = json.loads(spec.directory.config(AGGREGATOR).read_text(encoding="utf-8"))
+    assert told["silence"] == {"pi": 45.0}
     assert router["links"] == ({} if netem else {"pi": {"rtt": 0.08, "jitter": 0.0, "loss": 0.0}})
 
 
