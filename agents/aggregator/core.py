@@ -40,11 +40,12 @@ from agents.aggregator.actions import (
 )
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.aggregator.progress import Progress
+from agents.aggregator.timers import Timer, Timers
 from agents.allowance import Allowance
 from agents.buffers import Buffers
 from agents.compression import Compressed
 from agents.config import Bounds, Named, SecureRun, ServerNoise, Stop
-from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
+from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server, State, SumUp
@@ -54,15 +55,6 @@ from agents.texts import visible
 from agents.vectors import Vector, add_scaled, norm
 from agents.wire import FAREWELL, UpdateMessage, plain_size
 
-_EVALUATE = "evaluate"
-_CHECKPOINT = "checkpoint"
-_AFTER = "after"
-_TELL = "tell that it waits"
-_GIVE_UP = "wait no longer"
-_RULE = "rule:"
-_GONE = "gone:"
-_OPEN = "open:"
-"""And the number of a sum: until then it must be open."""
 _NOTHING = np.zeros(0, np.float32)
 _GONE_AFTER = 45 * SECOND
 """A client that has been asked for a report and has not answered is gone: by then the broker, too, gives
@@ -170,13 +162,6 @@ class _Arrival:
     """Clients that have left since, and with them their shares of its mask."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Timer:
-    due: Nanoseconds
-    period: Nanoseconds | None = None
-    """It is due again so much later."""
-
-
 class AggregatorCore:
     def __init__(self, settings: Settings, rule: State, server: Server) -> None:
         self._settings = settings
@@ -187,8 +172,8 @@ class AggregatorCore:
         self._running = False
         self._suspended = False
         """All processes were started anew, and the run clock stands still until it goes on."""
-        self._timers: dict[str, _Timer] = {}
-        self._timers_at_end: dict[str, _Timer] = {}
+        self._timers = Timers()
+        self._timers_at_end = Timers()
         """What was set when the run ended, for one that goes on."""
         self._deferred: dict[str, Send] = {}
         self._broadcast_due = False
@@ -235,12 +220,12 @@ class AggregatorCore:
     @property
     def next_timer(self) -> Nanoseconds | None:
         """When `TimersDue` is to be handed in next."""
-        return min((timer.due for timer in self._timers.values()), default=None)
+        return self._timers.next
 
     @property
     def rule_waits(self) -> bool:
         """Whether the rule will do something by itself, at a time that it has set."""
-        return any(name.startswith(_RULE) for name in self._timers)
+        return self._timers.any_of_rule
 
     @property
     def ended(self) -> Nanoseconds | None:
@@ -327,11 +312,11 @@ class AggregatorCore:
         self._set_present(self._ready)
         clients = tuple(self._server.clients)
         missing = tuple(c for c in self._settings.importance if c not in self._server.clients)
-        self._set_periodic(_EVALUATE, self._settings.evaluate_every, at)
+        self._timers.set_periodic("evaluate", self._settings.evaluate_every, at)
         if self._settings.checkpoint_every is not None:
-            self._set_periodic(_CHECKPOINT, self._settings.checkpoint_every, at)
+            self._timers.set_periodic("checkpoint", self._settings.checkpoint_every, at)
         if self._settings.stop.after is not None:
-            self._timers[_AFTER] = _Timer(from_seconds(self._settings.stop.after))
+            self._timers.set("after", from_seconds(self._settings.stop.after))
         return [
             Log(events.RunStarted(to_seconds(at), started.wall_clock, clients, missing)),
             Save(self._server.version),
@@ -431,12 +416,12 @@ class AggregatorCore:
 
     def _ask(self, client: str, at: Nanoseconds) -> list[Action]:
         newest = self._asked[client] = self._dispatches.newest_open(client)
-        self._timers[_GONE + client] = _Timer(at + _GONE_AFTER)
+        self._timers.set(("report", client), at + _GONE_AFTER)
         return [AskForReport(client, newest)]
 
     def _answers(self, client: str) -> None:
         """`client` need not answer any more."""
-        self._timers.pop(_GONE + client, None)
+        self._timers.cancel(("report", client))
         self._asked.pop(client, None)
 
     def _reported(self, event: inputs.Reported) -> Actions:
@@ -598,10 +583,8 @@ class AggregatorCore:
     def _due(self, at: Nanoseconds) -> Actions:
         """Fire every timer that is due at time `at`, the earliest first."""
         actions: list[Action] = []
-        while (first := self.next_timer) is not None and first <= at:
-            together = [name for name, timer in self._timers.items() if timer.due == first]
-            name = min(together, key=_rank)
-            actions += self._fire(name, self._timers.pop(name), at)
+        while (popped := self._timers.pop(at)) is not None:
+            actions += self._fire(*popped, at)
         return actions
 
     def _end_of_instant(self, at: Nanoseconds) -> Actions:
@@ -634,16 +617,16 @@ class AggregatorCore:
         if not self._running or self._ending:
             return []
         self._ending = (at, reason)
-        self._timers_at_end, self._timers = self._timers, {}
+        self._timers_at_end, self._timers = self._timers, Timers()
         self._deferred.clear()
         self._requests_due.clear()
         self._broadcast_due = False
         if (last := self._settings.last_evaluation) is not None:
             timeout = min(timeout, math.inf if last.timeout is None else last.timeout)
             if timeout > _GRACE_S:
-                self._timers[_TELL] = _Timer(at + from_seconds(_GRACE_S / last.dilation))
+                self._timers.set("waiting", at + from_seconds(_GRACE_S / last.dilation))
             if timeout < math.inf:
-                self._timers[_GIVE_UP] = _Timer(at + from_seconds(timeout / last.dilation))
+                self._timers.set("give up", at + from_seconds(timeout / last.dilation))
         return [StopClients()]
 
     def _still_open(self, client: str, at: Nanoseconds) -> list[Log]:
@@ -862,9 +845,9 @@ class AggregatorCore:
                     self._requested[client] = self._requests_due[client] = action
                 case rules.SetTimer(name, after):
                     # A late timer does not make the next ones late: they count from when it was due.
-                    self._timers[_RULE + name] = _Timer((at if ticked is None else ticked) + after)
+                    self._timers.set(("rule", name), (at if ticked is None else ticked) + after)
                 case rules.SetPeriodicTimer(name, period):
-                    self._set_periodic(_RULE + name, period, at)
+                    self._timers.set_periodic(("rule", name), period, at)
         return done
 
     def _sum_up(self, wanted: SumUp, sums: Sums, at: Nanoseconds) -> list[Action]:
@@ -883,7 +866,7 @@ class AggregatorCore:
         if sums.lost(found):
             return self._lose(found, sums, at)
         timeout = from_seconds(sums.settings.timeout)
-        self._timers[f"{_OPEN}{found.number}"] = _Timer(at + timeout)
+        self._timers.set(("shares", found.number), at + timeout)
         asked = self._server.in_order(found.holders)
         return [AskForShares(client, found.number, found.wanted) for client in asked]
 
@@ -904,7 +887,7 @@ class AggregatorCore:
     def _open(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
         """The model moves by a sum that enough clients have opened."""
         wanted = self._summing.pop(found.number)
-        self._timers.pop(f"{_OPEN}{found.number}", None)
+        self._timers.cancel(("shares", found.number))
         largest = sums.settings.largest_weight
         used = tuple(
             replace(one, weight=found.weights[one.client, one.dispatch] / largest)
@@ -916,7 +899,7 @@ class AggregatorCore:
     def _lose(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
         """Too few are left to open a sum: nothing comes of its updates."""
         wanted = self._summing.pop(found.number)
-        self._timers.pop(f"{_OPEN}{found.number}", None)
+        self._timers.cancel(("shares", found.number))
         del sums.waiting[found.number]
         reason = (
             f"its buffer is lost: {len(found.answers)} of {sums.settings.needed} clients that are "
@@ -1009,33 +992,28 @@ class AggregatorCore:
             shares=self._settings.side.kind in ("model", "residual"),
         )
 
-    def _set_periodic(self, name: str, period: Nanoseconds, at: Nanoseconds) -> None:
-        """Have the timer fire at every multiple of `period` after `at`."""
-        self._timers[name] = _Timer(next_multiple(period, at), period)
-
-    def _fire(self, name: str, timer: _Timer, at: Nanoseconds) -> Actions:
-        """Fire `timer`, at `at`, which may be later than it was due."""
-        if name.startswith(_RULE):  # of the rule, no tick is left out, however late
-            if timer.period is not None:
-                self._timers[name] = _Timer(timer.due + timer.period, timer.period)
-            return self._carry_out(self._rule.timer(name.removeprefix(_RULE)), at, ticked=timer.due)
-        if timer.period is not None:
-            self._set_periodic(name, timer.period, at)
-        if name == _EVALUATE:
-            return self._evaluate(at)
-        if name == _CHECKPOINT:
-            return [Save(self._server.version)]
-        if name.startswith(_OPEN) and self._sums is not None:
-            found = self._sums.waiting[int(name.removeprefix(_OPEN))]
-            return self._lose(found, self._sums, at)
-        if name.startswith(_GONE):
-            client = name.removeprefix(_GONE)
-            gone = self._status(client, "offline", at)
-            self._asked[client] = 0  # where it is only slow to answer, it is back as soon as it does
-            return gone
-        if self._ending is not None:
-            return self._waited(name, *self._ending)
-        return self._end(_AFTER, at)
+    def _fire(self, timer: Timer, due: Nanoseconds, at: Nanoseconds) -> Actions:
+        """What `timer` is for, at `at`, which may be later than it was `due`."""
+        match timer:
+            case ("rule", str(name)):
+                return self._carry_out(self._rule.timer(name), at, ticked=due)
+            case "evaluate":
+                return self._evaluate(at)
+            case "checkpoint":
+                return [Save(self._server.version)]
+            case ("shares", int(number)) if self._sums is not None:
+                return self._lose(self._sums.waiting[number], self._sums, at)
+            case ("report", str(client)):
+                gone = self._status(client, "offline", at)
+                self._asked[client] = 0  # where it is only slow to answer, it is back as soon as it does
+                return gone
+            case "after":
+                return self._end("after", at)
+            case "waiting" if self._ending is not None:
+                return self._tell_of_waiting(self._ending[0])
+            case "give up" if self._ending is not None:
+                return self._give_up("the run waits no longer", *self._ending)
+        raise RuntimeError(f"a timer {timer} that cannot be set now")
 
     def _evaluate(self, at: Nanoseconds) -> list[Action]:
         """Evaluate, unless the last evaluation is still going or nothing changed since."""
@@ -1051,11 +1029,9 @@ class AggregatorCore:
         note = events.Note(to_seconds(at), f"version {version} of the model {_BROKEN}")
         return [Log(note), Evaluate(version)]
 
-    def _waited(self, timer: str, ended: Nanoseconds, reason: str) -> list[Action]:
-        """`timer` says that the run, which `ended`, has waited for its last evaluation for a while. The
-        run clock stands still: that is when its records are from."""
-        if timer == _GIVE_UP:
-            return self._give_up("the run waits no longer", ended, reason)
+    def _tell_of_waiting(self, ended: Nanoseconds) -> list[Action]:
+        """The run, which `ended`, has waited for its last evaluation for a while. The run clock stands
+        still: that is when its records are from."""
         last, count = self._settings.last_evaluation, self._unevaluated
         what = "evaluation is" if count == 1 else f"{count} evaluations are"
         text = f"the run is over; its last {what} waited for"
@@ -1081,7 +1057,7 @@ class AggregatorCore:
 
     def _finish(self, at: Nanoseconds, reason: str) -> list[Action]:
         self._finished = True
-        self._timers.clear()
+        self._timers = Timers()
         return [
             *self._in_buffer(at),
             *self._stall_ends(at),
@@ -1140,8 +1116,3 @@ def _impossible(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) ->
     if _MAX_LOSS < abs(message.loss) < math.inf:
         return f"a loss of {message.loss:g}, which no float32 is"
     return None
-
-
-def _rank(timer: str) -> int:
-    """The order of timers that are due at once: the rule's work still counts, the end comes last."""
-    return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 3}.get(timer, 0)

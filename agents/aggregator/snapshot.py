@@ -29,6 +29,7 @@ _MODULES = {
     "agents.aggregator.core",
     "agents.aggregator.dispatches",
     "agents.aggregator.progress",
+    "agents.aggregator.timers",
     "agents.allowance",
     "agents.buffers",
     "agents.client_side",
