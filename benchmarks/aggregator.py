@@ -29,10 +29,11 @@ import safetensors.numpy
 
 from agents import allocator, events, parts, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core, inputs
-from agents.aggregator.core import Setup
+from agents.aggregator import inputs
+from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.recording import Recording
+from agents.aggregator.settings import Settings
 from agents.config import Durability, Named, Stop
 from agents.nanoseconds import SECOND
 from agents.rules.fedasync import FedAsync
@@ -63,7 +64,7 @@ class Aggregator:
 
     def __init__(self, rule: Rule, size: int, record: Path | None = None) -> None:
         importance = dict.fromkeys(CLIENTS, 1 / len(CLIENTS))
-        settings = core.Settings(
+        settings = Settings(
             run="bench",
             schema="schema",
             side=rule.client_side,
@@ -86,9 +87,9 @@ class Aggregator:
         self._handle(inputs.Started(0, 0.0, 0))
         self._handle(inputs.InstantOver(0))
 
-    def _begin(self, settings: core.Settings) -> None:
+    def _begin(self, settings: Settings) -> None:
         self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
-        self._core = core.AggregatorCore(settings, self._rule.begin(self._server), self._server)
+        self._core = AggregatorCore(settings, self._rule.begin(self._server), self._server)
 
     def payloads(self) -> list[tuple[str, bytes]]:
         """An update of every client, answering what it was sent last."""
@@ -215,7 +216,7 @@ class Durable(Aggregator):
         self._folder, self._durability, self._batch = folder, durability, batch
         super().__init__(RULES["fedbuff"], size)
 
-    def _begin(self, settings: core.Settings) -> None:
+    def _begin(self, settings: Settings) -> None:
         setup = Setup(settings, Named("fedbuff", {"buffer_size": 4}), 0)
         (self._folder / "models").mkdir(parents=True)
         durability, w = self._durability, self._vector.copy()

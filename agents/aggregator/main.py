@@ -25,12 +25,14 @@ import torch
 
 from agents import allocator, config, events, messages, own_code, parts, shards, topics, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core, inputs
+from agents.aggregator import inputs
+from agents.aggregator.core import Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.gate import Gate
 from agents.aggregator.parts import Parts
 from agents.aggregator.recording import RecordingError
+from agents.aggregator.settings import LastEvaluation, Settings
 from agents.aggregator.snapshot import SnapshotError
 from agents.clock import Clock
 from agents.config import AggregatorConfig
@@ -103,7 +105,7 @@ class Aggregator:
         rule = own_code.build(cfg.rule, RULES, Rule)
         w, buffers, self._schema = first_model(task, cfg.seed, cfg.start)
         directory = Path(cfg.run_directory)
-        settings = core.Settings(
+        settings = Settings(
             run=cfg.run,
             schema=self._schema,
             side=rule.client_side,
@@ -118,14 +120,14 @@ class Aggregator:
             keeps_models=cfg.keeps_models,
             secure=cfg.secure,
             noise=cfg.noise,
-            last_evaluation=core.LastEvaluation(
+            last_evaluation=LastEvaluation(
                 timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
                 dilation=cfg.dilation,
             ),
         )
         self._durable = DurableCore(
             directory,
-            core.Setup(settings, cfg.rule, cfg.seed),
+            Setup(settings, cfg.rule, cfg.seed),
             w,
             part=cfg.part,
             durability=cfg.durability,
