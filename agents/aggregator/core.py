@@ -43,10 +43,10 @@ from agents.aggregator.progress import Progress
 from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timer, Timers
 from agents.aggregator.validation import MAX_COUNT, Validation
-from agents.allowance import Allowance
 from agents.buffers import Buffers
 from agents.config import Named, ServerNoise
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.rate_limit import RateLimit
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import Kind, Request, Rule, Send, Server, State, SumUp
@@ -159,7 +159,7 @@ class AggregatorCore:
         """The last one whose evaluation was requested."""
         self._ending: tuple[Nanoseconds, str] | None = None
         self._finished = False
-        self._strays = Allowance(*_STRAYS)
+        self._strays = RateLimit(*_STRAYS)
         self._diverged = False
         """Whether an evaluated model was not finite."""
 
@@ -636,7 +636,7 @@ class AggregatorCore:
         """What `sender` sent answers no dispatch. There can be any number of them, unlike of updates,
         for each of which there was a model."""
         rejected = self._reject(sender, reason, at, dispatch)
-        return rejected if rejected and self._strays.has(sender, to_seconds(at)) else []
+        return rejected if rejected and self._strays.admits(sender, to_seconds(at)) else []
 
     def _request_again(self, client: str) -> None:
         """The update that the rule has requested was of no use: the rule still waits for one."""
@@ -928,7 +928,7 @@ class AggregatorCore:
             *(log for client in self._server.clients for log in self._unanswered(client, at)),
             *(
                 Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))
-                for client, count in self._strays.left_out.items()
+                for client, count in self._strays.refused.items()
             ),
             Save(self._server.version, final=True),
             Log(events.RunEnded(to_seconds(at), reason, self._server.version, self._applied)),
