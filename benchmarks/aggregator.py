@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from agents import allocator, events, parts, wire
+from agents import chunks, events, process, wire
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore, Setup
@@ -79,8 +79,8 @@ class Aggregator:
         self._recording: Recording | None = None
         if record is not None:
             self._recording = Recording(record, Setup(settings, Named("fedbuff", {}), 0))
-        self._outbox: dict[str, tuple[act.Dispatch, parts.Messages]] = {}
-        self._newest: tuple[int, parts.Body] | None = None
+        self._outbox: dict[str, tuple[act.Dispatch, chunks.Messages]] = {}
+        self._newest: tuple[int, chunks.Body] | None = None
         self._sequence = 0
         for client in CLIENTS:
             self._handle(inputs.StatusChanged(0, client, "ready"))
@@ -144,8 +144,8 @@ class Aggregator:
                 )
                 head, views = wire.laid_out(message)
                 if self._newest is None or self._newest[0] != action.version:
-                    self._newest = action.version, parts.cut([bytes(view) for view in views])
-                self._outbox[action.client] = action, parts.messages(head, self._newest[1])
+                    self._newest = action.version, chunks.cut([bytes(view) for view in views])
+                self._outbox[action.client] = action, chunks.messages(head, self._newest[1])
             elif isinstance(action, act.Log):
                 events.to_line(action.record)
 
@@ -254,7 +254,7 @@ def durability(folder: Path) -> None:
 
 
 def main() -> None:
-    allocator.keep_freed()  # as the aggregator's process does
+    process.keep_freed_memory()  # as the aggregator's process does
     if sys.argv[1:2] == ["durability"]:
         durability(Path(sys.argv[2] if len(sys.argv) > 2 else "."))
         return

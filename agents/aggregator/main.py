@@ -23,14 +23,14 @@ from typing import assert_never
 
 import torch
 
-from agents import allocator, config, events, messages, own_code, parts, shards, topics, wire
+from agents import chunks, config, events, messages, own_code, process, shards, topics, wire
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.aggregator.evaluation_parts import Parts
 from agents.aggregator.gate import Gate
-from agents.aggregator.parts import Parts
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.settings import LastEvaluation, Settings
 from agents.aggregator.snapshot import SnapshotError
@@ -75,7 +75,7 @@ def main() -> None:
     cfg = config.load(AggregatorConfig, Path(sys.argv[1]))
     if cfg.evaluation_cpus:  # a container has both
         os.sched_setaffinity(0, cfg.cpus)
-    allocator.keep_freed()
+    process.keep_freed_memory()
     own_code.use(cfg.code)
     code = 1
     try:
@@ -92,9 +92,7 @@ def main() -> None:
             sys.stderr.write(f"{own_code.told(error)}\n")
         else:
             traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    process.end(code)
 
 
 class Aggregator:
@@ -179,8 +177,8 @@ class Aggregator:
         )
         self._connection.open()
         self._connection.publish_status(status, _READY)
-        self._outbox: list[tuple[str, bytes | parts.Messages]] = []
-        self._newest: tuple[int, parts.Body] | None = None
+        self._outbox: list[tuple[str, bytes | chunks.Messages]] = []
+        self._newest: tuple[int, chunks.Body] | None = None
         """Version and body of the model that was sent last."""
         self._acknowledgements: list[messages.Acknowledgement] = []
         self._finished: str | None = "before" if self._core.finished else None
@@ -414,7 +412,7 @@ class Aggregator:
         request = messages.encode(messages.ReportRequest(client, about))
         self._outbox.append((self._topics.request(client), request))
 
-    def _model(self, version: int, number: int, dispatch: act.Dispatch | None = None) -> parts.Messages:
+    def _model(self, version: int, number: int, dispatch: act.Dispatch | None = None) -> chunks.Messages:
         head, views = wire.laid_out(
             wire.ModelMessage(
                 run=self._topics.run,
@@ -428,8 +426,8 @@ class Aggregator:
         )
         if self._newest is None or self._newest[0] != version:
             self._newest = None  # not two at once
-            self._newest = version, parts.cut([bytes(view) for view in views])  # the rule changes w
-        return parts.messages(head, self._newest[1])
+            self._newest = version, chunks.cut([bytes(view) for view in views])  # the rule changes w
+        return chunks.messages(head, self._newest[1])
 
 
 if __name__ == "__main__":
