@@ -21,13 +21,13 @@ from typing import Any, cast
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
 
-from agents import arrivals, parts
+from agents import arrivals, chunks
 from agents.nanoseconds import Nanoseconds
 
 _LARGE = 2**15
 """Bytes of a packet from which on it is handled here."""
 _BEGINNING = 1024
-"""Bytes of it that are read first: topic, identifier and the head of a part. As many are sent first."""
+"""Bytes of it that are read first: topic, identifier and the head of a chunk. As many are sent first."""
 _AT_ONCE = 2**14
 """Bytes of it that wake paho's thread: on a slow link each of its packets would (docs/cpu.md)."""
 _TWO_BYTES = struct.Struct("!H")
@@ -52,17 +52,17 @@ class _Arriving:
     identifier: int | None = None
     """Of QoS 1."""
     payload: bytearray | None = None
-    """All of it, where it is no part."""
+    """All of it, where it is no chunk."""
     share: int | None = None
-    """Bytes of a part that is wanted."""
+    """Bytes of a chunk that is wanted."""
 
 
 class Client(paho.Client):
-    """`joiner` puts parts together. Payloads, of large messages and small, go to `sink` with their topic
-    and the host's monotonic time when all of it had arrived; it is called in paho's thread. `options`
-    are paho's own."""
+    """`joiner` puts chunks together. Payloads, of large messages and small, go to `sink` with their
+    topic and the host's monotonic time when all of it had arrived; it is called in paho's thread.
+    `options` are paho's own."""
 
-    def __init__(self, joiner: parts.Joiner, sink: Sink, **options: Any) -> None:
+    def __init__(self, joiner: chunks.Joiner, sink: Sink, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._joiner, self._sink = joiner, sink
         self._arriving: _Arriving | None = None
@@ -138,7 +138,7 @@ class Client(paho.Client):
         beginning: bytearray = cast(Any, arriving.place.obj)
         (length,) = _TWO_BYTES.unpack_from(beginning)
         at = _TWO_BYTES.size + length
-        if at + _TWO_BYTES.size + parts.HEAD.size > len(beginning):  # a topic as none of ours
+        if at + _TWO_BYTES.size + chunks.HEAD.size > len(beginning):  # a topic as none of ours
             self._left_to_paho = arriving.packet
             arriving.packet["packet"] += beginning
             arriving.packet["to_process"] = arriving.left
@@ -147,8 +147,8 @@ class Client(paho.Client):
         if arriving.packet["command"] & _QOS_1:
             (arriving.identifier,) = _TWO_BYTES.unpack_from(beginning, at)
             at += _TWO_BYTES.size
-        if parts.is_part(beginning[at:]):
-            head, at = bytes(beginning[at : at + parts.HEAD.size]), at + parts.HEAD.size
+        if chunks.is_chunk(beginning[at:]):
+            head, at = bytes(beginning[at : at + chunks.HEAD.size]), at + chunks.HEAD.size
             share = len(beginning) - at + arriving.left
             place = self._joiner.place(topic, head, share)
             arriving.share = None if place is None else share
@@ -187,8 +187,8 @@ class Client(paho.Client):
         info: paho.MQTTMessageInfo | None = None,
         properties: Any = None,
     ) -> MQTTErrorCode:
-        share = payload.share if isinstance(payload, parts.Part) else memoryview(payload)
-        head = payload if isinstance(payload, parts.Part) else b""
+        share = payload.share if isinstance(payload, chunks.Chunk) else memoryview(payload)
+        head = payload if isinstance(payload, chunks.Chunk) else b""
         if self._sock is None or qos != 1 or (not head and len(share) < _LARGE):
             return super()._send_publish(mid, topic, payload, qos, retain, dup, info, properties)
         packet = bytearray([MessageType.PUBLISH | dup << 3 | _QOS_1 | retain])

@@ -26,10 +26,10 @@ from typing import Any, cast
 
 import paho.mqtt.client as paho
 
-from agents import arrivals, parts, streaming
+from agents import arrivals, chunks, streaming
+from agents.chunks import Messages
 from agents.config import KEEPALIVE, Broker
 from agents.nanoseconds import Nanoseconds
-from agents.parts import Messages
 from agents.retry import retry
 
 _MAX_IN_FLIGHT = 64
@@ -62,14 +62,14 @@ class Connection:
         will: tuple[str, bytes] | None = None,
         keepalive: float = KEEPALIVE,
         keeps_session: bool = False,
-        largest: int = parts.MOST_TOGETHER,
+        largest: int = chunks.MAX_PAYLOAD_BYTES,
         reconnected: Callable[[Nanoseconds], None] | None = None,
     ) -> None:
         """`will`: topic and payload of our last retained message. `close` publishes it, or the broker,
         where we end without that or are silent for one and a half times `keepalive` seconds.
 
         `keeps_session`: the broker keeps for us what is published while we are away. `largest`: bytes of
-        what is put together of parts, at most; more is dropped, with 0 all of it. `reconnected` is
+        what is put together of chunks, at most; more is dropped, with 0 all of it. `reconnected` is
         called like `sink`, with the host's monotonic time of the loss, once a connection that was lost
         is there again.
         """
@@ -92,7 +92,7 @@ class Connection:
         self._got_through = 0.0
         """While it is being closed: when the broker acknowledged something."""
         self._paho = streaming.Client(
-            parts.Joiner(largest),
+            chunks.Joiner(largest),
             self._on_payload,
             client_id=broker.username,  # as no other's: the broker ends a session for one of its id
             clean_session=not keeps_session,
@@ -140,15 +140,15 @@ class Connection:
         self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False
     ) -> None:
         """Hand over a payload, in one piece or as the messages that carry it, with QoS 1; it is sent in
-        order, also after a reconnect. Of a large one, which goes in parts, none can be retained."""
+        order, also after a reconnect. Of a large one, which goes in chunks, none can be retained."""
         if isinstance(payload, str):
             payload = payload.encode()
         with self._order:
-            for part in parts.split(payload) if isinstance(payload, bytes | bytearray) else payload:
+            for chunk in chunks.split(payload) if isinstance(payload, bytes | bytearray) else payload:
                 if self._held is None:
-                    self._paho.publish(topic, part, qos=1, retain=retain)
+                    self._paho.publish(topic, chunk, qos=1, retain=retain)
                 else:
-                    self._held.append((topic, part, retain))
+                    self._held.append((topic, chunk, retain))
 
     def publish_status(self, topic: str, payload: bytes) -> None:
         """Publish a retained message, now and after each reconnect."""
@@ -162,8 +162,8 @@ class Connection:
     def close(self, timeout: float = 2.0, *, patient: bool = False) -> None:
         """Publish the last will, after what was published before, and disconnect in order. Where that
         takes more than `timeout` seconds (if `patient`: where nothing gets through for as long as the
-        keep-alive, which a part of a large message does not take), the connection is dropped, upon which
-        the broker publishes the will."""
+        keep-alive, which a chunk of a large message does not take), the connection is dropped, upon
+        which the broker publishes the will."""
         if patient:
             timeout = max(timeout, self._keepalive)
             self._paho.on_publish = self._on_publish

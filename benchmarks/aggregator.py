@@ -27,12 +27,13 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from agents import allocator, events, parts, wire
+from agents import chunks, events, process, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core, inputs
-from agents.aggregator.core import Setup
+from agents.aggregator import inputs
+from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.recording import Recording
+from agents.aggregator.settings import Settings
 from agents.config import Durability, Named, Stop
 from agents.nanoseconds import SECOND
 from agents.rules.fedasync import FedAsync
@@ -63,7 +64,7 @@ class Aggregator:
 
     def __init__(self, rule: Rule, size: int, record: Path | None = None) -> None:
         importance = dict.fromkeys(CLIENTS, 1 / len(CLIENTS))
-        settings = core.Settings(
+        settings = Settings(
             run="bench",
             schema="schema",
             side=rule.client_side,
@@ -78,17 +79,17 @@ class Aggregator:
         self._recording: Recording | None = None
         if record is not None:
             self._recording = Recording(record, Setup(settings, Named("fedbuff", {}), 0))
-        self._outbox: dict[str, tuple[act.Dispatch, parts.Messages]] = {}
-        self._newest: tuple[int, parts.Body] | None = None
+        self._outbox: dict[str, tuple[act.Dispatch, chunks.Messages]] = {}
+        self._newest: tuple[int, chunks.Body] | None = None
         self._sequence = 0
         for client in CLIENTS:
             self._handle(inputs.StatusChanged(0, client, "ready"))
         self._handle(inputs.Started(0, 0.0, 0))
         self._handle(inputs.InstantOver(0))
 
-    def _begin(self, settings: core.Settings) -> None:
+    def _begin(self, settings: Settings) -> None:
         self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
-        self._core = core.AggregatorCore(settings, self._rule.begin(self._server), self._server)
+        self._core = AggregatorCore(settings, self._rule.begin(self._server), self._server)
 
     def payloads(self) -> list[tuple[str, bytes]]:
         """An update of every client, answering what it was sent last."""
@@ -143,8 +144,8 @@ class Aggregator:
                 )
                 head, views = wire.laid_out(message)
                 if self._newest is None or self._newest[0] != action.version:
-                    self._newest = action.version, parts.cut([bytes(view) for view in views])
-                self._outbox[action.client] = action, parts.messages(head, self._newest[1])
+                    self._newest = action.version, chunks.cut([bytes(view) for view in views])
+                self._outbox[action.client] = action, chunks.messages(head, self._newest[1])
             elif isinstance(action, act.Log):
                 events.to_line(action.record)
 
@@ -215,7 +216,7 @@ class Durable(Aggregator):
         self._folder, self._durability, self._batch = folder, durability, batch
         super().__init__(RULES["fedbuff"], size)
 
-    def _begin(self, settings: core.Settings) -> None:
+    def _begin(self, settings: Settings) -> None:
         setup = Setup(settings, Named("fedbuff", {"buffer_size": 4}), 0)
         (self._folder / "models").mkdir(parents=True)
         durability, w = self._durability, self._vector.copy()
@@ -253,7 +254,7 @@ def durability(folder: Path) -> None:
 
 
 def main() -> None:
-    allocator.keep_freed()  # as the aggregator's process does
+    process.keep_freed_memory()  # as the aggregator's process does
     if sys.argv[1:2] == ["durability"]:
         durability(Path(sys.argv[2] if len(sys.argv) > 2 else "."))
         return

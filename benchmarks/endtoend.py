@@ -52,7 +52,7 @@ _KINDS = ("bare", "lean", "none", "update")
 _LEAN = 2**16
 """Bytes of a part."""
 _KEEPS = {"MALLOC_MMAP_THRESHOLD_": f"{2**25}", "MALLOC_TRIM_THRESHOLD_": f"{2**26}"}
-"""glibc's environment for what `agents.allocator` does."""
+"""glibc's environment for what `agents.process` does."""
 _TASK = """
     from dataclasses import dataclass
 

@@ -28,11 +28,11 @@ import pytest
 from agents import messages, shards, wire
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.main import Aggregator
-from agents.allowance import Allowance
 from agents.buffers import Buffers
 from agents.compression import METHODS, Compressor
 from agents.config import AggregatorConfig, Broker, Named, RouterConfig, Stop
 from agents.device_actions import Crash, SetLink
+from agents.rate_limit import RateLimit
 from agents.router.main import Router
 from agents.secure.masked import Masked
 from agents.tasks.quadratic import Quadratic
@@ -270,8 +270,8 @@ def fuzzing(seed: int) -> Iterator[Fuzz]:
         patch.setattr("agents.router.main.DelayServer", _Silent)
         patch.setattr("agents.router.main.iptables", lambda: ["iptables"])
         patch.setattr("agents.router.main.run", lambda _: "")
-        patch.setattr(Allowance, "has", lambda *_: True)
-        patch.setattr(Allowance, "give_back", lambda *_: None)
+        patch.setattr(RateLimit, "admits", lambda *_: True)
+        patch.setattr(RateLimit, "refund", lambda *_: None)
         fuzz = Fuzz(Path(folder), seed)
         add, reject = messages.Refusals.add, AggregatorCore._reject
         parts = {

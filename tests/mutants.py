@@ -115,9 +115,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "pass",
     ): "mypy checks that this is never reached",
     (
-        "agents/aggregator/core.py",
-        "return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 3}.get(timer, 0)",
-        "return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 4}.get(timer, 0)",
+        "agents/aggregator/timers.py",
+        '_ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 3}',
+        '_ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 4}',
     ): "the end comes last with either number",
     (
         "agents/aggregator/evaluation.py",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never, cast
@@ -40,32 +40,24 @@ from agents.aggregator.actions import (
 )
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.aggregator.progress import Progress
-from agents.allowance import Allowance
+from agents.aggregator.settings import Settings
+from agents.aggregator.timers import Timer, Timers
+from agents.aggregator.validation import MAX_COUNT, Validation
 from agents.buffers import Buffers
-from agents.compression import Compressed
-from agents.config import KEEPALIVE, Bounds, Named, SecureRun, ServerNoise, Stop, silence
-from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
+from agents.config import KEEPALIVE, Named, ServerNoise, silence
+from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.rate_limit import RateLimit
 from agents.rules import RULES
 from agents.rules import interface as rules
-from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server, State, SumUp
+from agents.rules.interface import Kind, Request, Rule, Send, Server, State, SumUp
 from agents.secure.masked import Masked
 from agents.secure.sums import Sum, Summand, Sums
 from agents.texts import visible
 from agents.vectors import Vector, add_scaled, norm
 from agents.wire import FAREWELL, UpdateMessage, plain_size
 
-_EVALUATE = "evaluate"
-_CHECKPOINT = "checkpoint"
-_AFTER = "after"
-_TELL = "tell that it waits"
-_GIVE_UP = "wait no longer"
-_RULE = "rule:"
-_GONE = "gone:"
-_OPEN = "open:"
-"""And the number of a sum: until then it must be open."""
-_NOTHING = np.zeros(0, np.float32)
 _SILENCE = from_seconds(silence(KEEPALIVE))
-_BROKEN = (
+_DIVERGED = (
     "is not finite, or its norm is above 1.8e19: nothing that is trained from it is of use. The updates "
     "were finite, so it is what the rule makes of them"
 )
@@ -75,12 +67,6 @@ has at all where the run is interrupted: a process that is told to end is soon k
 _IDLE = 2 * SECOND
 """For how long all clients may wait for a model at once."""
 _NOTHING_ARRIVED = "nothing arrived"
-_INT64 = 2**63 - 1
-"""The largest number that the tables made of the records can hold."""
-_MAX_EFFECTIVE_STEPS = 1e12
-"""The rule multiplies with them: with vectors of up to 1.8e19 the model stays finite."""
-_MAX_LOSS = 3.5e38
-"""Of what is finite: NaN says that there is none, infinity that it overflowed."""
 _STRAYS = 100, 10.0
 """At once, and a second: what of one client's that answers no dispatch is recorded."""
 _MAX_REASON = 200
@@ -89,52 +75,6 @@ _CUT_SHORT = ("interrupted", "no clients left")
 """Ends after which a run can go on."""
 _REMEMBERED = 64
 """Latest updates of each client that are known as dealt with: more than it has under way."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastEvaluation:
-    """How long a run that is over waits for its last evaluation."""
-
-    timeout: float | None = 30.0
-    """Seconds of the host; None: as long as it takes."""
-    dilation: float = 1.0
-    """Seconds of the host that make one of device time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a run requires of its aggregator, beyond the rule."""
-
-    run: str
-    schema: str
-    """Hash of the model's schema; updates must carry the same."""
-    side: ClientSide
-    """What the rule requires of its clients."""
-    importance: Mapping[str, float]
-    """p_i of every client that may take part, in device order."""
-    samples: Mapping[str, int] = field(default_factory=dict)
-    """Of each client's shard: what its updates must say, as a rule may weight with it. Of a client that
-    is not here, any number is taken."""
-    stop: Stop
-    evaluate_every: Nanoseconds
-    checkpoint_every: Nanoseconds | None = None
-    """None for no checkpoints but the first model and the last."""
-    keeps_models: bool = False
-    """Clients send models as compressed differences: those that they trained from are needed."""
-    bounds: Bounds = field(default_factory=Bounds)
-    secure: SecureRun | None = None
-    """Updates come masked, and only sums of them are known."""
-    noise: ServerNoise | None = None
-    """Is added to each version."""
-    silence: Mapping[str, Nanoseconds] = field(default_factory=dict)
-    """By client: after which it is gone where it was asked for a report and has not answered. Without an
-    entry: when the broker gives up on it, too, as its keep-alive is the usual one."""
-    patient: bool = False
-    """Go on where no client is left."""
-    evaluate_after: bool = False
-    """Evaluations are made after the run: none is left out because another one goes on."""
-    last_evaluation: LastEvaluation | None = None
-    """None where evaluations take no device time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +111,6 @@ class _Arrival:
     """Clients that have left since, and with them their shares of its mask."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Timer:
-    due: Nanoseconds
-    period: Nanoseconds | None = None
-    """It is due again so much later."""
-
-
 class AggregatorCore:
     def __init__(self, settings: Settings, rule: State, server: Server) -> None:
         self._settings = settings
@@ -188,8 +121,8 @@ class AggregatorCore:
         self._running = False
         self._suspended = False
         """All processes were started anew, and the run clock stands still until it goes on."""
-        self._timers: dict[str, _Timer] = {}
-        self._timers_at_end: dict[str, _Timer] = {}
+        self._timers = Timers()
+        self._timers_at_end = Timers()
         """What was set when the run ended, for one that goes on."""
         self._deferred: dict[str, Send] = {}
         self._broadcast_due = False
@@ -198,7 +131,7 @@ class AggregatorCore:
         self._requests_due: dict[str, Request] = {}
         """Those of them that leave when the instant is over."""
         self._dispatches = Dispatches()
-        self._asked: dict[str, int] = {}
+        self._asked_about: dict[str, int] = {}
         """By client that owes a report: about which dispatch it was asked last, 0 where it is gone."""
         self.progress = Progress()
         self._stalled_since: Nanoseconds | None = None
@@ -207,11 +140,11 @@ class AggregatorCore:
         """By client: the dispatches that its latest updates answered, whatever became of these."""
         self._arrivals: dict[tuple[str, int], _Arrival] = {}
         """By client and dispatch, in the order of their arrival: what waits to be applied."""
-        self._bounded = settings.bounds != Bounds()
         self._bases: dict[int, Vector] = {}
         """With `keeps_models`: by version, the models that are trained from."""
         secure = settings.secure
         self._sums = None if secure is None else Sums(secure, server.w.size)
+        self._validation = Validation(settings, server, self._sums)
         self._summing: dict[int, SumUp] = {}
         """By number, what waits in `_sums`."""
         self._lost: dict[str, dict[int, int]] = {}
@@ -224,9 +157,11 @@ class AggregatorCore:
         """The last one whose evaluation was requested."""
         self._ending: tuple[Nanoseconds, str] | None = None
         self._finished = False
-        self._strays = Allowance(*_STRAYS)
-        self._broken = False
+        self._strays = RateLimit(*_STRAYS)
+        self._diverged = False
         """Whether an evaluated model was not finite."""
+
+    # What a shell may ask
 
     @property
     def ready(self) -> Sequence[str]:
@@ -236,17 +171,12 @@ class AggregatorCore:
     @property
     def next_timer(self) -> Nanoseconds | None:
         """When `TimersDue` is to be handed in next."""
-        return min((timer.due for timer in self._timers.values()), default=None)
+        return self._timers.next
 
     @property
     def rule_waits(self) -> bool:
         """Whether the rule will do something by itself, at a time that it has set."""
-        return any(name.startswith(_RULE) for name in self._timers)
-
-    @property
-    def ended(self) -> Nanoseconds | None:
-        """When the run ended, but for its last evaluation; None: it has not."""
-        return None if self._ending is None else self._ending[0]
+        return self._timers.any_of_rule
 
     @property
     def epoch(self) -> Nanoseconds | None:
@@ -254,9 +184,28 @@ class AggregatorCore:
         return self._epoch if self._running and not self._suspended else None
 
     @property
+    def ended(self) -> Nanoseconds | None:
+        """When the run ended, but for its last evaluation; None: it has not."""
+        return None if self._ending is None else self._ending[0]
+
+    @property
     def cut_short(self) -> bool:
         """Whether the run has ended in a way after which it can go on; updates are to wait for that."""
         return self._ending is not None and self._ending[1] in _CUT_SHORT
+
+    @property
+    def finished(self) -> bool:
+        """Whether `Finish` has been among the actions."""
+        return self._finished
+
+    @property
+    def evaluating_since(self) -> float:
+        """When the model was taken whose evaluation is handed in next, in seconds."""
+        return to_seconds(self._evaluating[0])
+
+    def awaits(self, client: str, dispatch: int) -> bool:
+        """Whether `dispatch` is open to `client`: that answers it once."""
+        return self._dispatches.find(client, dispatch) is not None
 
     def has(self, client: str, dispatch: int) -> bool:
         """Whether the answer of `client` to `dispatch` was handed in before: applied, in the rule's
@@ -268,14 +217,21 @@ class AggregatorCore:
         found = None if self._sums is None else self._sums.waiting.get(number)
         return found is not None and client in found.holders and client not in found.answers
 
-    def awaits(self, client: str, dispatch: int) -> bool:
-        """Whether `dispatch` is open to `client`: that answers it once."""
-        return self._dispatches.find(client, dispatch) is not None
+    def silent_since(self, at: Nanoseconds) -> Nanoseconds | None:
+        """Since when nothing has arrived, where at time `at` something should have; else None."""
+        if self.epoch is None or self._ending:
+            return None
+        open_since = {c: d.at for c in self._server.clients if (d := self._dispatches.first_open(c))}
+        since = max([self.progress.last, *open_since.values()])
+        if open_since:
+            patience = self.progress.patience(self._server.clients, open_since)
+        elif self.rule_waits or len(self._server.clients) < len(self._settings.importance):
+            return None
+        else:  # nobody trains, and nobody else can come
+            patience = _IDLE
+        return since if at - since > patience else None
 
-    @property
-    def finished(self) -> bool:
-        """Whether `Finish` has been among the actions."""
-        return self._finished
+    # Inputs
 
     def handle(self, event: inputs.Input) -> Actions:
         """What is to be done because of `event`. Nothing, once `Finish` has been among the actions, but
@@ -290,17 +246,17 @@ class AggregatorCore:
     def _handle(self, event: inputs.Input) -> Actions:
         match event:
             case inputs.UpdateArrived():
-                return self._update(event)
+                return self._update_arrived(event)
             case inputs.SharesSummed(at, client, message):
                 return self._shares_summed(client, message, at)
             case inputs.InstantOver(at):
                 return self._end_of_instant(at)
             case inputs.TimersDue(at):
-                return self._due(at)
+                return self._fire_due_timers(at)
             case inputs.StatusChanged(at, client, state):
-                return self._status(client, state, at)
+                return self._status_changed(client, state, at)
             case inputs.EvaluationDone():
-                return self._evaluated(event)
+                return self._evaluation_done(event)
             case inputs.Reported():
                 return self._reported(event)
             case inputs.Reconnected(at, since):
@@ -312,11 +268,62 @@ class AggregatorCore:
             case inputs.EndRequested(at, reason):
                 return self._interrupt(reason, at)
             case inputs.Started():
-                return self._go_on(event) if self._suspended else self._start(event)
+                return self._resume(event) if self._suspended else self._start(event)
             case inputs.Suspended():
                 return self._suspend()
             case _:
                 assert_never(event)
+
+    def _fire_due_timers(self, at: Nanoseconds) -> Actions:
+        """Fire every timer that is due at time `at`, the earliest first."""
+        actions: list[Action] = []
+        while (popped := self._timers.pop(at)) is not None:
+            actions += self._fire(*popped, at)
+        return actions
+
+    def _fire(self, timer: Timer, due: Nanoseconds, at: Nanoseconds) -> Actions:
+        """What `timer` is for, at `at`, which may be later than it was `due`."""
+        match timer:
+            case ("rule", str(name)):
+                return self._carry_out(self._rule.timer(name), at, ticked=due)
+            case "evaluate":
+                return self._evaluate(at)
+            case "checkpoint":
+                return [Save(self._server.version)]
+            case ("shares", int(number)) if self._sums is not None:
+                return self._lose_sum(self._sums.waiting[number], self._sums, at)
+            case ("report", str(client)):
+                gone = self._status_changed(client, "offline", at)
+                # Where it is only slow to answer, it is back as soon as it does.
+                self._asked_about[client] = 0
+                return gone
+            case "after":
+                return self._end("after", at)
+            case "waiting" if self._ending is not None:
+                return self._tell_of_waiting(self._ending[0])
+            case "give up" if self._ending is not None:
+                return self._give_up("the run waits no longer", *self._ending)
+        raise RuntimeError(f"a timer {timer} that cannot be set now")
+
+    def _end_of_instant(self, at: Nanoseconds) -> Actions:
+        """Send what waited for the end of this instant: models first, then the requests about them."""
+        if self._suspended:
+            return []
+        actions: list[Action] = []
+        if self._broadcast_due:
+            self._broadcast_due = False
+            version = self._server.version
+            if self._settings.keeps_models:
+                self._keep_model()
+            number = self._dispatches.broadcast(version, at, self._server.clients)
+            actions.append(Broadcast(version, number))
+        actions += [self._dispatch(send, at) for send in self._deferred.values()]
+        actions += self._requests_due.values()
+        self._deferred.clear()
+        self._requests_due.clear()
+        return actions
+
+    # The run clock starts, stands still, and goes on
 
     def _start(self, started: inputs.Started) -> Actions:
         """The run clock starts, with the clients that are ready now."""
@@ -326,19 +333,12 @@ class AggregatorCore:
         self._running = True
         self.progress.went_on(at)
         self._set_present(self._ready)
-        clients = tuple(self._server.clients)
-        missing = tuple(c for c in self._settings.importance if c not in self._server.clients)
-        self._set_periodic(_EVALUATE, self._settings.evaluate_every, at)
+        self._timers.set_periodic("evaluate", self._settings.evaluate_every, at)
         if self._settings.checkpoint_every is not None:
-            self._set_periodic(_CHECKPOINT, self._settings.checkpoint_every, at)
+            self._timers.set_periodic("checkpoint", self._settings.checkpoint_every, at)
         if self._settings.stop.after is not None:
-            self._timers[_AFTER] = _Timer(from_seconds(self._settings.stop.after))
-        return [
-            Log(events.RunStarted(to_seconds(at), started.wall_clock, clients, missing)),
-            Save(self._server.version),
-            *self._evaluate(at),
-            *self._carry_out(self._rule.start(), at),
-        ]
+            self._timers.set("after", from_seconds(self._settings.stop.after))
+        return [*self._clock_starts(started), *self._carry_out(self._rule.start(), at)]
 
     def _suspend(self) -> Actions:
         """The run clock stands still. An end that only cut the run short is undone."""
@@ -347,12 +347,12 @@ class AggregatorCore:
             self._timers = self._timers_at_end
         self._suspended = self._running and self._ending is None
         self._ready.clear()
-        for client in [*self._asked]:
-            self._answers(client)
+        for client in [*self._asked_about]:
+            self._expect_no_report(client)
         self.progress, self._stalled_since = Progress(), None
         return []
 
-    def _go_on(self, started: inputs.Started) -> Actions:
+    def _resume(self, started: inputs.Started) -> Actions:
         """The run clock goes on. To the rule, who was present leaves, and who is ready joins: one client
         after the other, as rules make do with what they have where everybody leaves."""
         at = started.at
@@ -366,16 +366,22 @@ class AggregatorCore:
             if client in self._ready:
                 changes += self._join(client, at)
         self._suspended = False
+        return [*self._clock_starts(started), *changes]
+
+    def _clock_starts(self, started: inputs.Started) -> list[Action]:
+        """The run clock starts, or goes on, with the clients that are present now."""
         clients = tuple(self._server.clients)
         missing = tuple(c for c in self._settings.importance if c not in self._server.clients)
+        at = to_seconds(started.at)
         return [
-            Log(events.RunStarted(to_seconds(at), started.wall_clock, clients, missing)),
+            Log(events.RunStarted(at, started.wall_clock, clients, missing)),
             Save(self._server.version),
-            *self._evaluate(at),
-            *changes,
+            *self._evaluate(started.at),
         ]
 
-    def _status(self, client: str, state: str, at: Nanoseconds) -> Actions:
+    # Clients come and go
+
+    def _status_changed(self, client: str, state: str, at: Nanoseconds) -> Actions:
         """A client is present from `ready` until `joining` (it starts anew) or `offline`."""
         if client not in self._settings.importance or self._ending:
             return []
@@ -396,22 +402,50 @@ class AggregatorCore:
         elif client in self._ready and not present:
             actions += self._join(client, at)
         elif state == "ready" and present:  # it has connected anew: something may be lost
-            actions += self._ask(client, at)
+            actions += self._ask_for_report(client, at)
         return actions
 
-    def silent_since(self, at: Nanoseconds) -> Nanoseconds | None:
-        """Since when nothing has arrived, where at time `at` something should have; else None."""
-        if self.epoch is None or self._ending:
-            return None
-        open_since = {c: d.at for c in self._server.clients if (d := self._dispatches.first_open(c))}
-        since = max([self.progress.last, *open_since.values()])
-        if open_since:
-            patience = self.progress.patience(self._server.clients, open_since)
-        elif self.rule_waits or len(self._server.clients) < len(self._settings.importance):
-            return None
-        else:  # nobody trains, and nobody else can come
-            patience = _IDLE
-        return since if at - since > patience else None
+    def _join(self, client: str, at: Nanoseconds) -> list[Action]:
+        self._set_present({*self._server.clients, client})
+        return self._carry_out(self._rule.join(client), at)
+
+    def _leave(self, client: str, at: Nanoseconds) -> list[Action]:
+        del self._server.clients[client]
+        self._expect_no_report(client)
+        unfinished = self._unanswered(client, at)
+        self._dispatches.forget(client)
+        for waiting in (self._requested, self._requests_due, self._deferred):
+            waiting.pop(client, None)
+        lost = [] if self._sums is None else self._lose_shares_of(client, self._sums, at)
+        return [*unfinished, *lost, *self._carry_out(self._rule.leave(client), at)]
+
+    def _rejoin(self, client: str, at: Nanoseconds) -> list[Action]:
+        """The work of `client` came to nothing. It waits for a model, and perhaps the rule for it: to
+        the rule it leaves and joins again, which both know how to go on from."""
+        return [*self._leave(client, at), *self._join(client, at)]
+
+    def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
+        """`sender` leaves for good and hands in what it remembers of its last applied update, or says
+        (as of update 0) that none was applied. From then on its numbers are forgotten: if it comes back,
+        it begins as one that never was here."""
+        acknowledged = self._acknowledged.get(sender, 0)
+        told = message.run, message.client, message.sequence
+        if told != (self._settings.run, sender, acknowledged) or self._sums is not None:
+            return []
+        if acknowledged and (problem := self._validation.unfit(message.vector)) is not None:
+            return self._reject(sender, problem, at)
+        self._acknowledged.pop(sender, None)
+        memory = message.vector if acknowledged else None
+        return self._carry_out(self._rule.retire(sender, memory), at)
+
+    def _set_present(self, present: Container[str]) -> None:
+        """Bring the rule's view of who is present up to date: in place, in device order."""
+        importance = self._settings.importance.items()
+        now = {client: p for client, p in importance if client in present}
+        self._server.clients.clear()
+        self._server.clients.update(now)
+
+    # Messages that may be lost
 
     def _stalled(self, since: Nanoseconds, at: Nanoseconds) -> Actions:
         if self._stalled_since is None:
@@ -421,39 +455,48 @@ class AggregatorCore:
         clients = list(self._server.clients)
         if any(self._dispatches.newest_open(client) for client in clients):
             return asked
-        return [*asked, *(action for client in clients for action in self._start_over(client, at))]
+        return [*asked, *(action for client in clients for action in self._rejoin(client, at))]
+
+    def _stall_ends(self, at: Nanoseconds) -> list[Action]:
+        since, self._stalled_since = self._stalled_since, None
+        if since is None:
+            return []
+        return [Log(events.Disrupted(to_seconds(at), to_seconds(since), _NOTHING_ARRIVED))]
 
     def _disrupted(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> Actions:
         """Record it, and ask who is there what has come of the models that it was sent."""
         if self.epoch is None or self._ending:
             return []
         record = events.Disrupted(to_seconds(at), to_seconds(since), reason)
-        return [Log(record), *(ask for client in self._server.clients for ask in self._ask(client, at))]
+        return [
+            Log(record),
+            *(ask for client in self._server.clients for ask in self._ask_for_report(client, at)),
+        ]
 
-    def _ask(self, client: str, at: Nanoseconds) -> list[Action]:
-        newest = self._asked[client] = self._dispatches.newest_open(client)
-        self._timers[_GONE + client] = _Timer(at + self._settings.silence.get(client, _SILENCE))
+    def _ask_for_report(self, client: str, at: Nanoseconds) -> list[Action]:
+        newest = self._asked_about[client] = self._dispatches.newest_open(client)
+        self._timers.set(("report", client), at + self._settings.silence.get(client, _SILENCE))
         return [AskForReport(client, newest)]
 
-    def _answers(self, client: str) -> None:
+    def _expect_no_report(self, client: str) -> None:
         """`client` need not answer any more."""
-        self._timers.pop(_GONE + client, None)
-        self._asked.pop(client, None)
+        self._timers.cancel(("report", client))
+        self._asked_about.pop(client, None)
 
     def _reported(self, event: inputs.Reported) -> Actions:
         """A client will answer `dispatch`, as of when it was asked about another one. Where that other
         one is newer and still open, it or its update was lost: the client gets a model in its place, of
         which the rule, which waits for the answer, need not know."""
         client, about, at = event.client, event.about, event.at
-        asked = self._asked.get(client, -1)
+        asked = self._asked_about.get(client, -1)
         if asked >= 0 and client not in self._server.clients:  # it was taken for gone
-            self._answers(client)
-            return self._status(client, "ready", at)
+            self._expect_no_report(client)
+            return self._status_changed(client, "ready", at)
         if about > asked or self._ending:
             return []
         if about == asked:  # else it was asked again meanwhile, and that answer is to come
-            self._answers(client)
-            self._ask_again(client)  # for its update: that request may be lost
+            self._expect_no_report(client)
+            self._request_again(client)  # for its update: that request may be lost
         lost = self._dispatches.find(client, about)
         if lost is None or event.dispatch >= about:
             return []
@@ -461,14 +504,16 @@ class AggregatorCore:
         again = self._dispatch(Send(client, lr=lost.lr), at)
         return [self._unfinished(client, lost, about, at, at), again]
 
-    def _update(self, event: inputs.UpdateArrived) -> Actions:
+    # Updates arrive
+
+    def _update_arrived(self, event: inputs.UpdateArrived) -> Actions:
         if not self._running or self.cut_short:
             return []
         at, sender, message = event.at, event.sender, event.message
         if message.kind == FAREWELL:
             return [] if self._ending else self._farewell(sender, message, at)
         is_new = message.sequence > 0 and not self.has(sender, message.dispatch)
-        dispatch = self._answered(sender, message)
+        dispatch = self._open_dispatch(sender, message)
         ours = (message.run, message.client) == (self._settings.run, sender)
         if is_new and ours and self._dispatches.were_sent(message.dispatch):
             self._dealt_with.setdefault(sender, deque(maxlen=_REMEMBERED)).append(message.dispatch)
@@ -479,34 +524,44 @@ class AggregatorCore:
             return [Log(events.UpdateRejected(ended, sender, late, number))]
         if isinstance(dispatch, str):
             if is_new:
-                self._ask_again(sender)
+                self._request_again(sender)
             return self._stray(sender, dispatch, at, number)
         self._dispatches.answered(sender, message.dispatch)
         self.progress.arrived(sender, event.arrived - dispatch.at, at)
-        return [*self._stall_ends(at), *self._take(event, dispatch)]
+        return [*self._stall_ends(at), *self._give_to_rule(event, dispatch)]
 
-    def _stall_ends(self, at: Nanoseconds) -> list[Action]:
-        since, self._stalled_since = self._stalled_since, None
-        if since is None:
-            return []
-        return [Log(events.Disrupted(to_seconds(at), to_seconds(since), _NOTHING_ARRIVED))]
+    def _open_dispatch(self, sender: str, message: UpdateMessage) -> Dispatched | str:
+        """The open dispatch of `sender` that `message` answers, or why it answers none: a stray, by
+        which nothing changes."""
+        if sender not in self._server.clients:
+            return "from a client that is not present"
+        if (message.run, message.client) != (self._settings.run, sender):
+            return f"says it is from {message.client} in run {message.run}"
+        if message.sequence < 1 or self.has(sender, message.dispatch):
+            return f"duplicate: sequence {message.sequence}"
+        dispatch = self._dispatches.find(sender, message.dispatch)
+        return dispatch or f"answers dispatch {message.dispatch}, which is not open"
 
-    def _take(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> Actions:
+    def _give_to_rule(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> Actions:
         """Give the rule an update, which answers `dispatch`, if it can be used."""
         at, sender = event.at, event.sender
-        message = self._usable(event, dispatch)
+        # While the clock stands still a client that outlived it is ahead of it.
+        end = MAX_COUNT if self._suspended else self._epoch + event.arrived
+        message = self._validation.usable(
+            event, dispatch, self._bases.get(dispatch.version), self._epoch + dispatch.at, end
+        )
         if isinstance(message, str):
             number = event.message.dispatch
             unfinished = self._unfinished(sender, dispatch, number, at, event.arrived)
             rejected = [*self._reject(sender, message, at, number), unfinished]
             if not self._dispatches.has_open(sender):
-                return [*rejected, *self._start_over(sender, at)]
-            self._ask_again(sender)
+                return [*rejected, *self._rejoin(sender, at)]
+            self._request_again(sender)
             return rejected
         vector = message.vector
         clipped: list[Action] = []
-        if self._bounded and (length := self._over_norm(message)) is not None:
-            vector = self._clipped(message, length)
+        if (length := self._validation.over_norm(message)) is not None:
+            vector = self._validation.clipped(message, length)
             clipped.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._requested.pop(sender, None)
         self._requests_due.pop(sender, None)
@@ -579,75 +634,14 @@ class AggregatorCore:
         """What `sender` sent answers no dispatch. There can be any number of them, unlike of updates,
         for each of which there was a model."""
         rejected = self._reject(sender, reason, at, dispatch)
-        return rejected if rejected and self._strays.has(sender, to_seconds(at)) else []
+        return rejected if rejected and self._strays.admits(sender, to_seconds(at)) else []
 
-    @property
-    def evaluating_since(self) -> float:
-        """When the model was taken whose evaluation is handed in next, in seconds."""
-        return to_seconds(self._evaluating[0])
+    def _request_again(self, client: str) -> None:
+        """The update that the rule has requested was of no use: the rule still waits for one."""
+        if client in self._requested:
+            self._requests_due[client] = self._requested[client]
 
-    def _evaluated(self, done: inputs.EvaluationDone) -> Actions:
-        if not self._evaluating:
-            raise RuntimeError("an evaluation that was not requested")
-        taken = self._evaluating.popleft()
-        log = Log(events.Evaluated(to_seconds(taken), done.version, done.loss, done.accuracy))
-        target = self._settings.stop.target_accuracy
-        if target is not None and done.accuracy >= target:
-            return [log, *self._end("target_accuracy", done.at)]
-        return [log]
-
-    def _due(self, at: Nanoseconds) -> Actions:
-        """Fire every timer that is due at time `at`, the earliest first."""
-        actions: list[Action] = []
-        while (first := self.next_timer) is not None and first <= at:
-            together = [name for name, timer in self._timers.items() if timer.due == first]
-            name = min(together, key=_rank)
-            actions += self._fire(name, self._timers.pop(name), at)
-        return actions
-
-    def _end_of_instant(self, at: Nanoseconds) -> Actions:
-        """Send what waited for the end of this instant: models first, then the requests about them."""
-        if self._suspended:
-            return []
-        actions: list[Action] = []
-        if self._broadcast_due:
-            self._broadcast_due = False
-            version = self._server.version
-            if self._settings.keeps_models:
-                self._keep_model()
-            number = self._dispatches.broadcast(version, at, self._server.clients)
-            actions.append(Broadcast(version, number))
-        actions += [self._dispatch(send, at) for send in self._deferred.values()]
-        actions += self._requests_due.values()
-        self._deferred.clear()
-        self._requests_due.clear()
-        return actions
-
-    def _interrupt(self, reason: str, at: Nanoseconds) -> list[Action]:
-        """End the run now; where it has ended already, do not wait for its last evaluation."""
-        if self._settings.last_evaluation is None or self._ending is None:
-            return self._end(reason, at, _GRACE_S)
-        return self._give_up("the run was interrupted", *self._ending)
-
-    def _end(self, reason: str, at: Nanoseconds, timeout: float = math.inf) -> list[Action]:
-        """The run is over; the final model is evaluated before the books are closed, which waits for it
-        as long as the settings say and `timeout`, in seconds of the host, at most."""
-        if not self._running or self._ending:
-            return []
-        self._ending = (at, reason)
-        self._timers_at_end, self._timers = self._timers, {}
-        self._deferred.clear()
-        self._requests_due.clear()
-        self._broadcast_due = False
-        if (last := self._settings.last_evaluation) is not None:
-            timeout = min(timeout, math.inf if last.timeout is None else last.timeout)
-            if timeout > _GRACE_S:
-                self._timers[_TELL] = _Timer(at + from_seconds(_GRACE_S / last.dilation))
-            if timeout < math.inf:
-                self._timers[_GIVE_UP] = _Timer(at + from_seconds(timeout / last.dilation))
-        return [StopClients()]
-
-    def _still_open(self, client: str, at: Nanoseconds) -> list[Log]:
+    def _unanswered(self, client: str, at: Nanoseconds) -> list[Log]:
         """The record of what `client` has been sent and not answered until now."""
         dispatch, newest = self._dispatches.first_open(client), self._dispatches.newest_open(client)
         return [] if dispatch is None else [self._unfinished(client, dispatch, newest, at, at)]
@@ -660,175 +654,7 @@ class AggregatorCore:
         record = events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until), number)
         return Log(record)
 
-    def _set_present(self, present: Container[str]) -> None:
-        """Bring the rule's view of who is present up to date: in place, in device order."""
-        importance = self._settings.importance.items()
-        now = {client: p for client, p in importance if client in present}
-        self._server.clients.clear()
-        self._server.clients.update(now)
-
-    def _leave(self, client: str, at: Nanoseconds) -> list[Action]:
-        del self._server.clients[client]
-        self._answers(client)
-        unfinished = self._still_open(client, at)
-        self._dispatches.forget(client)
-        for waiting in (self._requested, self._requests_due, self._deferred):
-            waiting.pop(client, None)
-        lost = [] if self._sums is None else self._without_shares_of(client, self._sums, at)
-        return [*unfinished, *lost, *self._carry_out(self._rule.leave(client), at)]
-
-    def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
-        """`sender` leaves for good and hands in what it remembers of its last applied update, or says
-        (as of update 0) that none was applied. From then on its numbers are forgotten: if it comes back,
-        it begins as one that never was here."""
-        acknowledged = self._acknowledged.get(sender, 0)
-        told = message.run, message.client, message.sequence
-        if told != (self._settings.run, sender, acknowledged) or self._sums is not None:
-            return []
-        if acknowledged and (problem := self._unfit(message.vector)) is not None:
-            return self._reject(sender, problem, at)
-        self._acknowledged.pop(sender, None)
-        memory = message.vector if acknowledged else None
-        return self._carry_out(self._rule.retire(sender, memory), at)
-
-    def _join(self, client: str, at: Nanoseconds) -> list[Action]:
-        self._set_present({*self._server.clients, client})
-        return self._carry_out(self._rule.join(client), at)
-
-    def _start_over(self, client: str, at: Nanoseconds) -> list[Action]:
-        """The work of `client` came to nothing. It waits for a model, and perhaps the rule for it: to
-        the rule it leaves and joins again, which both know how to go on from."""
-        return [*self._leave(client, at), *self._join(client, at)]
-
-    def _ask_again(self, client: str) -> None:
-        """The update that the rule has requested was of no use: the rule still waits for one."""
-        if client in self._requested:
-            self._requests_due[client] = self._requested[client]
-
-    def _answered(self, sender: str, message: UpdateMessage) -> Dispatched | str:
-        """The open dispatch of `sender` that `message` answers, or why it answers none: a stray, by
-        which nothing changes."""
-        if sender not in self._server.clients:
-            return "from a client that is not present"
-        if (message.run, message.client) != (self._settings.run, sender):
-            return f"says it is from {message.client} in run {message.run}"
-        if message.sequence < 1 or self.has(sender, message.dispatch):
-            return f"duplicate: sequence {message.sequence}"
-        dispatch = self._dispatches.find(sender, message.dispatch)
-        return dispatch or f"answers dispatch {message.dispatch}, which is not open"
-
-    def _usable(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> UpdateMessage | str:
-        """What the rule is given, with its vector, or why it is not."""
-        message = event.message
-        if message.compressed is not None:
-            expanded = self._expanded(message, message.compressed, dispatch)
-            if isinstance(expanded, str):
-                return expanded
-            message = expanded
-        if self._sums is not None or message.masked is not None:
-            known = self._known_of(message, dispatch)
-            if isinstance(known, str):
-                return known
-            message = replace(message, vector=known)
-        return self._unusable(event, message, dispatch) or message
-
-    def _known_of(self, message: UpdateMessage, dispatch: Dispatched) -> Vector | str:
-        """What is known of a masked update: of a model, what it was trained from; or why it cannot be
-        used."""
-        if self._sums is None:
-            return "masked, in a run without secure aggregation"
-        if message.masked is None:
-            return "not masked, in a run with secure aggregation"
-        if (problem := self._sums.unfit(message.masked)) is not None:
-            return problem
-        if not 0 <= message.masked.took <= message.sent - message.downloaded:
-            return "a mask that took longer than the round, or less than no time"
-        if message.kind != "model":
-            return _NOTHING
-        base = self._bases.get(dispatch.version)
-        return "masked, and the model that it was trained from is not kept" if base is None else base
-
-    def _expanded(
-        self, message: UpdateMessage, compressed: Compressed, dispatch: Dispatched
-    ) -> UpdateMessage | str:
-        """The update with its vector in place of what it was `compressed` to; or why there is none. No
-        more memory is taken than a model's."""
-        size = self._server.w.size
-        if compressed.size != size:
-            return f"another model: {compressed.size} parameters, expected {size}"
-        try:
-            vector = compressed.dense()
-        except ValueError as error:
-            return f"compressed: {error}"
-        if message.kind == "model":
-            base = self._bases.get(dispatch.version)
-            if base is None:
-                return "compressed, and the model that it was trained from is not kept"
-            vector += base
-        return replace(message, vector=vector, compressed=None)
-
-    def _unusable(
-        self, event: inputs.UpdateArrived, message: UpdateMessage, dispatch: Dispatched
-    ) -> str | None:
-        """Why a rule cannot be given the update `message`, which answers `dispatch`, or None."""
-        settings = self._settings
-        if message.kind not in settings.side.kinds:
-            return f"kind {message.kind}, the rule takes {settings.side.kind}"
-        if message.schema != settings.schema:
-            return f"another model: schema {message.schema}, expected {settings.schema}"
-        if message.masked is None and (problem := self._unfit(message.vector)) is not None:
-            return problem
-        if (problem := self._server.buffers.unfit(message.buffers)) is not None:
-            return problem
-        if message.base_version != dispatch.version:
-            return f"base version {message.base_version}, it was sent {dispatch.version}"
-        planned = settings.samples.get(event.sender, message.samples)
-        if message.samples != planned:
-            return f"{message.samples} samples, its shard has {planned}"
-        # While the clock stands still a client that outlived it is ahead of it.
-        end = _INT64 if self._suspended else self._epoch + event.arrived
-        problem = _impossible(message, self._epoch + dispatch.at, end)
-        if problem is not None or not self._bounded:
-            return problem
-        return self._out_of_bounds(message, self._server.version - dispatch.version)
-
-    def _out_of_bounds(self, message: UpdateMessage, staleness: int) -> str | None:
-        """Which bound has the update dropped, or None."""
-        bounds = self._settings.bounds
-        if bounds.staleness is not None and staleness > bounds.staleness:
-            return f"staleness {staleness}, the bound is {bounds.staleness}"
-        if bounds.over_norm == "drop" and (length := self._over_norm(message)) is not None:
-            return f"norm {length:g}, the bound is {bounds.norm:g}"
-        return None
-
-    def _over_norm(self, message: UpdateMessage) -> float | None:
-        """Norm of what the update says the model is to move by, where it is over the bound."""
-        bound = self._settings.bounds.norm
-        if bound is None:
-            return None
-        is_model = message.kind == "model"
-        length = norm(message.vector - self._server.w if is_model else message.vector)
-        return None if length <= bound else length
-
-    def _clipped(self, message: UpdateMessage, length: float) -> Vector:
-        """The update, of norm `length`, with that of the bound."""
-        share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w
-        vector = message.vector.astype(w.dtype)
-        if message.kind != "model":
-            vector *= share
-            return vector
-        vector -= w
-        vector *= share
-        vector += w
-        return vector
-
-    def _unfit(self, vector: Vector) -> str | None:
-        """Why `vector` cannot go into this run's model, or None."""
-        if vector.shape != self._server.w.shape:
-            return f"another model: {vector.size} parameters, expected {self._server.w.size}"
-        if not norm(vector) < math.inf:
-            return "not finite, or its norm is above 1.8e19: local training diverged"
-        return None
+    # What the rule wants
 
     def _carry_out(
         self,
@@ -842,7 +668,7 @@ class AggregatorCore:
         for action in actions:
             match action:
                 case rules.Aggregated():
-                    done += self._record(action, at)
+                    done += self._version_made(action, at)
                 case rules.Ignored(reason) if update is not None:
                     arrival = self._arrivals.pop((update.client, update.dispatch))
                     rejected = self._reject(update.client, reason, at, update.dispatch)
@@ -863,82 +689,10 @@ class AggregatorCore:
                     self._requested[client] = self._requests_due[client] = action
                 case rules.SetTimer(name, after):
                     # A late timer does not make the next ones late: they count from when it was due.
-                    self._timers[_RULE + name] = _Timer((at if ticked is None else ticked) + after)
+                    self._timers.set(("rule", name), (at if ticked is None else ticked) + after)
                 case rules.SetPeriodicTimer(name, period):
-                    self._set_periodic(_RULE + name, period, at)
+                    self._timers.set_periodic(("rule", name), period, at)
         return done
-
-    def _sum_up(self, wanted: SumUp, sums: Sums, at: Nanoseconds) -> list[Action]:
-        """Ask those who hold shares of the masks of these updates for their sums."""
-        summands, lost_by = [], {}
-        for used in wanted.contributions:
-            key = used.client, used.dispatch
-            arrival = self._arrivals[key]
-            if arrival.masked is None:
-                raise RuntimeError("an update that is not masked")
-            summands.append(Summand(*key, used.weight, arrival.masked))
-            lost_by[key] = arrival.lost_by
-        found = sums.begin(summands, lost_by)
-        found.holders &= self._server.clients.keys()
-        self._summing[found.number] = wanted
-        if sums.lost(found):
-            return self._lose(found, sums, at)
-        timeout = from_seconds(sums.settings.timeout)
-        self._timers[f"{_OPEN}{found.number}"] = _Timer(at + timeout)
-        asked = self._server.in_order(found.holders)
-        return [AskForShares(client, found.number, found.wanted) for client in asked]
-
-    def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
-        """An answer to `AskForShares`; what is late, as enough others were faster, is of no use."""
-        sums, words = self._sums, message.words
-        if sums is None or not self._running or self._ending:
-            return []
-        if words is not None and words.size != sums.code.length:
-            return self._stray(client, f"a sum of shares of {words.size} words", at)
-        found = sums.answer(message.number, client, words)
-        if found is None:
-            return []
-        if sums.complete(found):
-            return self._open(found, sums, at)
-        return self._lose(found, sums, at) if sums.lost(found) else []
-
-    def _open(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
-        """The model moves by a sum that enough clients have opened."""
-        wanted = self._summing.pop(found.number)
-        self._timers.pop(f"{_OPEN}{found.number}", None)
-        largest = sums.settings.largest_weight
-        used = tuple(
-            replace(one, weight=found.weights[one.client, one.dispatch] / largest)
-            for one in wanted.contributions
-        )
-        summed = self._rule.summed(replace(wanted, contributions=used), sums.opened(found))
-        return self._record(summed, at)
-
-    def _lose(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
-        """Too few are left to open a sum: nothing comes of its updates."""
-        wanted = self._summing.pop(found.number)
-        self._timers.pop(f"{_OPEN}{found.number}", None)
-        del sums.waiting[found.number]
-        reason = (
-            f"its buffer is lost: {len(found.answers)} of {sums.settings.needed} clients that are "
-            f"needed have answered, and {len(found.holders)} could"
-        )
-        lost: list[Action] = []
-        for used in wanted.contributions:
-            arrival = self._arrivals.pop((used.client, used.dispatch))
-            rejected = self._reject(used.client, reason, at, used.dispatch)
-            lost += [*rejected, _unapplied(arrival.record, at)]
-            if self._settings.side.kind == "residual":
-                self._lost.setdefault(used.client, {})[used.dispatch] = 0
-        what = f"a buffer of {len(wanted.contributions)} updates{reason.removeprefix('its buffer')}"
-        return [*lost, Log(events.Note(to_seconds(at), what))]
-
-    def _without_shares_of(self, client: str, sums: Sums, at: Nanoseconds) -> list[Action]:
-        """`client` is gone, and perhaps too many by now."""
-        for arrival in self._arrivals.values():
-            arrival.lost_by.add(client)
-        touched = sums.gone(client)
-        return [done for found in touched if sums.lost(found) for done in self._lose(found, sums, at)]
 
     def _dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
         version = self._server.version
@@ -955,12 +709,6 @@ class AggregatorCore:
             lost[dispatch] = told or number
         return Dispatch(client, version, number, send.lr, known, waiting, tuple(lost))
 
-    def _heard_of_losses(self, client: str, number: int) -> None:
-        """`client` has answered dispatch `number`, and so knows what that told it."""
-        if client in self._lost:
-            told = self._lost[client].items()
-            self._lost[client] = {one: first for one, first in told if not 0 < first <= number}
-
     def _keep_model(self) -> None:
         """The model is about to be sent, and perhaps what comes of it as the difference to it."""
         version = self._server.version
@@ -970,7 +718,7 @@ class AggregatorCore:
         self._bases = {known: w for known, w in self._bases.items() if known in wanted}
         self._bases[version] = self._server.w.copy()
 
-    def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
+    def _version_made(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
         version, now = aggregated.version, to_seconds(at)
         records: list[Action] = []
         if self._settings.noise is not None and aggregated.contributions:
@@ -1010,33 +758,89 @@ class AggregatorCore:
             shares=self._settings.side.kind in ("model", "residual"),
         )
 
-    def _set_periodic(self, name: str, period: Nanoseconds, at: Nanoseconds) -> None:
-        """Have the timer fire at every multiple of `period` after `at`."""
-        self._timers[name] = _Timer(next_multiple(period, at), period)
+    # Secure sums
 
-    def _fire(self, name: str, timer: _Timer, at: Nanoseconds) -> Actions:
-        """Fire `timer`, at `at`, which may be later than it was due."""
-        if name.startswith(_RULE):  # of the rule, no tick is left out, however late
-            if timer.period is not None:
-                self._timers[name] = _Timer(timer.due + timer.period, timer.period)
-            return self._carry_out(self._rule.timer(name.removeprefix(_RULE)), at, ticked=timer.due)
-        if timer.period is not None:
-            self._set_periodic(name, timer.period, at)
-        if name == _EVALUATE:
-            return self._evaluate(at)
-        if name == _CHECKPOINT:
-            return [Save(self._server.version)]
-        if name.startswith(_OPEN) and self._sums is not None:
-            found = self._sums.waiting[int(name.removeprefix(_OPEN))]
-            return self._lose(found, self._sums, at)
-        if name.startswith(_GONE):
-            client = name.removeprefix(_GONE)
-            gone = self._status(client, "offline", at)
-            self._asked[client] = 0  # where it is only slow to answer, it is back as soon as it does
-            return gone
-        if self._ending is not None:
-            return self._waited(name, *self._ending)
-        return self._end(_AFTER, at)
+    def _sum_up(self, wanted: SumUp, sums: Sums, at: Nanoseconds) -> list[Action]:
+        """Ask those who hold shares of the masks of these updates for their sums."""
+        summands, lost_by = [], {}
+        for used in wanted.contributions:
+            key = used.client, used.dispatch
+            arrival = self._arrivals[key]
+            if arrival.masked is None:
+                raise RuntimeError("an update that is not masked")
+            summands.append(Summand(*key, used.weight, arrival.masked))
+            lost_by[key] = arrival.lost_by
+        found = sums.begin(summands, lost_by)
+        found.holders &= self._server.clients.keys()
+        self._summing[found.number] = wanted
+        if sums.lost(found):
+            return self._lose_sum(found, sums, at)
+        timeout = from_seconds(sums.settings.timeout)
+        self._timers.set(("shares", found.number), at + timeout)
+        asked = self._server.in_order(found.holders)
+        return [AskForShares(client, found.number, found.wanted) for client in asked]
+
+    def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
+        """An answer to `AskForShares`; what is late, as enough others were faster, is of no use."""
+        sums, words = self._sums, message.words
+        if sums is None or not self._running or self._ending:
+            return []
+        if words is not None and words.size != sums.code.length:
+            return self._stray(client, f"a sum of shares of {words.size} words", at)
+        found = sums.answer(message.number, client, words)
+        if found is None:
+            return []
+        if sums.complete(found):
+            return self._open_sum(found, sums, at)
+        return self._lose_sum(found, sums, at) if sums.lost(found) else []
+
+    def _open_sum(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
+        """The model moves by a sum that enough clients have opened."""
+        wanted = self._summing.pop(found.number)
+        self._timers.cancel(("shares", found.number))
+        largest = sums.settings.largest_weight
+        used = tuple(
+            replace(one, weight=found.weights[one.client, one.dispatch] / largest)
+            for one in wanted.contributions
+        )
+        summed = self._rule.summed(replace(wanted, contributions=used), sums.opened(found))
+        return self._version_made(summed, at)
+
+    def _lose_sum(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
+        """Too few are left to open a sum: nothing comes of its updates."""
+        wanted = self._summing.pop(found.number)
+        self._timers.cancel(("shares", found.number))
+        del sums.waiting[found.number]
+        reason = (
+            f"its buffer is lost: {len(found.answers)} of {sums.settings.needed} clients that are "
+            f"needed have answered, and {len(found.holders)} could"
+        )
+        lost: list[Action] = []
+        for used in wanted.contributions:
+            arrival = self._arrivals.pop((used.client, used.dispatch))
+            rejected = self._reject(used.client, reason, at, used.dispatch)
+            lost += [*rejected, _unapplied(arrival.record, at)]
+            if self._settings.side.kind == "residual":
+                self._lost.setdefault(used.client, {})[used.dispatch] = 0
+        what = f"a buffer of {len(wanted.contributions)} updates{reason.removeprefix('its buffer')}"
+        return [*lost, Log(events.Note(to_seconds(at), what))]
+
+    def _lose_shares_of(self, client: str, sums: Sums, at: Nanoseconds) -> list[Action]:
+        """`client` is gone, and perhaps too many by now."""
+        for arrival in self._arrivals.values():
+            arrival.lost_by.add(client)
+        touched = sums.gone(client)
+        return [
+            done for found in touched if sums.lost(found) for done in self._lose_sum(found, sums, at)
+        ]
+
+    def _heard_of_losses(self, client: str, number: int) -> None:
+        """`client` has answered dispatch `number`, and so knows what that told it."""
+        if client in self._lost:
+            told = self._lost[client].items()
+            self._lost[client] = {one: first for one, first in told if not 0 < first <= number}
+
+    # Evaluations, and the end
 
     def _evaluate(self, at: Nanoseconds) -> list[Action]:
         """Evaluate, unless the last evaluation is still going or nothing changed since."""
@@ -1046,28 +850,60 @@ class AggregatorCore:
             return []
         self._evaluating.append(at)
         self._evaluated_version = version
-        if self._broken or norm(self._server.w) < math.inf:
+        if self._diverged or norm(self._server.w) < math.inf:
             return [Evaluate(version)]
-        self._broken = True
-        note = events.Note(to_seconds(at), f"version {version} of the model {_BROKEN}")
+        self._diverged = True
+        note = events.Note(to_seconds(at), f"version {version} of the model {_DIVERGED}")
         return [Log(note), Evaluate(version)]
 
-    def _waited(self, timer: str, ended: Nanoseconds, reason: str) -> list[Action]:
-        """`timer` says that the run, which `ended`, has waited for its last evaluation for a while. The
-        run clock stands still: that is when its records are from."""
-        if timer == _GIVE_UP:
-            return self._give_up("the run waits no longer", ended, reason)
+    def _evaluation_done(self, done: inputs.EvaluationDone) -> Actions:
+        if not self._evaluating:
+            raise RuntimeError("an evaluation that was not requested")
+        taken = self._evaluating.popleft()
+        log = Log(events.Evaluated(to_seconds(taken), done.version, done.loss, done.accuracy))
+        target = self._settings.stop.target_accuracy
+        if target is not None and done.accuracy >= target:
+            return [log, *self._end("target_accuracy", done.at)]
+        return [log]
+
+    @property
+    def _unevaluated(self) -> int:
+        """Models whose evaluation is not done, of a run that has ended."""
+        return len(self._evaluating) + (self._server.version != self._evaluated_version)
+
+    def _interrupt(self, reason: str, at: Nanoseconds) -> list[Action]:
+        """End the run now; where it has ended already, do not wait for its last evaluation."""
+        if self._settings.last_evaluation is None or self._ending is None:
+            return self._end(reason, at, _GRACE_S)
+        return self._give_up("the run was interrupted", *self._ending)
+
+    def _end(self, reason: str, at: Nanoseconds, timeout: float = math.inf) -> list[Action]:
+        """The run is over; the final model is evaluated before the books are closed, which waits for it
+        as long as the settings say and `timeout`, in seconds of the host, at most."""
+        if not self._running or self._ending:
+            return []
+        self._ending = (at, reason)
+        self._timers_at_end, self._timers = self._timers, Timers()
+        self._deferred.clear()
+        self._requests_due.clear()
+        self._broadcast_due = False
+        if (last := self._settings.last_evaluation) is not None:
+            timeout = min(timeout, math.inf if last.timeout is None else last.timeout)
+            if timeout > _GRACE_S:
+                self._timers.set("waiting", at + from_seconds(_GRACE_S / last.dilation))
+            if timeout < math.inf:
+                self._timers.set("give up", at + from_seconds(timeout / last.dilation))
+        return [StopClients()]
+
+    def _tell_of_waiting(self, ended: Nanoseconds) -> list[Action]:
+        """The run, which `ended`, has waited for its last evaluation for a while. The run clock stands
+        still: that is when its records are from."""
         last, count = self._settings.last_evaluation, self._unevaluated
         what = "evaluation is" if count == 1 else f"{count} evaluations are"
         text = f"the run is over; its last {what} waited for"
         if last is not None and last.timeout is not None:
             text += f", at most {last.timeout:g} s (without limit: evaluate: {{when: after}})"
         return [Log(events.Note(to_seconds(ended), text))]
-
-    @property
-    def _unevaluated(self) -> int:
-        """Models whose evaluation is not done, of a run that has ended."""
-        return len(self._evaluating) + (self._server.version != self._evaluated_version)
 
     def _give_up(self, why: str, ended: Nanoseconds, reason: str) -> list[Action]:
         """Close the books without the evaluations that are not done."""
@@ -1082,22 +918,22 @@ class AggregatorCore:
 
     def _finish(self, at: Nanoseconds, reason: str) -> list[Action]:
         self._finished = True
-        self._timers.clear()
+        self._timers = Timers()
         return [
-            *self._in_buffer(at),
+            *self._left_in_buffer(at),
             *self._stall_ends(at),
             *(_unapplied(arrival.record, at) for arrival in self._arrivals.values()),
-            *(log for client in self._server.clients for log in self._still_open(client, at)),
+            *(log for client in self._server.clients for log in self._unanswered(client, at)),
             *(
                 Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))
-                for client, count in self._strays.left_out.items()
+                for client, count in self._strays.refused.items()
             ),
             Save(self._server.version, final=True),
             Log(events.RunEnded(to_seconds(at), reason, self._server.version, self._applied)),
             Finish(reason),
         ]
 
-    def _in_buffer(self, at: Nanoseconds) -> list[Log]:
+    def _left_in_buffer(self, at: Nanoseconds) -> list[Log]:
         """What becomes of the updates that the rule has received and not applied."""
         now, count = to_seconds(at), len(self._arrivals)
         if self.cut_short:
@@ -1122,27 +958,3 @@ def _unapplied(arrival: partial[events.UpdateApplied], at: Nanoseconds) -> Log:
             dispatch=known["dispatch"],
         )
     )
-
-
-def _impossible(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:
-    """What no client can have counted, of work between `begin` and `end` on its clock; a rule may divide
-    by it, or weight the model with it, and a verdict on the run looks at the times."""
-    if max(message.sequence, message.samples, message.steps) > _INT64:
-        return f"a count of more than {_INT64}"
-    trained = begin <= message.downloaded <= message.train_start <= message.train_end <= end
-    if not (trained and begin <= message.sent <= end):  # a pull that waited may be older than train_end
-        return "times that are not in order, or not between dispatch and arrival"
-    if message.samples < 1:
-        return f"{message.samples} samples, expected at least 1"
-    if message.steps < 0:  # interrupted before its first step, a client has done none
-        return f"{message.steps} steps, expected at least 0"
-    if not 0 < message.effective_steps <= _MAX_EFFECTIVE_STEPS:
-        return f"{message.effective_steps:g} effective steps, expected above 0, at most 1e12"
-    if _MAX_LOSS < abs(message.loss) < math.inf:
-        return f"a loss of {message.loss:g}, which no float32 is"
-    return None
-
-
-def _rank(timer: str) -> int:
-    """The order of timers that are due at once: the rule's work still counts, the end comes last."""
-    return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 3}.get(timer, 0)

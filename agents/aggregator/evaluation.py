@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from agents.aggregator.parts import NO_PARTS, Part, Parts
+from agents.aggregator.evaluation_parts import NO_PARTS, Part, Parts
 from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Start
 from agents.flat import FlatModule, build

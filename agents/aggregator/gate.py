@@ -6,7 +6,7 @@ too much is refused before it is decoded, and who goes on is shut out: the contr
 
 from __future__ import annotations
 
-from agents.allowance import Allowance
+from agents.rate_limit import RateLimit
 
 _BESIDE = 100, 10.0
 """At once, and a second of the host: what one client may send beside an answer to each dispatch."""
@@ -18,7 +18,7 @@ _FEW = 10
 
 class Gate:
     def __init__(self) -> None:
-        self._allowance = Allowance(*_BESIDE)
+        self._rate_limit = RateLimit(*_BESIDE)
         self._shut_out: set[str] = set()
         self._since_look = 0
         self._refused = 0
@@ -31,15 +31,15 @@ class Gate:
             self._since_look += 1
             self._refused += 1
             return False
-        return self._allowance.has(sender, at)
+        return self._rate_limit.admits(sender, at)
 
     def answers(self, sender: str) -> None:
         """The message that has just passed answers an open dispatch: it does not count."""
-        self._allowance.give_back(sender)
+        self._rate_limit.refund(sender)
 
     def floods(self, sender: str) -> bool:
         """Whether `sender` is to be shut out, and is not yet."""
-        return sender not in self._shut_out and self._allowance.left_out[sender] >= _FLOOD
+        return sender not in self._shut_out and self._rate_limit.refused[sender] >= _FLOOD
 
     def shut_out(self, sender: str) -> None:
         self._shut_out.add(sender)
@@ -50,7 +50,7 @@ class Gate:
         if sender not in self._shut_out:
             return False
         self._shut_out.remove(sender)
-        self._allowance.forget(sender)
+        self._rate_limit.forget(sender)
         return True
 
     def subsided(self) -> int | None:

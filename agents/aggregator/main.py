@@ -23,14 +23,16 @@ from typing import assert_never
 
 import torch
 
-from agents import allocator, config, events, messages, own_code, parts, shards, topics, wire
+from agents import chunks, config, events, messages, own_code, process, shards, topics, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core, inputs
+from agents.aggregator import inputs
+from agents.aggregator.core import Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.aggregator.evaluation_parts import Parts
 from agents.aggregator.gate import Gate
-from agents.aggregator.parts import Parts
 from agents.aggregator.recording import RecordingError
+from agents.aggregator.settings import LastEvaluation, Settings
 from agents.aggregator.snapshot import SnapshotError
 from agents.clock import Clock
 from agents.config import AggregatorConfig
@@ -73,7 +75,7 @@ def main() -> None:
     cfg = config.load(AggregatorConfig, Path(sys.argv[1]))
     if cfg.evaluation_cpus:  # a container has both
         os.sched_setaffinity(0, cfg.cpus)
-    allocator.keep_freed()
+    process.keep_freed_memory()
     own_code.use(cfg.code)
     code = 1
     try:
@@ -90,9 +92,7 @@ def main() -> None:
             sys.stderr.write(f"{own_code.told(error)}\n")
         else:
             traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    process.end(code)
 
 
 class Aggregator:
@@ -103,7 +103,7 @@ class Aggregator:
         rule = own_code.build(cfg.rule, RULES, Rule)
         w, buffers, self._schema = first_model(task, cfg.seed, cfg.start)
         directory = Path(cfg.run_directory)
-        settings = core.Settings(
+        settings = Settings(
             run=cfg.run,
             schema=self._schema,
             side=rule.client_side,
@@ -119,14 +119,14 @@ class Aggregator:
             keeps_models=cfg.keeps_models,
             secure=cfg.secure,
             noise=cfg.noise,
-            last_evaluation=core.LastEvaluation(
+            last_evaluation=LastEvaluation(
                 timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
                 dilation=cfg.dilation,
             ),
         )
         self._durable = DurableCore(
             directory,
-            core.Setup(settings, cfg.rule, cfg.seed),
+            Setup(settings, cfg.rule, cfg.seed),
             w,
             part=cfg.part,
             durability=cfg.durability,
@@ -178,8 +178,8 @@ class Aggregator:
         )
         self._connection.open()
         self._connection.publish_status(status, _READY)
-        self._outbox: list[tuple[str, bytes | parts.Messages]] = []
-        self._newest: tuple[int, parts.Body] | None = None
+        self._outbox: list[tuple[str, bytes | chunks.Messages]] = []
+        self._newest: tuple[int, chunks.Body] | None = None
         """Version and body of the model that was sent last."""
         self._acknowledgements: list[messages.Acknowledgement] = []
         self._finished: str | None = "before" if self._core.finished else None
@@ -413,7 +413,7 @@ class Aggregator:
         request = messages.encode(messages.ReportRequest(client, about))
         self._outbox.append((self._topics.request(client), request))
 
-    def _model(self, version: int, number: int, dispatch: act.Dispatch | None = None) -> parts.Messages:
+    def _model(self, version: int, number: int, dispatch: act.Dispatch | None = None) -> chunks.Messages:
         head, views = wire.laid_out(
             wire.ModelMessage(
                 run=self._topics.run,
@@ -427,8 +427,8 @@ class Aggregator:
         )
         if self._newest is None or self._newest[0] != version:
             self._newest = None  # not two at once
-            self._newest = version, parts.cut([bytes(view) for view in views])  # the rule changes w
-        return parts.messages(head, self._newest[1])
+            self._newest = version, chunks.cut([bytes(view) for view in views])  # the rule changes w
+        return chunks.messages(head, self._newest[1])
 
 
 if __name__ == "__main__":

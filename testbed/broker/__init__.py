@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agents import parts
+from agents import chunks
 from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
@@ -33,7 +33,7 @@ SOCKET = "broker.socket"
 """Name of the broker's Unix socket."""
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 # Mosquitto would hand the memory of each large message back, to be zeroed for the next: most of what it
-# costs. It keeps up to 64 MiB of what it has freed, as `agents.allocator` has it of ours.
+# costs. It keeps up to 64 MiB of what it has freed, as `agents.process` has it of ours.
 _RUN_MOSQUITTO = """\
 rm -f "$3" && mkfifo "$3" || exit
 env -i grep --line-buffered -vE '^[^ ]*: (Sending |Received P)' < "$3" &
@@ -64,7 +64,7 @@ class Limits:
         """Of a run with so many parameters: a model with a header, or the largest part of one, and two
         models from each device, or as many as `beside`, beside small messages."""
         message = 4 * parameters + 2 * 64 * 2**10
-        packet = min(message, parts.MOST + 2 * 64 * 2**10)
+        packet = min(message, chunks.CHUNK_BYTES + 2 * 64 * 2**10)
         queue = 16 * 2**20 + math.ceil((2 * devices + beside) * message)
         return cls(packet, queue, queue // packet + 10 * devices + 100)
 

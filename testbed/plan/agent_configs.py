@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agents import parts, probe_server
+from agents import chunks, probe_server
 from agents.config import (
     KEEPALIVE,
     AggregatorConfig,
@@ -319,7 +319,7 @@ def keepalive(model: int, rate: float) -> float:
     """Of a client that gets and sends messages of a `model` of so many bytes, at `rate` bits per second:
     neither a ping that waits behind one of them nor its answer behind another is to be taken for a lost
     connection."""
-    return min(max(KEEPALIVE, 4 * 8 * min(model, parts.MOST) / rate), _LONGEST_KEEPALIVE)
+    return min(max(KEEPALIVE, 4 * 8 * min(model, chunks.CHUNK_BYTES) / rate), _LONGEST_KEEPALIVE)
 
 
 def longest_silence(model: int, rate: float) -> float:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from agents import files, shards
-from agents.aggregator.parts import Parts
+from agents.aggregator.evaluation_parts import Parts
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from testbed import console

@@ -14,12 +14,12 @@ from itertools import takewhile
 from typing import Any, Never
 
 from agents import events, messages, own_code
-from agents.allowance import Allowance
 from agents.clock import in_device_time
 from agents.config import Broker
 from agents.device_actions import Crash, SetCpu
 from agents.inbox import Inbox
 from agents.messages import AddressedOrder, MessageError, Note
+from agents.rate_limit import RateLimit
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.broker import BROKER
@@ -115,7 +115,7 @@ class Controller:
         )
         self._commands = CommandFolder(spec.directory.orders)
         self._refusals = messages.Refusals(self._note)
-        self._allowance = Allowance(*_MESSAGES)
+        self._rate_limit = RateLimit(*_MESSAGES)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
         """One sample a second while the run clock goes."""
@@ -350,7 +350,7 @@ class Controller:
     def _received(self, event: Received, write_telemetry: Callable[[str], object]) -> None:
         try:
             now = time.monotonic()
-            if not self._allowance.has(event.topic, now):
+            if not self._rate_limit.admits(event.topic, now):
                 raise MessageError("too many")
             match messages.decode(self._topics, event.topic, event.payload):
                 case messages.Sample(at=at) | messages.Probe(at=at) if at > now:  # the clock is the same

@@ -1,8 +1,8 @@
-"""Effects of an action on a device in containers: its CPU limits, and orders to other processes."""
+"""Devices in containers, and what actions do to them: CPU limits, and orders to other processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -25,7 +25,7 @@ from testbed.errors import BadInputError
 from testbed.plan import PlannedDevice, dilated
 from testbed.plan.agent_configs import IMPAIRMENTS, RunSpec
 from testbed.runtimes.containers import CpuLimits
-from testbed.runtimes.launch import UNLIMITED, planned_limits
+from testbed.runtimes.launch import UNLIMITED, planned_limits, starting_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +90,43 @@ def _of_link(spec: RunSpec, device: str, requested: Mapping[str, float | None]) 
     if impaired:
         orders.append((ROUTER, DeviceOrder(device, SetLink(impaired))))
     return orders
+
+
+class Devices:
+    """The devices of a run. `exit_code` tells that of a device's container, None while it runs;
+    `set_limits` has the engine set what it may use of the CPU."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        exit_code: Callable[[str], int | None],
+        set_limits: Callable[[str, CpuLimits], None],
+    ) -> None:
+        self._spec = spec
+        self._exit_code = exit_code
+        self._set_limits = set_limits
+        absent = spec.absent
+        self.states = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
+        self._limited: set[str] = set()
+
+    def limit(self, name: str) -> None:
+        """Put the device under its CPU quota."""
+        self._limit(name, planned_limits(self._spec, self.states[name].planned))
+
+    def begin(self) -> None:
+        """Limit those that have not been limited: the run clock starts."""
+        for name in self.states.keys() - self._limited:
+            self._limit(name, starting_limits(self._spec, name))
+
+    def act(self, name: str, action: Action) -> list[AddressedOrder]:
+        """Do `action` as far as the engine does it; the orders for others. Raises BadInputError."""
+        code = self._exit_code(name) if isinstance(action, Restart | Join) else None
+        response = respond(self._spec, self.states[name], action, code)
+        if response.limits is not None:
+            self._limit(name, response.limits)
+        self.states[name] = response.device
+        return response.orders
+
+    def _limit(self, name: str, limits: CpuLimits) -> None:
+        self._set_limits(name, limits)
+        self._limited.add(name)

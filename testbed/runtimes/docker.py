@@ -14,7 +14,7 @@ import psutil
 
 from agents import mps
 from agents.config import Broker
-from agents.device_actions import Action, Join, Restart
+from agents.device_actions import Action
 from agents.messages import AddressedOrder, GpuFigures, GpuSample, Telemetry
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
@@ -32,15 +32,13 @@ from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, container_files, executor
-from testbed.runtimes.container_actions import Device, respond
+from testbed.runtimes.container_actions import Devices
 from testbed.runtimes.containers import DIRECTORY_LABEL, RUN_LABEL, Container, CpuLimits
 from testbed.runtimes.executor import as_host_error
 from testbed.runtimes.launch import (
     group_weights,
     launch,
     name_of,
-    planned_limits,
-    starting_limits,
 )
 from testbed.view import View
 
@@ -122,12 +120,9 @@ class DockerRuntime:
             congestion_control=self.congestion_control,
             cgroup_driver=executor.cgroup_driver(client),
         )
-        absent = spec.absent
-        self._devices = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
+        self._devices = Devices(spec, self._exit_code, self._set_limits)
         self._containers: dict[str, str] = {}
         """Id, by part."""
-        self._limited: set[str] = set()
-        """Devices that have CPU limits."""
         self._codes: dict[str, int] = {}
         self._server_pids: list[int] = []
         self._inits: dict[str, int] = {}
@@ -144,7 +139,9 @@ class DockerRuntime:
 
     def start(self) -> Broker:
         run, what = self._directory.run, self._launch
-        accounts = brokers.accounts(run, self._devices, secure=self._spec.topology.secure is not None)
+        accounts = brokers.accounts(
+            run, self._devices.states, secure=self._spec.topology.secure is not None
+        )
         tls = self._spec.topology.broker.tls
         identity = new_identity(agent_configs.SERVER) if tls else None
         self._places = agent_configs.in_containers(identity.certificate if identity else None)
@@ -169,11 +166,10 @@ class DockerRuntime:
 
     def limit(self, device: str) -> None:
         """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
-        self._limit(device, planned_limits(self._spec, self._devices[device].planned))
+        self._devices.limit(device)
 
     def begin(self) -> None:
-        for device in self._devices.keys() - self._limited:
-            self._limit(device, starting_limits(self._spec, device))
+        self._devices.begin()
         self._weigh(started=True)
 
     def _weigh(self, *, started: bool) -> None:
@@ -187,15 +183,7 @@ class DockerRuntime:
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Do an action: the engine sets CPU limits, the router delay and loss where netem does not, and
         the device's init does all else."""
-        code = None
-        if isinstance(action, Restart | Join):
-            with as_host_error(f"look at {device}"):
-                code = executor.exit_code(self._engine, self._containers[device])
-        changed = respond(self._spec, self._devices[device], action, code)
-        if changed.limits is not None:
-            self._limit(device, changed.limits)
-        self._devices[device] = changed.device
-        return changed.orders
+        return self._devices.act(device, action)
 
     def ended(self) -> dict[str, int]:
         with as_host_error("list the containers"):
@@ -226,7 +214,7 @@ class DockerRuntime:
         if self._meter is None:
             return []
         used, at = self._meter.read(), time.monotonic()
-        names = [name for name, device in self._devices.items() if device.planned.gpu is not None]
+        names = [name for name, device in self._devices.states.items() if device.planned.gpu is not None]
         return [
             GpuSample(name, at, together([used[pid] for pid in pids if pid in used]))
             for name, pids in zip(names, map(self._pids, names), strict=True)
@@ -273,10 +261,13 @@ class DockerRuntime:
         self._pool.shutdown(cancel_futures=True)
         executor.remove(self._engine, self._directory.run, self._directory)
 
-    def _limit(self, device: str, limits: CpuLimits) -> None:
+    def _exit_code(self, device: str) -> int | None:
+        with as_host_error(f"look at {device}"):
+            return executor.exit_code(self._engine, self._containers[device])
+
+    def _set_limits(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
             executor.limit(self._engine, self._containers[device], limits)
-        self._limited.add(device)
 
     def _start(self, container: Container) -> str:
         self._containers[container.part] = executor.start(self._engine, container)
@@ -307,7 +298,7 @@ class DockerRuntime:
 
     def _isolate(self, found: Mapping[str, tuple[str, str]]) -> None:
         """Isolate the devices of the data network, whose MACs and addresses are `found`."""
-        devices = {self._containers[name] for name in self._devices}
+        devices = {self._containers[name] for name in self._devices.states}
         endpoints = {key: each for key, each in found.items() if key in devices}
         network = name_of(self._directory.run, "data")
         image = self._launch.aggregator.image
@@ -320,7 +311,7 @@ class DockerRuntime:
         """Start the router last: it has to know the devices' addresses."""
         addresses = {
             name: found[self._containers[name]][1]
-            for name in self._devices
+            for name in self._devices.states
             if self._containers[name] in found
         }
         agent_configs.write_router(self._spec, account, self._places, addresses)

@@ -32,7 +32,7 @@ from typing import Any
 import docker
 
 from agents.config import Broker
-from agents.device_actions import Action, Join, Restart, SetCpu
+from agents.device_actions import Action, SetCpu
 from agents.messages import AddressedOrder, Telemetry
 from agents.topics import CONTROLLER, ROUTER
 from testbed import broker as brokers
@@ -56,7 +56,7 @@ from testbed.runtimes import (
     swarm_images,
     swarm_removal,
 )
-from testbed.runtimes.container_actions import Device, respond
+from testbed.runtimes.container_actions import Devices
 from testbed.runtimes.containers import (
     DIRECTORY_LABEL,
     PART_LABEL,
@@ -66,7 +66,7 @@ from testbed.runtimes.containers import (
 )
 from testbed.runtimes.doors import Doors
 from testbed.runtimes.executor import as_host_error
-from testbed.runtimes.launch import launch, planned_limits, starting_limits
+from testbed.runtimes.launch import launch
 from testbed.runtimes.services import Placed, short
 from testbed.runtimes.swarm_gates import Gates
 from testbed.runtimes.swarm_routers import FILES, Routers
@@ -224,8 +224,7 @@ class SwarmRuntime:
             doors=self._doors,
         )
         self._gates, self._routers = Gates(self._site), Routers(self._site)
-        absent = spec.absent
-        self._devices = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
+        self._devices = Devices(spec, self._exit_code, self._set_limits)
         self._at: dict[str, At] = {}
         """Each part's container."""
         self._services: dict[str, str] = {}
@@ -234,8 +233,6 @@ class SwarmRuntime:
         """Of the devices on this node, as `_used`."""
         self._used: dict[str, float] = {}
         """CPU seconds, when last looked at."""
-        self._limited: set[str] = set()
-        """Devices that have CPU limits."""
         self._codes: dict[str, int] = {}
         self._server_pids: list[int] = []
         self._pool = ThreadPoolExecutor(_PARALLEL)
@@ -244,7 +241,7 @@ class SwarmRuntime:
     def start(self) -> Broker:
         used = list(dict.fromkeys(self._spec.plan.placement.values()))
         accounts = brokers.accounts(
-            self._run, self._devices, used, secure=self._spec.topology.secure is not None
+            self._run, self._devices.states, used, secure=self._spec.topology.secure is not None
         )
         tls = self._spec.topology.broker.tls
         identity = new_identity(agent_configs.SERVER, agent_configs.CONTROL)
@@ -336,7 +333,7 @@ class SwarmRuntime:
 
     def _start_device(self, container: Container, server: str) -> str:
         name = container.part
-        planned = self._devices[name].planned
+        planned = self._devices.states[name].planned
         handed = [
             swarm_executor.hand(
                 self._manager,
@@ -367,7 +364,7 @@ class SwarmRuntime:
     def _furnish(self, container: Container) -> None:
         """Send a device its shard, and what else it reads: checked by hash, in pieces."""
         at = self._at[container.part]
-        planned = self._devices[container.part].planned
+        planned = self._devices.states[container.part].planned
         update: Any = at.engine.api
         update.update_container(at.id, mem_limit=planned.memory, memswap_limit=planned.memory)
         sent = agent_configs.sent(self._spec, container.part)
@@ -388,32 +385,23 @@ class SwarmRuntime:
 
     def limit(self, device: str) -> None:
         """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
-        self._limit(device, planned_limits(self._spec, self._devices[device].planned))
+        self._devices.limit(device)
 
     def begin(self) -> None:
-        for device in self._devices.keys() - self._limited:
-            self._limit(device, starting_limits(self._spec, device))
+        self._devices.begin()
         self._doors.be_patient(_PATIENCE_SECONDS)
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Do an action: as in the docker runtime, by the engine of the device's node."""
-        code = None
-        if isinstance(action, Restart | Join):
-            with as_host_error(f"look at {device}"):
-                code = executor.exit_code(self._at[device].engine, self._at[device].id)
         if isinstance(action, SetCpu):
             self._check_share(device, action.share)
-        changed = respond(self._spec, self._devices[device], action, code)
-        if changed.limits is not None:
-            self._limit(device, changed.limits)
-        self._devices[device] = changed.device
-        return changed.orders
+        return self._devices.act(device, action)
 
     def _check_share(self, device: str, share: float) -> None:
         """Raises BadInputError where the device's node has not as many cores."""
         node = self._spec.plan.node_of(device)
         on = self._site.on(node.id) if node else ()
-        shares = {name: self._devices[name].planned.share for name in on}
+        shares = {name: self._devices.states[name].planned.share for name in on}
         shares[device] = share / self._spec.plan.dilation
         if node and not self._spec.plan.oversubscribed and sum(shares.values()) > node.capacity + 1e-9:
             raise BadInputError(
@@ -457,7 +445,7 @@ class SwarmRuntime:
     def server_pids(self) -> list[int]:
         if not self._server_pids:
             with as_host_error("look at the servers"):
-                here = [at for part, at in self._at.items() if part not in self._devices]
+                here = [at for part, at in self._at.items() if part not in self._devices.states]
                 pids = [executor.pid(at.engine, at.id) for at in here if at.engine is self._manager]
             self._server_pids = [pid for pid in pids if pid]
         return self._server_pids
@@ -488,7 +476,10 @@ class SwarmRuntime:
             self._folder_fd = None
         swarm_removal.remove(self._manager, self._doors, self._run, self._directory)
 
-    def _limit(self, device: str, limits: CpuLimits) -> None:
+    def _exit_code(self, device: str) -> int | None:
+        with as_host_error(f"look at {device}"):
+            return executor.exit_code(self._at[device].engine, self._at[device].id)
+
+    def _set_limits(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
             executor.limit(self._at[device].engine, self._at[device].id, by_itself(limits))
-        self._limited.add(device)

@@ -15,10 +15,11 @@ import numpy as np
 from agents import durations, events, own_code, wire
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
-from agents.aggregator.core import Settings, Setup
+from agents.aggregator.core import Setup
 from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
+from agents.aggregator.settings import Settings
 from agents.buffers import Buffers
 from agents.client import core as client
 from agents.client import randomness

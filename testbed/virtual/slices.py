@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from agents import allocator, own_code
+from agents import own_code, process
 from agents.client.training import trainer_of
 from agents.config import Local, Named, Start
 from agents.flat import initial
@@ -81,7 +81,7 @@ def measured(work: Work) -> tuple[float, float]:
 
 def main() -> None:
     work: Work = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
-    allocator.keep_freed()
+    process.keep_freed_memory()
     own_code.use(work.code)
     task = own_code.build(work.task, TASKS, Task)
     trainer = trainer_of(task, work.shard, work.local, work.start)

@@ -14,8 +14,9 @@ import numpy as np
 from agents import events, wire
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
-from agents.aggregator.core import AggregatorCore, Settings
+from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
+from agents.aggregator.settings import Settings
 from agents.buffers import Buffers
 from agents.client.core import ClientCore, Identity, Outcome
 from agents.config import Duration, Local, Stop

@@ -9,7 +9,7 @@ import pytest
 from agents import events
 from agents.aggregator import inputs
 from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
-from agents.aggregator.core import LastEvaluation
+from agents.aggregator.settings import LastEvaluation
 from agents.config import Stop
 from agents.nanoseconds import from_seconds
 from agents.rules.defedavg_iid import DeFedAvgIid

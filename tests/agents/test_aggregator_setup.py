@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agents.aggregator.core import Settings, Setup
+from agents.aggregator.core import Setup
+from agents.aggregator.settings import Settings
 from agents.config import Named, Stop
 from agents.rules.interface import ClientSide
 

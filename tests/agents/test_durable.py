@@ -20,9 +20,10 @@ from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import durable as durability
 from agents.aggregator import inputs, recording, snapshot
-from agents.aggregator.core import Settings, Setup
+from agents.aggregator.core import Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.inputs import Input
+from agents.aggregator.settings import Settings
 from agents.aggregator.snapshot import SnapshotError
 from agents.buffers import Buffers
 from agents.compression import Compressor

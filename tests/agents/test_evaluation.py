@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agents.aggregator.evaluation import Evaluation, Evaluator
-from agents.aggregator.parts import Parts
+from agents.aggregator.evaluation_parts import Parts
 from agents.buffers import NONE, Buffers
 from agents.shards import Shard
 from agents.tasks.interface import Task

@@ -9,9 +9,10 @@ import pytest
 
 from agents import wire
 from agents.aggregator import recording
-from agents.aggregator.core import Settings, Setup
+from agents.aggregator.core import Setup
 from agents.aggregator.inputs import InstantOver, UpdateArrived
 from agents.aggregator.recording import Recording, RecordingError, Torn
+from agents.aggregator.settings import Settings
 from agents.config import Named, Stop
 from agents.rules.interface import ClientSide
 from tests.agents.helpers import message

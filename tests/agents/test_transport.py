@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 from paho.mqtt.enums import MQTTErrorCode
 
-from agents import arrivals, parts, streaming
+from agents import arrivals, chunks, streaming
 from agents.config import Broker
 from agents.transport import Connection, Received
 
@@ -119,7 +119,7 @@ def message(topic: str, payload: bytes, identifier: int) -> bytes:
 
 
 def on_wire(part: bytes) -> bytes:
-    return part + part.share if isinstance(part, parts.Part) else part
+    return part + part.share if isinstance(part, chunks.Chunk) else part
 
 
 LARGE = random.Random(0).randbytes(300_000)  # noqa: S311
@@ -158,7 +158,7 @@ def test_large_messages_are_whole_and_acknowledged_in_whatever_pieces_they_come(
     port = listener.getsockname()[1]
     connection = Connection(Broker("127.0.0.1", port, "me", "secret"), ["x"], arrived.put)
     connection._paho.reconnect_delay_set(1, 1)
-    head, *shares = map(on_wire, parts.split(LARGE, 70_000))
+    head, *shares = map(on_wire, chunks.split(LARGE, 70_000))
     sent = [
         ("model", LARGE[:32_800]),
         *(("update", part) for part in (head, *shares[:2], *shares)),
@@ -219,7 +219,7 @@ def test_a_large_message_is_sent_whole_to_a_broker_that_takes_it_slowly(
     with connected(listener, lambda _: None) as (connection, peer):
         payload = LARGE * 20
         connection.publish("t", payload)
-        joiner, whole = parts.Joiner(), None
+        joiner, whole = chunks.Joiner(), None
         while whole is None:
             whole = joiner.add("t", peer.published())
         assert whole == payload

@@ -23,7 +23,6 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from agents import parts
 from agents.config import Broker
 from agents.topics import Topics
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -389,12 +388,9 @@ def test_large_payloads_go_both_ways(connect: Connect) -> None:
         assert aggregator.take() == (TOPICS.update("a"), LARGE)
 
 
-def test_what_is_larger_than_a_message_goes_in_parts(
-    logins: Logins, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_larger_than_a_message_goes_in_chunks(logins: Logins) -> None:
     """Three and a bit of them, through a broker that takes none as large as the whole; a small one
     follows."""
-    monkeypatch.setattr(parts, "MOST", len(LARGE) // 2)
     whole = LARGE * 2 + b"end"
     assert len(whole) > LIMITS.packet
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -1,7 +1,7 @@
 """Payloads as messages of MQTT: a large one goes as several messages of one topic.
 
-A part is `HEAD` (magic number; which body of the sender's; its number; how many there are; bytes that
-follow part 0) and its share of the payload: part 0 has the header and the beginning of the body. MQTT
+A chunk is `HEAD` (magic number; which body of the sender's; its number; how many there are; bytes that
+follow chunk 0) and its share of the payload: chunk 0 has the header and the beginning of the body. MQTT
 keeps the order of a topic's messages, and may repeat some after a reconnect; where one is lost, the
 payload is, until it is sent once more.
 """
@@ -15,26 +15,26 @@ from dataclasses import dataclass, field
 
 from agents.topics import Topics
 
-MOST = 2**20
+CHUNK_BYTES = 2**20
 """Bytes that one message carries. MQTT's own limit is 268 MB. But nothing else gets through in between,
 not even the ping that keeps a connection."""
 _MAGIC = b"testbed\xff"
 """No message of ours begins like this: a header of safetensors would be longer than any."""
 HEAD = struct.Struct("<8sQIIQ")
-_MAX_PARTS = 4096
-MOST_TOGETHER = _MAX_PARTS * MOST
+_MAX_CHUNKS = 4096
+MAX_PAYLOAD_BYTES = _MAX_CHUNKS * CHUNK_BYTES
 """Bytes of a payload."""
 
 
-class Part(bytes):
-    """What a part begins with. Its share of the payload is not copied to it, but is sent after it."""
+class Chunk(bytes):
+    """What a chunk begins with. Its share of the payload is not copied to it, but is sent after it."""
 
     share: memoryview
     """Not to change before the message is sent."""
 
 
 Messages = Sequence[bytes]
-"""What carries one payload, in order; some may be a `Part`."""
+"""What carries one payload, in order; some may be a `Chunk`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Body:
     whole: bytes = b""
     """All of it, where it is small."""
     number: int = 0
-    parts: Sequence[Part] = ()
+    chunks: Sequence[Chunk] = ()
     """All but the first."""
     first: memoryview | None = None
     """The share of that one, which goes with the header; None where the body is small."""
 
 
-def cut(views: Sequence[bytes | memoryview], most: int = MOST) -> Body:
+def cut(views: Sequence[bytes | memoryview], most: int = CHUNK_BYTES) -> Body:
     """The body that `views` make, one after the other. They are not copied, and not to change before all
     that carries them is sent."""
     if sum(map(len, views)) <= most:
@@ -60,25 +60,25 @@ def cut(views: Sequence[bytes | memoryview], most: int = MOST) -> Body:
     )
     number, count, size = secrets.randbits(63), 1 + len(others), sum(map(len, others))
     heads = (HEAD.pack(_MAGIC, number, index, count, size) for index in range(1, count))
-    return Body(b"", number, tuple(map(_part, heads, others)), first)
+    return Body(b"", number, tuple(map(_chunk, heads, others)), first)
 
 
 def messages(head: bytes, body: Body) -> Messages:
     """What carries `head` and, after it, `body`."""
     if body.first is None:
         return (head + body.whole,)
-    size = sum(len(part.share) for part in body.parts)
-    mark = HEAD.pack(_MAGIC, body.number, 0, 1 + len(body.parts), size)
-    return _part(mark + head, body.first), *body.parts
+    size = sum(len(chunk.share) for chunk in body.chunks)
+    mark = HEAD.pack(_MAGIC, body.number, 0, 1 + len(body.chunks), size)
+    return _chunk(mark + head, body.first), *body.chunks
 
 
-def _part(head: bytes, share: memoryview) -> Part:
-    part = Part(head)
-    part.share = share
-    return part
+def _chunk(head: bytes, share: memoryview) -> Chunk:
+    chunk = Chunk(head)
+    chunk.share = share
+    return chunk
 
 
-def split(payload: bytes | bytearray | memoryview, most: int = MOST) -> Messages:
+def split(payload: bytes | bytearray | memoryview, most: int = CHUNK_BYTES) -> Messages:
     """What carries a `payload` that is there in one piece, and may change."""
     return messages(b"", cut([bytes(payload)], most))
 
@@ -90,24 +90,24 @@ class _Unfinished:
     count: int
     payload: bytearray
     following: int = 0
-    """Number of the part that comes next."""
+    """Number of the chunk that comes next."""
     filled: int = 0
     """Bytes that are there."""
 
 
 @dataclass(slots=True)
 class Joiner:
-    """Puts the parts together again: of each sender, the last level of a topic, one payload at a time,
+    """Puts the chunks together again: of each sender, the last level of a topic, one payload at a time,
     of up to `most` bytes. (One that is in order sends a payload as a whole before the next, on whatever
     topic.)"""
 
-    most: int = MOST_TOGETHER
+    most: int = MAX_PAYLOAD_BYTES
     _unfinished: dict[str, _Unfinished] = field(default_factory=dict)
     """By sender."""
 
     def add(self, topic: str, message: bytes) -> bytes | bytearray | None:
-        """The payload, once all of it is there; None until then, and for parts that make none."""
-        if not is_part(message):
+        """The payload, once all of it is there; None until then, and for chunks that make none."""
+        if not is_chunk(message):
             return message
         if len(message) < HEAD.size:
             return None
@@ -119,11 +119,11 @@ class Joiner:
         return self.filled(topic, len(share))
 
     def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
-        """Where the share of `size` bytes of the part with this `head` is to be put, before `filled` is
+        """Where the share of `size` bytes of the chunk with this `head` is to be put, before `filled` is
         called; None: nowhere, as it makes no payload."""
         sender = Topics.name_in(topic)
         _, number, index, count, body = HEAD.unpack(head)
-        if not index < count <= _MAX_PARTS:
+        if not index < count <= _MAX_CHUNKS:
             return None
         if index == 0:
             self._unfinished.pop(sender, None)
@@ -151,6 +151,6 @@ class Joiner:
         return found.payload if found.filled == len(found.payload) else None
 
 
-def is_part(message: bytes | bytearray) -> bool:
-    """Whether a message that begins like this is a part."""
+def is_chunk(message: bytes | bytearray) -> bool:
+    """Whether a message that begins like this is a chunk."""
     return message.startswith(_MAGIC)

@@ -1,4 +1,4 @@
-"""Payloads in parts: whole again, whatever is repeated, lost, or made up."""
+"""Payloads in chunks: whole again, whatever is repeated, lost, or made up."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from agents import parts
-from agents.parts import Joiner
+from agents import chunks
+from agents.chunks import Joiner
 
 PAYLOAD = bytes(range(250))
 
 
 def sent(message: bytes) -> bytes:
     """As it is on the wire."""
-    return message + message.share if isinstance(message, parts.Part) else message
+    return message + message.share if isinstance(message, chunks.Chunk) else message
 
 
 def join(joiner: Joiner, messages: Sequence[bytes], topic: str = "t") -> list[bytes | bytearray]:
@@ -24,43 +24,43 @@ def join(joiner: Joiner, messages: Sequence[bytes], topic: str = "t") -> list[by
 
 @pytest.mark.parametrize("most", [1000, 250, 249, 125, 100, 7])
 def test_they_make_the_payload(most: int) -> None:
-    messages = parts.split(PAYLOAD, most)
+    messages = chunks.split(PAYLOAD, most)
     assert len(messages) == -(-250 // most)
     assert join(Joiner(), messages) == [PAYLOAD]
 
 
 @pytest.mark.parametrize("most", [1000, 100])
 def test_payloads_share_a_body(most: int) -> None:
-    body = parts.cut([PAYLOAD[:120], memoryview(PAYLOAD)[120:]], most)
-    one, other = parts.messages(b"to a", body), parts.messages(b"to b!", body)
+    body = chunks.cut([PAYLOAD[:120], memoryview(PAYLOAD)[120:]], most)
+    one, other = chunks.messages(b"to a", body), chunks.messages(b"to b!", body)
     assert join(Joiner(), [*one, *other]) == [b"to a" + PAYLOAD, b"to b!" + PAYLOAD]
-    if most == 100:  # two parts of the first 120 bytes, two of the others
-        assert [len(sent(part)) - parts.HEAD.size for part in one] == [104, 20, 100, 30]
+    if most == 100:  # two chunks of the first 120 bytes, two of the others
+        assert [len(sent(chunk)) - chunks.HEAD.size for chunk in one] == [104, 20, 100, 30]
         assert all(mine is yours for mine, yours in zip(one[1:], other[1:], strict=True))
 
 
 def test_what_is_repeated_counts_once() -> None:
-    first, second, third, last = parts.split(PAYLOAD, 70)
+    first, second, third, last = chunks.split(PAYLOAD, 70)
     repeated = [first, first, second, first, second, third, second, third, last, third, last]
     assert join(Joiner(), repeated) == [PAYLOAD]
 
 
 def test_what_is_lost_costs_its_payload_alone() -> None:
-    one, other = parts.split(PAYLOAD, 70), parts.split(PAYLOAD[::-1], 70)
+    one, other = chunks.split(PAYLOAD, 70), chunks.split(PAYLOAD[::-1], 70)
     assert join(Joiner(), [*one[:2], *other]) == [PAYLOAD[::-1]]
     assert join(Joiner(), [*one[:2], *one[3:], *other]) == [PAYLOAD[::-1]]
     assert join(Joiner(), [*one[1:], *other]) == [PAYLOAD[::-1]]
 
 
 def test_topics_do_not_mix() -> None:
-    joiner, (*most, last) = Joiner(), parts.split(PAYLOAD, 100)
+    joiner, (*most, last) = Joiner(), chunks.split(PAYLOAD, 100)
     assert join(joiner, most, "a") == join(joiner, [last], "b") == []
     assert join(joiner, [last], "a") == [PAYLOAD]
 
 
 def test_of_a_sender_one_payload_is_kept_at_a_time() -> None:
     """Whoever leaves one unfinished on each of its topics holds the memory of one."""
-    joiner, (first, *others) = Joiner(), parts.split(PAYLOAD, 100)
+    joiner, (first, *others) = Joiner(), chunks.split(PAYLOAD, 100)
     for topic in ("r/update/a", "r/report/a", "r/sums/a"):
         assert join(joiner, [first], topic) == []
     assert sum(len(one.payload) for one in joiner._unfinished.values()) == 250
@@ -71,7 +71,7 @@ def test_of_a_sender_one_payload_is_kept_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (0, 4097), (2**32 - 1, 2**32 - 1)])
-def test_parts_that_make_no_payload_are_dropped(index: int, count: int) -> None:
+def test_chunks_that_make_no_payload_are_dropped(index: int, count: int) -> None:
     head = struct.pack("<8sQIIQ", b"testbed\xff", 1, index, count, 1)
     joiner = Joiner()
     assert join(joiner, [head + b"x", head[:9]]) == []
@@ -80,6 +80,6 @@ def test_parts_that_make_no_payload_are_dropped(index: int, count: int) -> None:
 
 def test_what_is_larger_than_any_payload_may_be_is_not_kept() -> None:
     joiner = Joiner(most=249)
-    assert join(joiner, list(parts.split(PAYLOAD, 100))) == []
+    assert join(joiner, list(chunks.split(PAYLOAD, 100))) == []
     assert not joiner._unfinished
-    assert join(Joiner(most=250), list(parts.split(PAYLOAD, 100))) == [PAYLOAD]
+    assert join(Joiner(most=250), list(chunks.split(PAYLOAD, 100))) == [PAYLOAD]

@@ -1,0 +1,172 @@
+"""Validation of updates: what a rule cannot be given, and the run's bounds on the rest. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from agents.aggregator.dispatches import Dispatched
+from agents.aggregator.inputs import UpdateArrived
+from agents.aggregator.settings import Settings
+from agents.compression import Compressed
+from agents.nanoseconds import Nanoseconds
+from agents.rules.interface import Server
+from agents.secure.sums import Sums
+from agents.vectors import Vector, norm
+from agents.wire import UpdateMessage
+
+MAX_COUNT = 2**63 - 1
+"""The largest number that the tables made of the records can hold."""
+_MAX_EFFECTIVE_STEPS = 1e12
+"""The rule multiplies with them: with vectors of up to 1.8e19 the model stays finite."""
+_MAX_LOSS = 3.5e38
+"""Of what is finite: NaN says that there is none, infinity that it overflowed."""
+_NOTHING = np.zeros(0, np.float32)
+
+
+class Validation:
+    """`sums` are those of a run with secure aggregation, else None."""
+
+    def __init__(self, settings: Settings, server: Server, sums: Sums | None) -> None:
+        self._settings = settings
+        self._server = server
+        self._sums = sums
+
+    def usable(
+        self,
+        event: UpdateArrived,
+        dispatch: Dispatched,
+        base: Vector | None,
+        begin: Nanoseconds,
+        end: Nanoseconds,
+    ) -> UpdateMessage | str:
+        """The update with its vector, or why the rule cannot be given it. It answers `dispatch`, whose
+        model is `base`, if that is kept; `begin` is when that was sent, `end` when the update arrived,
+        on the client's clock."""
+        message = event.message
+        if message.compressed is not None:
+            expanded = self._expanded(message, message.compressed, base)
+            if isinstance(expanded, str):
+                return expanded
+            message = expanded
+        if self._sums is not None or message.masked is not None:
+            known = self._known_vector(message, base)
+            if isinstance(known, str):
+                return known
+            message = replace(message, vector=known)
+        return (
+            self._unusable(event.sender, message, dispatch)
+            or _impossible(message, begin, end)
+            or self._out_of_bounds(message, self._server.version - dispatch.version)
+            or message
+        )
+
+    def _known_vector(self, message: UpdateMessage, base: Vector | None) -> Vector | str:
+        """What is known of a masked update: of a model, what it was trained from; or why it cannot be
+        used."""
+        if self._sums is None:
+            return "masked, in a run without secure aggregation"
+        if message.masked is None:
+            return "not masked, in a run with secure aggregation"
+        if (problem := self._sums.unfit(message.masked)) is not None:
+            return problem
+        if not 0 <= message.masked.took <= message.sent - message.downloaded:
+            return "a mask that took longer than the round, or less than no time"
+        if message.kind != "model":
+            return _NOTHING
+        return "masked, and the model that it was trained from is not kept" if base is None else base
+
+    def _expanded(
+        self, message: UpdateMessage, compressed: Compressed, base: Vector | None
+    ) -> UpdateMessage | str:
+        """The update with its vector in place of what it was `compressed` to; or why there is none. No
+        more memory is taken than a model's."""
+        size = self._server.w.size
+        if compressed.size != size:
+            return f"another model: {compressed.size} parameters, expected {size}"
+        try:
+            vector = compressed.dense()
+        except ValueError as error:
+            return f"compressed: {error}"
+        if message.kind == "model":
+            if base is None:
+                return "compressed, and the model that it was trained from is not kept"
+            vector += base
+        return replace(message, vector=vector, compressed=None)
+
+    def _unusable(self, sender: str, message: UpdateMessage, dispatch: Dispatched) -> str | None:
+        """Why the update of `sender` is no answer to `dispatch` in this run, or None."""
+        settings = self._settings
+        if message.kind not in settings.side.kinds:
+            return f"kind {message.kind}, the rule takes {settings.side.kind}"
+        if message.schema != settings.schema:
+            return f"another model: schema {message.schema}, expected {settings.schema}"
+        if message.masked is None and (problem := self.unfit(message.vector)) is not None:
+            return problem
+        if (problem := self._server.buffers.unfit(message.buffers)) is not None:
+            return problem
+        if message.base_version != dispatch.version:
+            return f"base version {message.base_version}, it was sent {dispatch.version}"
+        planned = settings.samples.get(sender, message.samples)
+        if message.samples != planned:
+            return f"{message.samples} samples, its shard has {planned}"
+        return None
+
+    def _out_of_bounds(self, message: UpdateMessage, staleness: int) -> str | None:
+        """Which bound has the update dropped, or None."""
+        bounds = self._settings.bounds
+        if bounds.staleness is not None and staleness > bounds.staleness:
+            return f"staleness {staleness}, the bound is {bounds.staleness}"
+        if bounds.over_norm == "drop" and (length := self.over_norm(message)) is not None:
+            return f"norm {length:g}, the bound is {bounds.norm:g}"
+        return None
+
+    def over_norm(self, message: UpdateMessage) -> float | None:
+        """Norm of what the update says the model is to move by, where it is over the bound."""
+        bound = self._settings.bounds.norm
+        if bound is None:
+            return None
+        is_model = message.kind == "model"
+        length = norm(message.vector - self._server.w if is_model else message.vector)
+        return None if length <= bound else length
+
+    def clipped(self, message: UpdateMessage, length: float) -> Vector:
+        """The update, of norm `length`, with that of the bound."""
+        share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w
+        vector = message.vector.astype(w.dtype)
+        if message.kind != "model":
+            vector *= share
+            return vector
+        vector -= w
+        vector *= share
+        vector += w
+        return vector
+
+    def unfit(self, vector: Vector) -> str | None:
+        """Why `vector` cannot go into this run's model, or None."""
+        if vector.shape != self._server.w.shape:
+            return f"another model: {vector.size} parameters, expected {self._server.w.size}"
+        if not norm(vector) < math.inf:
+            return "not finite, or its norm is above 1.8e19: local training diverged"
+        return None
+
+
+def _impossible(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:
+    """What no client can have counted, of work between `begin` and `end` on its clock; a rule may divide
+    by it, or weight the model with it, and a verdict on the run looks at the times."""
+    if max(message.sequence, message.samples, message.steps) > MAX_COUNT:
+        return f"a count of more than {MAX_COUNT}"
+    trained = begin <= message.downloaded <= message.train_start <= message.train_end <= end
+    if not (trained and begin <= message.sent <= end):  # a pull that waited may be older than train_end
+        return "times that are not in order, or not between dispatch and arrival"
+    if message.samples < 1:
+        return f"{message.samples} samples, expected at least 1"
+    if message.steps < 0:  # interrupted before its first step, a client has done none
+        return f"{message.steps} steps, expected at least 0"
+    if not 0 < message.effective_steps <= _MAX_EFFECTIVE_STEPS:
+        return f"{message.effective_steps:g} effective steps, expected above 0, at most 1e12"
+    if _MAX_LOSS < abs(message.loss) < math.inf:
+        return f"a loss of {message.loss:g}, which no float32 is"
+    return None
