@@ -12,7 +12,6 @@ from tests.running import (
     TOPOLOGIES,
     Finished,
     Testbed,
-    cli,
     interrupt,
     left_as_processes,
     started,
@@ -74,20 +73,20 @@ def test_a_users_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path) ->
     assert "is not running" in over.err
 
 
-def test_areas_mean_holds_through_crash_outage_and_churn(tmp_path: Path) -> None:
+def test_areas_mean_holds_through_crash_outage_and_churn(testbed: Testbed, tmp_path: Path) -> None:
     """A step that was lost, or counted twice, would be in x + u, and so in where it ends, for ever."""
-    done = cli("up", TOPOLOGIES / "faults.yaml", "--runtime", "process", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = testbed("up", TOPOLOGIES / "faults.yaml", "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(tmp_path / "runs")
     acted = [r.details["action"] for r in run.records if isinstance(r, events.Acted)]
     assert {"crash", "restart", "disconnect", "reconnect", "set"} == set(acted)
     assert acted.count("crash") > 1  # churn's
-    assert f"Scenario: {len(acted)} steps done, at most" in done.stdout
+    assert f"Scenario: {len(acted)} steps done, at most" in done.out
     (w,) = load_file(run.path / "models" / "final.safetensors").values()
     assert float(w[0]) == pytest.approx(3.0, abs=0.05)
 
 
-def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
+def test_who_leaves_takes_its_memory_out_of_areas_mean(testbed: Testbed, tmp_path: Path) -> None:
     """Started again, it is not listened to any more."""
     topology = write_topology(
         tmp_path,
@@ -98,8 +97,8 @@ def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
         evaluate={"every": "2s"},
         stop={"after": "6s"},
     )
-    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(tmp_path / "runs")
     notes = [record.message for record in run.records if isinstance(record, events.Note)]
     assert any(note.startswith("right retired: its model is out of the mean") for note in notes), notes

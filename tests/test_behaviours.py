@@ -23,7 +23,7 @@ from testbed.host import docker_engine as docker_engine
 from testbed.host import run_module
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import process
-from tests.running import Finished, cli, interrupt, left_as_processes, started, until_printed
+from tests.running import Finished, Testbed, interrupt, left_as_processes, started, until_printed
 from tests.waiting import eventually
 
 Devices = list[dict[str, Any]]
@@ -52,12 +52,20 @@ def write(folder: Path, rule: dict[str, Any], devices: Devices, **more: Any) -> 
     return file
 
 
-def up(topology: Path, runtime: str) -> Finished:
-    """Run it to its end."""
-    runs = topology.parent / "runs"
-    done = cli("up", topology, "--runtime", runtime, "--runs", runs)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Finished.only_one_in(runs)
+Up = Callable[[Path, str], Finished]
+
+
+@pytest.fixture
+def up(testbed: Testbed) -> Up:
+    """A function that runs a topology to its end, in a runtime."""
+
+    def up(topology: Path, runtime: str) -> Finished:
+        runs = topology.parent / "runs"
+        done = testbed("up", topology, "--runtime", runtime, "--runs", runs)
+        assert done.code == 0, done.out + done.err
+        return Finished.only_one_in(runs)
+
+    return up
 
 
 def of(run: Finished, client: str) -> list[events.UpdateApplied]:
@@ -71,7 +79,7 @@ def model(run: Finished) -> float:
 
 
 @pytest.mark.alone
-def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(tmp_path: Path) -> None:
+def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(up: Up, tmp_path: Path) -> None:
     devices: Devices = [
         {"name": "fast", "timing": "20ms"},
         {"name": "slow", "timing": "20ms", "speed": 0.1},
@@ -97,7 +105,7 @@ def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(tmp_path: Path)
     indirect=["runtime"],
 )
 def test_an_update_waits_in_the_send_buffer_until_it_is_pulled(
-    runtime: str, send_buffer: str, tmp_path: Path
+    up: Up, runtime: str, send_buffer: str, tmp_path: Path
 ) -> None:
     rule = {"name": "defedavg_niid", "sample": 1, "send_buffer": send_buffer}
     devices = [{"name": name, "timing": "40ms"} for name in ("one", "other")]
@@ -121,7 +129,7 @@ def test_an_update_waits_in_the_send_buffer_until_it_is_pulled(
     ids=lambda rule: str(rule["name"]),
 )
 def test_an_interrupted_client_sends_the_steps_that_it_has_done(
-    rule: dict[str, Any], tmp_path: Path
+    up: Up, rule: dict[str, Any], tmp_path: Path
 ) -> None:
     devices = [
         {"name": "quick", "timing": "30ms", "local": {"steps": 5}},
@@ -215,7 +223,7 @@ def in_docker(do: Literal["kill", "start"], container: str) -> None:
     ids=["assigned step size", "gradient"],
 )
 def test_a_client_does_what_the_rule_says(
-    rule: dict[str, Any], local: dict[str, Any], losses: list[float], tmp_path: Path
+    up: Up, rule: dict[str, Any], local: dict[str, Any], losses: list[float], tmp_path: Path
 ) -> None:
     """Told from the loss that it reports: that of the model it began with."""
     topology = write(tmp_path, rule, [{"name": "one"}], local=local, stop={"updates": len(losses)})

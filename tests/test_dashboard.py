@@ -14,6 +14,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from testbed import simulate
 from testbed.host import docker_engine
 from tests import browser
 from tests.browser import Browser
@@ -43,8 +44,7 @@ def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for rule in ("fedbuff", "fedasync"):
         topology = write_small_topology(folder, rule={"name": rule}, **shared)
-        done = cli("up", topology, "--runs", folder / "runs")
-        assert done.returncode == 0, done.stderr
+        simulate(topology, runs=folder / "runs")
     return folder / "runs"
 
 

@@ -15,7 +15,7 @@ from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from tests.running import (
     Finished,
-    cli,
+    Testbed,
     interrupt,
     left_as_processes,
     started,
@@ -36,7 +36,7 @@ def with_one_device(folder: Path, **settings: str) -> Path:
     )
 
 
-def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on(testbed: Testbed, tmp_path: Path) -> None:
     """Once after an interrupt, and once after SIGKILL for every process: nothing is lost, and nothing is
     applied twice."""
     topology = with_one_device(tmp_path, record="updates")
@@ -54,8 +54,8 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
         up.wait()
     crashed = wait_for_the_last_record(runs)
     finished = unacknowledged(crashed)
-    done = cli(*resume)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = testbed(*resume)
+    assert done.code == 0, done.out + done.err
     after = Finished.only_one_in(runs)
     *_, last = re.findall(r"updates +(\d+)", done.stdout)
     assert int(last) == len(after.updates)  # the earlier parts' too, as its version
@@ -99,7 +99,7 @@ def wait_for_the_last_record(runs: Path) -> Finished:
     return Finished.only_one_in(runs)
 
 
-def test_a_crashed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_crashed_run_goes_on_from_its_checkpoint(testbed: Testbed, tmp_path: Path) -> None:
     """What came after the checkpoint is taken out of the records, and the controller that resumes the
     run reads on all the same, as does the command that waits for the run clock."""
     topology = with_one_device(tmp_path, durability="checkpoint")
@@ -111,8 +111,8 @@ def test_a_crashed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         up.wait()
     crashed = wait_for_the_last_record(runs)
     assert crashed.updates
-    resumed = cli("up", "--resume", crashed.path.name, "--runs", runs)
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    resumed = testbed("up", "--resume", crashed.path.name, "--runs", runs)
+    assert resumed.code == 0, resumed.out + resumed.err
     after = Finished.only_one_in(runs)
     assert after.manifest["outcome"] == "updates"
     lost = "1 earlier part of the run: ended without a verdict"

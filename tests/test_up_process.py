@@ -19,6 +19,7 @@ from tests import attacks
 from tests.attacks import Facts
 from tests.running import (
     Finished,
+    Testbed,
     cli,
     interrupt,
     left_as_processes,
@@ -104,19 +105,19 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
 
 
-def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
+def test_detached_run_is_seen_and_taken_down(testbed: Testbed, tmp_path: Path) -> None:
     """And one of its clients gets no further at the broker than it should."""
     runs = tmp_path / "runs"
     topology = write_small_topology(tmp_path, broker={"tls": True})
-    up = cli("up", "-d", topology, "--runtime", "process", "--runs", runs)
-    assert up.returncode == 0, up.stdout + up.stderr
+    up = testbed("up", "-d", topology, "--runtime", "process", "--runs", runs)
+    assert up.code == 0, up.out + up.err
     (path,) = runs.iterdir()
-    assert path.name in cli("ps").stdout
-    assert "ready" in cli("logs", path.name, "controller").stdout.lower()
+    assert path.name in testbed("ps").out
+    assert "ready" in testbed("logs", path.name, "controller").out.lower()
     facts = Facts(path.name, "fast", "slow", str(path / "work" / "fast.json"))
     made = list(attacks.made(attacks.ON_THE_BROKER, facts))
     assert [name for name, refusal in made if refusal is None] == []
-    assert cli("down", path.name).returncode == 0
+    assert testbed("down", path.name).code == 0
     assert left_as_processes(path.name) == []
     manifest = Finished.only_one_in(runs).manifest
     assert manifest["outcome"] == "interrupted"
@@ -125,7 +126,7 @@ def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
     assert manifest["refused"].keys() == {"fast", "?"}
 
 
-def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
+def test_killed_controller_takes_its_processes_along(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path)
     with started("up", topology, "--runtime", "process", "--runs", tmp_path / "runs") as up:
         until_printed(up, "the run clock starts")
@@ -143,20 +144,20 @@ def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
         "topology.yaml",
     }
     assert (path / "work" / "fast.json").exists()  # with a password
-    assert cli("down", path).stdout == f"{path.name}: down\n"
+    assert testbed("down", path).out == f"{path.name}: down\n"
     assert {one.name for one in path.iterdir()} == kept
 
 
-def test_a_link_that_loses_packets_is_refused(tmp_path: Path) -> None:
+def test_a_link_that_loses_packets_is_refused(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_topology(tmp_path, devices=[{"name": "far", "cpu": 0.5, "link": {"loss": "1%"}}])
-    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
-    assert done.returncode == 2
-    assert "devices[0].link.loss" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.code == 2
+    assert "devices[0].link.loss" in done.err
+    assert "Traceback" not in done.err
     assert not (tmp_path / "runs").exists()
 
 
-def test_sums_are_all_that_leaves_the_clients(tmp_path: Path) -> None:
+def test_sums_are_all_that_leaves_the_clients(testbed: Testbed, tmp_path: Path) -> None:
     """Secure aggregation with noise once per version, among processes with keys and a broker of their
     own; one of three is ended in the middle and comes back, and any two open a sum."""
     topology = write_topology(
@@ -171,8 +172,8 @@ def test_sums_are_all_that_leaves_the_clients(tmp_path: Path) -> None:
         stop={"after": "10s"},
         record="updates",
     )
-    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(tmp_path / "runs")
     assert run.best_accuracy > 0.5
     assert {u.client for u in run.updates if u.applied > 2} >= {"d-2", "d-3"}
@@ -180,5 +181,5 @@ def test_sums_are_all_that_leaves_the_clients(tmp_path: Path) -> None:
     logs = [(run.path / "logs" / f"{name}.log").read_text() for name in ("d-2", "d-3", "aggregator")]
     assert "refused" not in "".join(logs)  # by d-1 some are: sealed for the process that it was
     assert set(run.manifest["privacy"]["epsilon"]) == {"d-1", "d-2", "d-3"}
-    assert cli("replay", run.path).returncode == 0
+    assert testbed("replay", run.path).code == 0
     assert left_as_processes(run.path.name) == []

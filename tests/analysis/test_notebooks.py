@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from shutil import copytree
 
 import nbformat
 import pytest
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 NOTEBOOKS = Path(__file__).parents[2] / "analysis" / "notebooks"
@@ -22,24 +22,46 @@ def test_there_are_five() -> None:
     assert [name[0] for name in NAMES] == ["1", "2", "3", "4", "5"]
 
 
+Executed = NotebookNode | CellExecutionError
+
+
 @pytest.fixture(scope="module")
-def executions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[NotebookNode]]]:
-    """All notebooks, two at a time: a kernel is idle while it starts."""
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        folders = {name: tmp_path_factory.mktemp("notebooks") for name in NAMES}
-        yield {name: pool.submit(_executed, name, folder) for name, folder in folders.items()}
+def executions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Executed]:
+    """All notebooks, in a copy of their folder, where they leave their runs."""
+    return asyncio.run(_executed(copytree(NOTEBOOKS, tmp_path_factory.mktemp("all") / "notebooks")))
 
 
-def _executed(name: str, folder: Path) -> NotebookNode:
-    beside = copytree(NOTEBOOKS, folder, dirs_exist_ok=True)  # their runs are left there
-    notebook = nbformat.read(beside / name, nbformat.NO_CONVERT)  # type: ignore[no-untyped-call]
-    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(beside)}})
-    return asyncio.run(client.async_execute())  # `execute` would leave its loop open
+async def _executed(folder: Path) -> dict[str, Executed]:
+    """One after the other by one kernel, as each kernel would import all anew: each begins without the
+    variables and names of the others."""
+    manager = AsyncKernelManager()
+    await manager.start_kernel(cwd=str(folder))
+    kernel = manager.client()
+    kernel.start_channels()
+    found = dict[str, Executed]()
+    try:
+        await kernel.wait_for_ready(timeout=120)
+        for name in NAMES:
+            notebook = nbformat.read(folder / name, nbformat.NO_CONVERT)  # type: ignore[no-untyped-call]
+            forget = nbformat.v4.new_code_cell("%reset -f")  # type: ignore[no-untyped-call]
+            notebook.cells.insert(0, forget)
+            client = NotebookClient(notebook, km=manager, timeout=120)
+            client.kc = kernel
+            try:
+                found[name] = await client.async_execute()
+            except CellExecutionError as error:
+                found[name] = error
+    finally:
+        kernel.stop_channels()
+        await manager.shutdown_kernel(now=True)
+    return found
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs(executions: dict[str, Future[NotebookNode]], name: str) -> None:
-    notebook = executions[name].result()
+def test_it_runs(executions: dict[str, Executed], name: str) -> None:
+    notebook = executions[name]
+    if isinstance(notebook, CellExecutionError):
+        raise notebook
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert not [output.text for output in outputs if output.output_type == "stream"]
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 1

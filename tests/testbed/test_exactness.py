@@ -85,10 +85,10 @@ def test_the_last_step_of_a_scenario_ends_the_run_and_nothing_follows(tmp_path: 
 
 
 def test_equal_periods_meet_for_ever() -> None:
-    run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, Stop(after=1800.0))
+    run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, Stop(after=600.0))
     run.run()
     assert {r.weight for r in run.records if isinstance(r, events.UpdateApplied)} == {0.5}
-    assert run.server.version == 18_000
+    assert run.server.version == 6_000
 
 
 def test_the_last_tick_counts(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_area_ends_at_the_mean_of_its_members(
         rule={"name": "area", **criterion},
         devices=_devices(*timings),
         scenario=scenario,
-        stop={"after": "60s" if "5s" not in timings else "200s"},
+        stop={"after": "30s" if "5s" not in timings else "100s"},
     )
     assert _final(run) == pytest.approx([optimum], abs=1e-5)
 
@@ -199,11 +199,11 @@ def test_who_comes_back_counts_as_if_it_had_never_been_away(rule: str, tmp_path:
             devices=_devices("100ms", "150ms", "200ms"),
             scenario=scenario,
             evaluate={"every": "130ms"},
-            stop={"after": "45s"},
+            stop={"after": "25s"},
         )
         late, evaluations = run.updates, run.evaluations
-        weights = late[late["applied"] > 15].groupby("client")["weight"].sum()
-        loss = evaluations[evaluations["at"] > 15]["loss"].mean()
+        weights = late[late["applied"] > 10].groupby("client")["weight"].sum()
+        loss = evaluations[evaluations["at"] > 10]["loss"].mean()
         return list(weights / weights.sum()), float(loss)
 
     shares, loss = settled("never", [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,14 +78,30 @@ def test_an_update_is_lost_where_no_record_tells_of_it() -> None:
     assert chaos.unaccounted(finished, told) == [("a", 4), ("a", 7), ("b", 6)]
 
 
-@pytest.mark.alone
 # Of seeds that kill no client: on a busy host it may not be back before so short a run is over.
-@pytest.mark.parametrize(("seed", "more"), [(3, []), (10, [Fault(1.0, "flood", "d")])])
-def test_under_random_faults_runs_go_on(seed: int, more: list[Fault], tmp_path: Path) -> None:
-    rule = chaos.RULES[list(chaos.RULES)[seed % len(chaos.RULES)]]
-    faults, scenario, _ = chaos.drawn(seed, "process", until=4.0)
-    faults += more
-    found = chaos.run(tmp_path, rule, faults, scenario=scenario, twice=True, after=10.0, calm=2.0)
+MORE: dict[int, list[Fault]] = {3: [], 10: [Fault(1.0, "flood", "d")]}
+"""By seed, what happens beside what is drawn."""
+
+
+@pytest.fixture(scope="module")
+def faulted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Future[Outcome]]]:
+    """These runs, side by side: nearly all the time their devices wait."""
+
+    def run(seed: int, folder: Path) -> Outcome:
+        rule = chaos.RULES[list(chaos.RULES)[seed % len(chaos.RULES)]]
+        faults, scenario, _ = chaos.drawn(seed, "process", until=4.0)
+        faults += MORE[seed]
+        return chaos.run(folder, rule, faults, scenario=scenario, twice=True, after=10.0, calm=2.0)
+
+    with ThreadPoolExecutor(len(MORE)) as pool:
+        yield {seed: pool.submit(run, seed, tmp_path_factory.mktemp("faulted")) for seed in MORE}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("seed", MORE)
+def test_under_random_faults_runs_go_on(faulted: dict[int, Future[Outcome]], seed: int) -> None:
+    found = faulted[seed].result()
     assert found.wrong == [], found.output
     acted = [record for record in found.run.records if isinstance(record, events.Acted)]
-    assert [one.device for one in acted if one.source == AGGREGATOR] == [fault.part for fault in more]
+    by_aggregator = [one.device for one in acted if one.source == AGGREGATOR]
+    assert by_aggregator == [fault.part for fault in MORE[seed]]

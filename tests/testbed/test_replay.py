@@ -16,7 +16,7 @@ from agents.rules import RULES
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
-from tests.running import cli, write_small_topology
+from tests.running import Testbed, write_small_topology
 from tests.testbed.test_virtual_run import _run, _topology
 
 EVENTFUL: dict[str, Any] = {
@@ -137,23 +137,25 @@ def test_what_is_no_recording_is_refused(
         replay(run)
 
 
-def test_a_run_without_recording_says_how_to_get_one(recorded: Path, tmp_path: Path) -> None:
+def test_a_run_without_recording_says_how_to_get_one(
+    testbed: Testbed, recorded: Path, tmp_path: Path
+) -> None:
     bare = copytree(recorded, tmp_path / "bare")
     (bare / "inputs.bin").unlink()
-    said = cli("replay", bare)
-    assert said.returncode == 2
-    assert "record: updates" in said.stderr
+    said = testbed("replay", bare)
+    assert said.code == 2
+    assert "record: updates" in said.err
 
 
-def test_a_run_of_processes_is_replayed(tmp_path: Path) -> None:
+def test_a_run_of_processes_is_replayed(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path, record="updates", stop={"updates": 15})
-    up = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
-    assert up.returncode == 0, up.stdout + up.stderr
+    up = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert up.code == 0, up.out + up.err
     (path,) = (tmp_path / "runs").iterdir()
-    said = cli("replay", path)
-    assert said.returncode == 0, said.stderr
-    assert "the final model, version 5, is bit-identical" in said.stdout
-    assert "15 updates" in said.stdout
+    said = testbed("replay", path)
+    assert said.code == 0, said.err
+    assert "the final model, version 5, is bit-identical" in said.out
+    assert "15 updates" in said.out
     final = path / "models" / "final.safetensors"
     data = bytearray(final.read_bytes())
     data[-1] ^= 1

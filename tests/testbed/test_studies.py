@@ -1,5 +1,5 @@
 """`testbed sweep`, `agree`, `compare`, `report` and `export` as a user types them, mostly on runs in
-virtual time."""
+virtual time; these are in this process but where a test is of the workers, which start slowly."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ evaluate: {every: 1s}
 stop: {after: 3s}
 runtime: {name: virtual}
 """
+ONE_JOB = ("--jobs", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -123,16 +124,6 @@ def _is_long(path: Path) -> bool:
     return topology.exists() and "100000000" in topology.read_text()
 
 
-def test_runs_in_local_processes_go_one_by_one(testbed: Testbed) -> None:
-    Path("base.yaml").write_text(
-        BASE.replace("timing: 1s", "cpu: 0.1").replace("name: virtual", "name: process")
-    )
-    write_sweep("[1]")
-    code, out, err = testbed("sweep", "study.yaml")
-    assert code == 0, out + err
-    assert "1 of 1  fedavg, seed 1: loss" in out
-
-
 EMULATED = BASE.replace("timing: 1s", "cpu: 0.1").replace("name: virtual", "name: process")
 
 
@@ -144,6 +135,8 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseExcepti
     def execute(
         topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options, report: Any
     ) -> dict[str, Any]:
+        if plan.traits.simulated:
+            return worker.execute(topology, plan, directory, options, report)
         step_time = topology.runtime.step_time or 0.1
         runtime = topology.runtime.model_copy(update={"name": "virtual", "step_time": step_time})
         simulated = up.planned_here(topology.model_copy(update={"runtime": runtime}), up.Options())
@@ -282,15 +275,17 @@ def test_a_repetition_that_is_interrupted_is_made_up_for(
     assert len(runs_in(folder / "earlier")) == 1
 
 
-@pytest.mark.parametrize("privacy", ["", "privacy: {secure: {colluding: 1, needed: 3}}\n"])
-def test_what_is_measured_is_the_same_in_all_cells(testbed: Testbed, privacy: str) -> None:
+@pytest.mark.parametrize(
+    ("privacy", "jobs"), [("", "1"), ("privacy: {secure: {colluding: 1, needed: 3}}\n", "2")]
+)
+def test_what_is_measured_is_the_same_in_all_cells(testbed: Testbed, privacy: str, jobs: str) -> None:
     Path("base.yaml").write_text(
         "name: base\ntask: {name: digits-logreg, local: {steps: 2}}\n"
         "rule: {name: fedbuff, buffer_size: 4}\ndevices: [{name: pi, count: 4, cpu: 0.2}]\n"
         f"{privacy}stop: {{updates: 4}}\nruntime: {{name: virtual}}\n"
     )
     write_sweep("[1, 2]")
-    code, _, _ = testbed("sweep", "study.yaml")
+    code, _, _ = testbed("sweep", "study.yaml", "--jobs", jobs)
     runtimes = [topology.load(path).runtime for path in Path("runs/study").glob("*/topology.yaml")]
     assert code == 0
     assert len(runtimes) == 2
@@ -310,7 +305,7 @@ def test_two_sweeps_in_a_folder_are_refused(testbed: Testbed) -> None:
 
 def test_compare_report_and_export(testbed: Testbed) -> None:
     write_sweep("[1, 2]")
-    testbed("sweep", "study.yaml")
+    testbed("sweep", "study.yaml", *ONE_JOB)
     code, out, _ = testbed("compare", "study", "--json")
     assert code == 0
     told = json.loads(out)
@@ -348,8 +343,12 @@ def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
     Path("study.yaml").write_text(
         f"topology: base.yaml\nvariants: {VARIANTS}\ntarget: 30%\nrepeat_invalid: 0"
     )
-    code, out, err = testbed("agree", "study.yaml", "--runtime", "process")
+    code, out, err = testbed("agree", "study.yaml", *ONE_JOB, "--runtime", "process")
     assert code == 0, out + err
+    _, emulated = out.split("study.yaml: 2 runs (process)")
+    told = re.findall(r"^(?: +\d of 2  )?(\w+), seed 0( begins|: accuracy)", emulated, re.MULTILINE)
+    one_by_one = [(name, what) for name in ("rounds", "endless") for what in (" begins", ": accuracy")]
+    assert told == one_by_one
     assert "Mean time to a test accuracy of 30%" in out
     assert re.search(r"rounds +\d\.\d +\d\.\d +1 +1\n", out)
     assert re.search(r"endless +– +– +2 +2\n", out)
@@ -359,14 +358,14 @@ def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
     assert verdicts.startswith("Verdicts: ")
     assert sum(map(int, re.findall(r"\d+", verdicts))) == 2
     assert len(runs_in(Path("runs/study"))) == 4
-    code, out, _ = testbed("agree", "study.yaml", "--runtime", "process", "--json")  # nothing runs again
-    assert code == 0
-    told = json.loads(out)
-    assert (told["target"], told["runtime"], told["tau"], told["low"]) == (0.3, "process", 1.0, None)
-    first, last = told["configurations"]
+    code, out, _ = testbed("agree", "study.yaml", *ONE_JOB, "--runtime", "process", "--json")
+    assert code == 0  # and nothing runs again
+    found = json.loads(out)
+    assert (found["target"], found["runtime"], found["tau"], found["low"]) == (0.3, "process", 1.0, None)
+    first, last = found["configurations"]
     assert min(first["virtual_s"], first["real_s"]) > 0
     assert (last["name"], last["virtual_s"], last["virtual_rank"]) == ("endless", None, 2)
-    assert sum(told["verdicts"].values()) == 2
+    assert sum(found["verdicts"].values()) == 2
     assert len(runs_in(Path("runs/study"))) == 4
 
 
@@ -378,7 +377,7 @@ def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch)
         'topology: base.yaml\nvariants: {slow: {"devices[1].timing": 1s}, fast: {}}\n'
         "grid: {seed: [1, 2]}\nrepeat_invalid: 0"
     )
-    code, out, err = testbed("agree", "study.yaml", "--runtime", "process")
+    code, out, err = testbed("agree", "study.yaml", *ONE_JOB, "--runtime", "process")
     assert code == 0, out + err
     assert re.search(r"Mean time to a test accuracy of \d\d%:\n", out)
     assert re.search(r"fast .* 1 +1\nslow .* 2 +2\n", out)
@@ -416,7 +415,7 @@ def test_what_cannot_be_ranked(
     verdicts(monkeypatch, [True] * 4)
     Path("base.yaml").write_text(ACCURATE)
     Path("study.yaml").write_text(f"topology: base.yaml\nvariants: {variants}\ngrid: {{seed: [1]}}")
-    code, out, err = testbed("agree", "study.yaml", "--runtime", runtime)
+    code, out, err = testbed("agree", "study.yaml", *ONE_JOB, "--runtime", runtime)
     assert code == 2
     assert told in err
     assert "Traceback" not in out + err
@@ -428,7 +427,7 @@ def test_nothing_to_rank_by(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -
     verdicts(monkeypatch, [True] * 2)
     Path("base.yaml").write_text(ACCURATE)
     Path("study.yaml").write_text(f"topology: base.yaml\nvariants: {VARIANTS}")
-    code, _, err = testbed("agree", "study.yaml", "--runtime", "process")
+    code, _, err = testbed("agree", "study.yaml", *ONE_JOB, "--runtime", "process")
     assert code == 2
     assert "no run reached an accuracy of 100%: add a `target` below it" in err
 

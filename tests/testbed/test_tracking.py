@@ -19,7 +19,7 @@ from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.tracking.follow import follow
 from testbed.tracking.points import Points
-from tests.running import Testbed, cli
+from tests.running import Testbed
 
 TOPOLOGY: dict[str, Any] = {
     "name": "tracked",
@@ -143,13 +143,13 @@ def test_wandb_offline(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert config["testbed.rule"] == '"fedasync"'
 
 
-def test_tensorboard_files(run: Path) -> None:
+def test_tensorboard_files(testbed: Testbed, run: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     follow(RunDirectory(run), tracking.tracker("tensorboard", run))
-    done = cli("export", run, "--to", "tensorboard", "--json")  # once more
-    assert done.returncode == 0, done.stderr
-    said: Told = TypeAdapter(OUTPUTS["export"]).validate_json(done.stdout)
+    done = testbed("export", run, "--to", "tensorboard", "--json")  # once more
+    assert done.code == 0, done.err
+    said: Told = TypeAdapter(OUTPUTS["export"]).validate_json(done.out)
     assert str(run / "tensorboard") in said.told
     read = EventAccumulator(str(run / "tensorboard"), {"scalars": 0})
     read.Reload()

@@ -20,7 +20,7 @@ from testbed.run import up
 from testbed.run.optimum import ending
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
-from tests.running import TOPOLOGIES, cli, interrupt, started
+from tests.running import TOPOLOGIES, Testbed, interrupt, started
 
 THEORY = TOPOLOGIES / "theory"
 
@@ -159,11 +159,11 @@ def test_every_theory_topology_is_tested() -> None:
     assert tested == {path.stem for path in THEORY.glob("*.yaml")}
 
 
-def test_up_prints_the_optimum_and_the_distance_to_it(tmp_path: Path) -> None:
-    said = cli("up", THEORY / "fedfix-is-fedavg.yaml", "--runs", tmp_path)
-    assert said.returncode == 0, said.stderr
-    assert "optimum           (3)" in said.stdout
-    assert "from the optimum" in said.stdout
+def test_up_prints_the_optimum_and_the_distance_to_it(testbed: Testbed, tmp_path: Path) -> None:
+    said = testbed("up", THEORY / "fedfix-is-fedavg.yaml", "--runs", tmp_path)
+    assert said.code == 0, said.err
+    assert "optimum           (3)" in said.out
+    assert "from the optimum" in said.out
 
 
 def test_same_topology_same_bytes(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from agents import events
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.watching import overview
-from tests.running import cli, left_as_processes, write_small_topology
+from tests.running import Testbed, cli, left_as_processes, write_small_topology
 from tests.testbed.record_factories import STARTED, update
 from tests.waiting import eventually
 
@@ -186,6 +186,13 @@ def test_a_run_that_is_over_is_told_in_lines_where_there_is_no_terminal(ended: R
     ]
 
 
+@pytest.fixture
+def here(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Testbed:
+    """`testbed`, and this process stays as urgent as it is."""
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    return testbed
+
+
 @pytest.mark.parametrize(
     ("outcome", "error", "last"),
     [
@@ -194,23 +201,23 @@ def test_a_run_that_is_over_is_told_in_lines_where_there_is_no_terminal(ended: R
     ],
 )
 def test_lines_tell_also_of_an_end_that_no_record_tells_of(
-    ended: RunDirectory, outcome: str | None, error: str | None, last: str
+    here: Testbed, ended: RunDirectory, outcome: str | None, error: str | None, last: str
 ) -> None:
     ended.write_manifest(outcome=outcome, error=error)
     ended.events.write_text(events.to_line(STARTED) + events.to_line(update("pi-1", 2.0)))
-    done = cli("watch", ended.path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"     2.0 s  {last}"
+    done = here("watch", ended.path)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == f"     2.0 s  {last}"
 
 
-def test_what_is_no_run_cannot_be_watched(tmp_path: Path) -> None:
-    done = cli("watch", "nothing", "--runs", tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no run nothing" in done.stderr
+def test_what_is_no_run_cannot_be_watched(here: Testbed, tmp_path: Path) -> None:
+    done = here("watch", "nothing", "--runs", tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert "no run nothing" in done.err
     (tmp_path / "manifest.json").write_text("{}")
-    done = cli("watch", tmp_path)
-    assert done.returncode == 2
-    assert "ended before any device was planned" in done.stderr
+    done = here("watch", tmp_path)
+    assert done.code == 2
+    assert "ended before any device was planned" in done.err
 
 
 def test_a_run_directory_tells_what_is_to_be_shown(ended: RunDirectory) -> None:
