@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -125,7 +125,13 @@ def _module(name: str) -> object:
 
 def raised(error: BaseException) -> bool:
     """Whether `error` comes from within own code."""
-    return any(map(_is_own_frame, _frames(error.__traceback__)))
+    return bool(_own_lines(error))
+
+
+def place(error: BaseException) -> str:
+    """The line of own code that `error` comes from, such as " (mlp.py, line 12)"; empty where there is
+    none."""
+    return "".join(f" ({file}, line {number})" for file, number in _own_lines(error)[-1:])
 
 
 def told(error: BaseException) -> str:
@@ -175,7 +181,10 @@ def _lies_in_use(file: str | None) -> bool:
     return file is not None and any(file.startswith(f"{folder}/") for folder in _in_use)
 
 
-def _frames(link: TracebackType | None) -> Iterator[FrameType]:
-    while link is not None:
-        yield link.tb_frame
-        link = link.tb_next
+def _own_lines(error: BaseException) -> list[tuple[str, int]]:
+    """Files in the folder and line numbers, outermost first, of own code that `error` went through."""
+    return [
+        (frame.f_code.co_filename.removeprefix(f"{folder()}/"), number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if _is_own_frame(frame)
+    ]

@@ -79,6 +79,13 @@ class Task(Protocol):
         return self.shards()
 
 
+def not_taken(x: torch.Tensor, reason: str) -> str:
+    """That a model does not take the inputs `x`, for a sentence that begins with the model."""
+    shape = "×".join(map(str, x.shape[1:])) or "one number"
+    dtype = str(x.dtype).removeprefix("torch.")
+    return f"does not take inputs of shape {shape}, {dtype}: {reason}"
+
+
 def no_classes(y: NDArray[Any], outputs: Sequence[int]) -> str:
     """Why labels are no classes for the cross-entropy of outputs of this shape; empty where they are."""
     if y.dtype.kind != "i":

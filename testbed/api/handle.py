@@ -293,7 +293,7 @@ class RunHandle:
         """Carry out `actions` (`agents.device_actions`) on each of `devices`; what was
         done. Raises as `set`."""
         names = [devices] if isinstance(devices, str) else devices
-        expanded = [device for name in names for device in self._directory.devices(name)]
+        expanded = dict.fromkeys(device for name in names for device in self._directory.devices(name))
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
         commands.send(self._directory, *sent)
         return sent

@@ -33,7 +33,7 @@ from agents.rules import interface as rules
 from agents.rules.interface import Rule, Send, Server, State, Update
 from agents.shards import Shard
 from agents.tasks import TASKS
-from agents.tasks.interface import Task, no_classes
+from agents.tasks.interface import Task, no_classes, not_taken
 
 _IDLE_S = 5.0
 _TRIED = 3
@@ -319,7 +319,19 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
     task: Task = _made(cls, params)
     module, shard = task.model().train(trains), shards.load(Path(samples))
     y = torch.from_numpy(shard.y)
-    outputs = module(shards.inputs(torch.from_numpy(shard.x), shard.scale))
+    x = shards.inputs(torch.from_numpy(shard.x), shard.scale)
+    try:
+        outputs = module(x)
+    except (IndexError, RuntimeError, ValueError) as error:  # by which torch refuses shapes and types
+        reason = str(error).partition("\n")[0] + own_code.place(error)
+        raise _RefusedError(f"its model {not_taken(x, reason)}") from error
+    shape = getattr(outputs, "shape", ())
+    if cls.loss is Task.loss and len(shape) < 2:
+        found = f"the shape {tuple(shape)}" if shape else f"the type {type(outputs).__name__}"
+        raise _RefusedError(
+            f"what its model returns has {found}, and the cross-entropy takes scores of the shape "
+            f"({len(y)}, classes): return these, or define a loss"
+        )
     try:
         losses = task.loss(outputs, y)
     except (IndexError, RuntimeError) as error:  # torch names a target, and neither classes nor labels

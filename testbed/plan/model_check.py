@@ -21,7 +21,7 @@ from agents import shards
 from agents.client.differential import lengthening
 from agents.secure.quantised import Grid
 from agents.shards import Shard, inputs
-from agents.tasks.interface import Task, no_classes
+from agents.tasks.interface import Task, no_classes, not_taken
 from testbed import own_code
 from testbed.errors import BadInputError, listed
 from testbed.host import cache
@@ -170,7 +170,6 @@ def check_data(topology: Topology, prepared: Prepared) -> None:
     train = prepared.train
     some = train.take(np.arange(min(2, len(train))))
     x, y = inputs(torch.from_numpy(some.x), some.scale), torch.from_numpy(some.y)
-    shape = "×".join(map(str, some.x.shape[1:]))
     key = "input"
     try:
         outputs = module(x)
@@ -181,8 +180,8 @@ def check_data(topology: Topology, prepared: Prepared) -> None:
         task.loss(outputs, y)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
         reason = str(error).partition("\n")[0]
-        what = f"inputs of shape {shape}" if key == "input" else "these labels"
-        message = f"{topology.task.name} does not take {what}: {reason}"
+        refused = not_taken(x, reason) if key == "input" else f"does not take these labels: {reason}"
+        message = f"{topology.task.name} {refused}"
         raise topology.source.error([topology.source.problem(("task", "data", key), message)]) from error
 
 

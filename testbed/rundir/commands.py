@@ -17,6 +17,7 @@ from typing import Any
 from agents import files
 from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.rundir.directory import RunDirectory
+from testbed.traits import is_simulated
 
 _ANSWER_TIMEOUT_SECONDS = 5.0
 """For each order."""
@@ -28,8 +29,12 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
     there is none, or it refuses any (the others are carried out), RunFailedError where it does not
     answer."""
     folder = run.orders
-    if run.controller() is None or not folder.is_dir():
+    if run.controller() is None:
         raise BadInputError(f"{run.run} is not running. See: testbed runs")
+    if is_simulated(run.read_manifest().get("runtime")):
+        raise BadInputError(f"{run.run} is in virtual time, where the scenario alone changes devices")
+    if not folder.is_dir():
+        raise BadInputError(f"{run.run} has not started its devices yet: give the command again then")
     sender = secrets.token_hex(8)
     waiting = {folder / f"{sender}-{place:06}.order": order for place, order in enumerate(orders)}
     for path, order in waiting.items():

@@ -91,6 +91,31 @@ class Wide(Mine):
         return nn.Sequential(nn.Flatten(), nn.Linear(65, 10))
 
 @dataclass(frozen=True)
+class Looking(Mine):
+    def model(self):
+        from torch import nn
+        class Look(nn.Linear):
+            def forward(self, x):
+                return super().forward(x.view(-1, 3))
+        return Look(64, 10)
+
+@dataclass(frozen=True)
+class Single(Mine):
+    loss = Task.loss
+    def model(self):
+        from torch import nn
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Flatten(0))
+
+@dataclass(frozen=True)
+class Pair(Single):
+    def model(self):
+        from torch import nn
+        class Both(nn.Linear):
+            def forward(self, x):
+                return x, x
+        return Both(64, 10)
+
+@dataclass(frozen=True)
 class NotANumber(Mine):
     def loss(self, outputs, y):
         return Task.loss(self, outputs, y) * float("nan")
@@ -364,7 +389,10 @@ def test_a_package_is_imported_by_its_name(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("Few", "cannot run: found class 9, and the model has 9 outputs, for classes 0 to 8"),
-        ("Wide", "mat1 and mat2 shapes cannot be multiplied"),
+        ("Wide", "its model does not take inputs of shape 8×8, float32: mat1 and mat2 shapes "),
+        ("Looking", r"inputs of shape 8×8, float32: shape '\[-1, 3\]' is .* \(own.py, line 63\)"),
+        ("Single", r"returns has the shape \(65,\), and the cross-entropy takes scores of the shape"),
+        ("Pair", "what its model returns has the type tuple, and the cross-entropy takes scores"),
         ("NotANumber", "t.yaml:4:9: task.name: own:NotANumber cannot run: its loss is nan"),
         ("Mean", r"its loss has the shape \(\), expected one of each of \d+ samples"),
     ],
@@ -376,7 +404,7 @@ def test_a_step_is_tried_before_anything_is_launched(name: str, said: str, tmp_p
     model_check.try_step(read(tmp_path), shared(Shard(x, y)))
     with pytest.raises(BadInputError, match=said) as raised:
         model_check.try_step(read(tmp_path, task=task(name)), shared(Shard(x, y)))
-    assert "inspection.py" not in str(raised.value)
+    assert "Traceback" not in str(raised.value)
     y[0] = -1
     with pytest.raises(BadInputError, match="found class -1, and the model has 10 outputs"):
         model_check.try_step(read(tmp_path), shared(Shard(x, y)))

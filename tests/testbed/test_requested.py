@@ -27,6 +27,7 @@ from agents.device_actions import (
 )
 from agents.messages import AddressedOrder
 from agents.nanoseconds import from_seconds
+from testbed.api.handle import RunHandle
 from testbed.errors import BadInputError
 from testbed.fidelity import requested
 from testbed.fidelity.figures import RequestedCpu, RequestedLink
@@ -226,7 +227,7 @@ def test_orders_are_read_as_they_are_told() -> None:
 
 def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "asked")
-    box, served = commands.CommandFolder(directory.orders), threading.Event()
+    served = threading.Event()
     obeyed: list[dict[str, Any]] = []
     group = [f"b-{number}" for number in range(12)] + ["c", "d"]
 
@@ -242,6 +243,11 @@ def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="is not running"):
         commands.send(directory, {"device": "a"})
     directory.claim()
+    for runtime, said in (("virtual", "in virtual time"), ("process", "not started its devices yet")):
+        directory.write_manifest(runtime=runtime)
+        with pytest.raises(BadInputError, match=said):
+            commands.send(directory, {"device": "a"})
+    box = commands.CommandFolder(directory.orders)
     thread = threading.Thread(target=serve)
     thread.start()
     try:
@@ -252,8 +258,10 @@ def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match="no device c"):
             commands.send(directory, *({"device": name} for name in group))
         assert time.monotonic() - begin < 1, "one device a tick"
+        directory.write_manifest(devices={"e-1": {"group": "e"}, "e-2": {"group": "e"}})
+        assert [done["device"] for done in RunHandle(directory).kill(["e-2", "e"])] == ["e-2", "e-1"]
     finally:
         served.set()
         thread.join()
-    assert [order["device"] for order in obeyed] == ["a", "c", *group]
+    assert [order["device"] for order in obeyed] == ["a", "c", *group, "e-2", "e-1"]
     assert list(directory.orders.iterdir()) == []
