@@ -57,7 +57,7 @@ def test_a_resumed_run_goes_on(testbed: Testbed, tmp_path: Path) -> None:
     done = testbed(*resume)
     assert done.code == 0, done.out + done.err
     after = Finished.only_one_in(runs)
-    *_, last = re.findall(r"updates +(\d+)", done.stdout)
+    *_, last = re.findall(r"updates +(\d+)", done.out)
     assert int(last) == len(after.updates)  # the earlier parts' too, as its version
 
     for earlier, later in ((interrupted, crashed), (crashed, after)):
