@@ -15,7 +15,7 @@ from agents.device_actions import Action
 from agents.messages import AddressedOrder, GpuSample, Telemetry
 from testbed.fidelity.host_load import HostSample
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.datasets import Prepared
+from testbed.plan.preparation import Prepared
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import traits
 from testbed.view import View
