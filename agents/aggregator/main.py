@@ -48,11 +48,11 @@ from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
 
 _CHECKPOINT_EVERY = 30 * SECOND
-_WAITING = 64 * 2**20
+_INBOX_BYTES = 64 * 2**20
 """Bytes of messages that may wait to be handled."""
-_BESIDE = 2**17
+_MAX_OVERHEAD_BYTES = 2**17
 """Bytes of an update beside numbers and their places, at most."""
-_ASKED = 256
+_MAX_SUMS_ASKED_FOR = 256
 _WATCH_EVERY_S = 1.0
 """Seconds of the host between two looks at whether the run goes on."""
 _READY, _OVER, _OFFLINE = (
@@ -138,7 +138,7 @@ class Aggregator:
         self._epoch = self._core.epoch
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
-        self._inbox: Inbox[_Other] = Inbox(_WAITING)
+        self._inbox: Inbox[_Other] = Inbox(_INBOX_BYTES)
         test_set = shards.load(Path(cfg.test_set))
         self._evaluator = Evaluator(
             task,
@@ -172,7 +172,7 @@ class Aggregator:
             self._inbox.receive,
             will=(status, _OFFLINE),
             keeps_session=True,
-            largest=2 * w.nbytes + buffers.nbytes + _BESIDE,
+            largest=2 * w.nbytes + buffers.nbytes + _MAX_OVERHEAD_BYTES,
             reconnected=lambda since: self._inbox.put(_Reconnected(since)),
         )
         self._connection.open()
@@ -200,7 +200,7 @@ class Aggregator:
     def _serve(self) -> None:
         """Hand in what happens, and send what the core wants sent."""
         if self._epoch is not None and self._core.ended is None:
-            self._was_away()
+            self._note_absence()
         while self._finished is None:
             for event in self._wait():
                 self._receive(event)
@@ -217,7 +217,7 @@ class Aggregator:
             self._outbox.clear()
             self._acknowledgements.clear()
 
-    def _was_away(self) -> None:
+    def _note_absence(self) -> None:
         """It was started again within the run. What it sent last may be lost: for that each client is
         asked as soon as its retained status says that it is ready."""
         now = self._now()
@@ -274,31 +274,37 @@ class Aggregator:
                 self._carry_out(event)
 
     def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
-        at = self._now()
         sender = self._topics.name_in(topic)
         if sender != topics.AGGREGATOR and not self._gate.passes(sender, time.monotonic()):
             self._refuse(topic, sender)
             return
         if topic == self._topics.update(sender):
-            try:
-                message = wire.decode_update(payload)
-            except wire.WireError as error:
-                self._handle(inputs.Unreadable(at, sender, str(error)))
-                return
-            if self._core.cut_short:
-                return  # it stays with the client, for when the run goes on
-            awaited = self._core.awaits(sender, message.dispatch)
-            if not self._core.has(sender, message.dispatch):
-                arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
-                self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
-            if awaited and not self._core.awaits(sender, message.dispatch):
-                self._gate.answers(sender)
-            if self._core.has(sender, message.dispatch):
-                self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
-            return
-        if topic == self._topics.sums(sender):
+            self._receive_update(sender, payload, arrived)
+        elif topic == self._topics.sums(sender):
             self._receive_sum(sender, payload)
+        else:
+            self._receive_control_message(topic, payload)
+
+    def _receive_update(self, sender: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
+        at = self._now()
+        try:
+            message = wire.decode_update(payload)
+        except wire.WireError as error:
+            self._handle(inputs.Unreadable(at, sender, str(error)))
             return
+        if self._core.cut_short:
+            return  # it stays with the client, for when the run goes on
+        awaited = self._core.awaits(sender, message.dispatch)
+        if not self._core.has(sender, message.dispatch):
+            arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
+            self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
+        if awaited and not self._core.awaits(sender, message.dispatch):
+            self._gate.answers(sender)
+        if self._core.has(sender, message.dispatch):
+            self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
+
+    def _receive_control_message(self, topic: str, payload: bytes | bytearray) -> None:
+        at = self._now()
         try:
             match messages.decode(self._topics, topic, payload):
                 case messages.Status(client, state):
@@ -386,7 +392,7 @@ class Aggregator:
                 case act.AskForReport(client, about):
                     self._ask_for_report(client, about)
                 case act.AskForShares(client, number, updates):
-                    self._asked.setdefault(client, deque(maxlen=_ASKED)).append(number)
+                    self._asked.setdefault(client, deque(maxlen=_MAX_SUMS_ASKED_FOR)).append(number)
                     request = messages.encode(messages.UnmaskRequest(client, number, updates))
                     self._outbox.append((self._topics.request(client), request))
                 case act.Evaluate(version):
