@@ -84,14 +84,7 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     runtime = chosen_runtime(options, topology.runtime.name)
     if not traits(runtime).images:
         _check_requirements(topology)
-    if options.nodes is not None and not traits(runtime).many_hosts:
-        other = those(lambda t: t.many_hosts)
-        raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
-    nodes: tuple[Node, ...] = ()
-    if traits(runtime).many_hosts:
-        from testbed.host import swarm  # with the Docker SDK
-
-        nodes = tuple(swarm.here() if options.nodes is None else machines.read(options.nodes))
+    nodes = _nodes(runtime, options)
     shares: tuple[str, ...] = ()
     by_node: dict[str, dict[str, float]] = {}
     if needs_calibration(topology) and nodes:
@@ -117,6 +110,19 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     topology = with_shares(topology, made, by_node)
     notes = tuple(resolution.notes(topology, made, known, host))
     return topology, replace(made, notes=notes, shares=shares)
+
+
+def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
+    """The machines to plan for, as described or as they are; none where the runtime has this one alone.
+    Raises BadInputError."""
+    if traits(runtime).many_hosts:
+        from testbed.host import swarm  # with the Docker SDK
+
+        return tuple(swarm.here() if options.nodes is None else machines.read(options.nodes))
+    if options.nodes is not None:
+        other = those(lambda t: t.many_hosts)
+        raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
+    return ()
 
 
 def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict[str, Calibration]:
