@@ -30,7 +30,7 @@ from agents.aggregator.core import Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.evaluation_parts import Parts
-from agents.aggregator.gate import Gate
+from agents.aggregator.flood_guard import FloodGuard
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.settings import LastEvaluation, Settings
 from agents.aggregator.snapshot import SnapshotError
@@ -183,7 +183,7 @@ class Aggregator:
         self._acknowledgements: list[messages.Acknowledgement] = []
         self._finished: str | None = "before" if self._core.finished else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
-        self._gate = Gate()
+        self._flood_guard = FloodGuard()
         self._asked: dict[str, deque[int]] = {}
         """By client, the sums of shares that it was asked for last and has not answered."""
 
@@ -231,7 +231,7 @@ class Aggregator:
             self._watched, now = time.monotonic(), self._now()
             if (since := self._core.silent_since(now)) is not None:
                 self._handle(inputs.Stalled(now, since))
-            if (refused := self._gate.subsided()) is not None:
+            if (refused := self._flood_guard.subsided()) is not None:
                 self._note(f"a flood is over: {refused:,} messages of it were refused")
                 self._connection.subscribe_again()  # statuses and updates may be lost in it
 
@@ -275,7 +275,7 @@ class Aggregator:
 
     def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
         sender = self._topics.name_in(topic)
-        if sender != topics.AGGREGATOR and not self._gate.passes(sender, time.monotonic()):
+        if sender != topics.AGGREGATOR and not self._flood_guard.passes(sender, time.monotonic()):
             self._refuse(topic, sender)
             return
         if topic == self._topics.update(sender):
@@ -299,7 +299,7 @@ class Aggregator:
             arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
             self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
         if awaited and not self._core.awaits(sender, message.dispatch):
-            self._gate.answers(sender)
+            self._flood_guard.answers(sender)
         if self._core.has(sender, message.dispatch):
             self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
 
@@ -331,7 +331,7 @@ class Aggregator:
             return
         if found.number in self._asked.get(sender, ()):
             self._asked[sender].remove(found.number)
-            self._gate.answers(sender)  # also where enough others were faster
+            self._flood_guard.answers(sender)  # also where enough others were faster
         if self._core.awaits_shares(sender, found.number):
             self._handle(inputs.SharesSummed(self._now(), sender, found), payload)
 
@@ -340,8 +340,8 @@ class Aggregator:
         left, and the controller, which reads the record, ends its client."""
         self._refusals.add(topic, messages.MessageError("too many"))
         goes_on = self._epoch is not None and self._core.ended is None
-        if goes_on and sender in self._clients and self._gate.floods(sender):
-            self._gate.shut_out(sender)
+        if goes_on and sender in self._clients and self._flood_guard.floods(sender):
+            self._flood_guard.shut_out(sender)
             at = self._now()
             crash = to_json(Crash())
             self._durable.write(events.Acted(to_seconds(at), sender, topics.AGGREGATOR, 0.0, crash))
@@ -361,7 +361,7 @@ class Aggregator:
                 if self._finished is None and (ended is None or at <= to_seconds(ended)):
                     acted = events.Acted(at, device, source, lateness, details)
                     self._durable.write(acted)
-                    if isinstance(acted.action, Restart | Join) and self._gate.let_in(device):
+                    if isinstance(acted.action, Restart | Join) and self._flood_guard.let_in(device):
                         self._connection.subscribe_again()  # it may have said that it is ready
             case messages.Note(message):
                 if self._finished is None:
