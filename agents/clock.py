@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.clocks import Estimate
+from agents.clock_sync import Estimate
 from agents.nanoseconds import Nanoseconds, to_seconds
 
 _POWERS = {"at": 1, "ran": 1, "waited": 1, "rtt": 1, "jitter": 1, "up": -1, "down": -1}
@@ -36,7 +36,7 @@ def in_device_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]
 class Clock:
     """`dilation` is how many seconds of the host make one of the devices'.
 
-    `aggregators` is the path of an estimate (`agents.clocks`) of the clock of the aggregator's host,
+    `aggregators` is the path of an estimate (`agents.clock_sync`) of the clock of the aggregator's host,
     which is read again when it changes: where there is one, that clock is shown, and not this host's.
     """
 

@@ -2,13 +2,13 @@
 
     python3 -m agents.node CONFIG
 
-It is handed to the nodes as it is, with `agents.clocks`, and needs nothing but Python. The
+It is handed to the nodes as it is, with `agents.clock_sync`, and needs nothing but Python. The
 configuration has
 
     pipes   each {"listen": PLACE, "to": PLACE}: whoever connects to one is connected to the other
     serve   a PLACE where whoever asks is told this node's monotonic clock, in nanoseconds
     follow  {"ask": PLACE, "write": FILE}: this node's clock against that one's, estimated all the time
-            (`agents.clocks`) and written to FILE
+            (`agents.clock_sync`) and written to FILE
 
     watch   a FILE, to which the counters of this node's CPUs are written every second
 
@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents import clocks
+from agents import clock_sync
 
 _PIECE = 2**20
 _ASK = b"?"
@@ -119,7 +119,7 @@ async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 async def follow(ask: dict[str, Any], write: Path) -> None:
     """Estimate this node's clock against the one at `ask`."""
-    known = clocks.Exchanges()
+    known = clock_sync.Exchanges()
     while True:
         try:
             reader, writer = await connect(ask)

@@ -50,7 +50,7 @@ from benchmarks import perceptron
 from benchmarks.perceptron import Perceptron
 from testbed.plan import datasets
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.datasets import Prepared
+from testbed.plan.preparation import Prepared
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory
 from testbed.topology.partition import Indices

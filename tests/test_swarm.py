@@ -23,7 +23,7 @@ from testbed.broker import BROKER
 from testbed.errors import HostError
 from testbed.host.nodes import Node
 from testbed.host.swarm import nodes
-from testbed.plan import Host, datasets, plan
+from testbed.plan import Host, plan, preparation
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import doors, executor, swarm_executor, swarm_removal
@@ -233,7 +233,7 @@ def test_a_node_that_has_gone_since_the_run_was_planned_is_told_and_one_that_has
         launcher(planned("gone", here, gone), View()).__enter__()
 
     spec = planned("come", here)
-    datasets.write(datasets.prepare(read, None), spec.directory)
+    preparation.write(preparation.prepare(read, None), spec.directory)
     with launcher(spec, View()) as runtime:
         try:
             runtime.start()

@@ -30,7 +30,7 @@ from agents.aggregator.core import Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.evaluation_parts import Parts
-from agents.aggregator.gate import Gate
+from agents.aggregator.flood_guard import FloodGuard
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.settings import LastEvaluation, Settings
 from agents.aggregator.snapshot import SnapshotError
@@ -48,11 +48,11 @@ from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
 
 _CHECKPOINT_EVERY = 30 * SECOND
-_WAITING = 64 * 2**20
+_INBOX_BYTES = 64 * 2**20
 """Bytes of messages that may wait to be handled."""
-_BESIDE = 2**17
+_MAX_OVERHEAD_BYTES = 2**17
 """Bytes of an update beside numbers and their places, at most."""
-_ASKED = 256
+_MAX_SUMS_ASKED_FOR = 256
 _WATCH_EVERY_S = 1.0
 """Seconds of the host between two looks at whether the run goes on."""
 _READY, _OVER, _OFFLINE = (
@@ -139,7 +139,7 @@ class Aggregator:
         self._epoch = self._core.epoch
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
-        self._inbox: Inbox[_Other] = Inbox(_WAITING)
+        self._inbox: Inbox[_Other] = Inbox(_INBOX_BYTES)
         test_set = shards.load(Path(cfg.test_set))
         self._evaluator = Evaluator(
             task,
@@ -173,7 +173,7 @@ class Aggregator:
             self._inbox.receive,
             will=(status, _OFFLINE),
             keeps_session=True,
-            largest=2 * w.nbytes + buffers.nbytes + _BESIDE,
+            largest=2 * w.nbytes + buffers.nbytes + _MAX_OVERHEAD_BYTES,
             reconnected=lambda since: self._inbox.put(_Reconnected(since)),
         )
         self._connection.open()
@@ -184,7 +184,7 @@ class Aggregator:
         self._acknowledgements: list[messages.Acknowledgement] = []
         self._finished: str | None = "before" if self._core.finished else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
-        self._gate = Gate()
+        self._flood_guard = FloodGuard()
         self._asked: dict[str, deque[int]] = {}
         """By client, the sums of shares that it was asked for last and has not answered."""
 
@@ -201,7 +201,7 @@ class Aggregator:
     def _serve(self) -> None:
         """Hand in what happens, and send what the core wants sent."""
         if self._epoch is not None and self._core.ended is None:
-            self._was_away()
+            self._note_absence()
         while self._finished is None:
             for event in self._wait():
                 self._receive(event)
@@ -218,7 +218,7 @@ class Aggregator:
             self._outbox.clear()
             self._acknowledgements.clear()
 
-    def _was_away(self) -> None:
+    def _note_absence(self) -> None:
         """It was started again within the run. What it sent last may be lost: for that each client is
         asked as soon as its retained status says that it is ready."""
         now = self._now()
@@ -232,7 +232,7 @@ class Aggregator:
             self._watched, now = time.monotonic(), self._now()
             if (since := self._core.silent_since(now)) is not None:
                 self._handle(inputs.Stalled(now, since))
-            if (refused := self._gate.subsided()) is not None:
+            if (refused := self._flood_guard.subsided()) is not None:
                 self._note(f"a flood is over: {refused:,} messages of it were refused")
                 self._connection.subscribe_again()  # statuses and updates may be lost in it
 
@@ -275,31 +275,37 @@ class Aggregator:
                 self._carry_out(event)
 
     def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
-        at = self._now()
         sender = self._topics.name_in(topic)
-        if sender != topics.AGGREGATOR and not self._gate.passes(sender, time.monotonic()):
+        if sender != topics.AGGREGATOR and not self._flood_guard.passes(sender, time.monotonic()):
             self._refuse(topic, sender)
             return
         if topic == self._topics.update(sender):
-            try:
-                message = wire.decode_update(payload)
-            except wire.WireError as error:
-                self._handle(inputs.Unreadable(at, sender, str(error)))
-                return
-            if self._core.cut_short:
-                return  # it stays with the client, for when the run goes on
-            awaited = self._core.awaits(sender, message.dispatch)
-            if not self._core.has(sender, message.dispatch):
-                arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
-                self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
-            if awaited and not self._core.awaits(sender, message.dispatch):
-                self._gate.answers(sender)
-            if self._core.has(sender, message.dispatch):
-                self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
-            return
-        if topic == self._topics.sums(sender):
+            self._receive_update(sender, payload, arrived)
+        elif topic == self._topics.sums(sender):
             self._receive_sum(sender, payload)
+        else:
+            self._receive_control_message(topic, payload)
+
+    def _receive_update(self, sender: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
+        at = self._now()
+        try:
+            message = wire.decode_update(payload)
+        except wire.WireError as error:
+            self._handle(inputs.Unreadable(at, sender, str(error)))
             return
+        if self._core.cut_short:
+            return  # it stays with the client, for when the run goes on
+        awaited = self._core.awaits(sender, message.dispatch)
+        if not self._core.has(sender, message.dispatch):
+            arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
+            self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
+        if awaited and not self._core.awaits(sender, message.dispatch):
+            self._flood_guard.answers(sender)
+        if self._core.has(sender, message.dispatch):
+            self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
+
+    def _receive_control_message(self, topic: str, payload: bytes | bytearray) -> None:
+        at = self._now()
         try:
             match messages.decode(self._topics, topic, payload):
                 case messages.Status(client, state):
@@ -326,7 +332,7 @@ class Aggregator:
             return
         if found.number in self._asked.get(sender, ()):
             self._asked[sender].remove(found.number)
-            self._gate.answers(sender)  # also where enough others were faster
+            self._flood_guard.answers(sender)  # also where enough others were faster
         if self._core.awaits_shares(sender, found.number):
             self._handle(inputs.SharesSummed(self._now(), sender, found), payload)
 
@@ -335,8 +341,8 @@ class Aggregator:
         left, and the controller, which reads the record, ends its client."""
         self._refusals.add(topic, messages.MessageError("too many"))
         goes_on = self._epoch is not None and self._core.ended is None
-        if goes_on and sender in self._clients and self._gate.floods(sender):
-            self._gate.shut_out(sender)
+        if goes_on and sender in self._clients and self._flood_guard.floods(sender):
+            self._flood_guard.shut_out(sender)
             at = self._now()
             crash = to_json(Crash())
             self._durable.write(events.Acted(to_seconds(at), sender, topics.AGGREGATOR, 0.0, crash))
@@ -356,7 +362,7 @@ class Aggregator:
                 if self._finished is None and (ended is None or at <= to_seconds(ended)):
                     acted = events.Acted(at, device, source, lateness, details)
                     self._durable.write(acted)
-                    if isinstance(acted.action, Restart | Join) and self._gate.let_in(device):
+                    if isinstance(acted.action, Restart | Join) and self._flood_guard.let_in(device):
                         self._connection.subscribe_again()  # it may have said that it is ready
             case messages.Note(message):
                 if self._finished is None:
@@ -387,7 +393,7 @@ class Aggregator:
                 case act.AskForReport(client, about):
                     self._ask_for_report(client, about)
                 case act.AskForShares(client, number, updates):
-                    self._asked.setdefault(client, deque(maxlen=_ASKED)).append(number)
+                    self._asked.setdefault(client, deque(maxlen=_MAX_SUMS_ASKED_FOR)).append(number)
                     request = messages.encode(messages.UnmaskRequest(client, number, updates))
                     self._outbox.append((self._topics.request(client), request))
                 case act.Evaluate(version):

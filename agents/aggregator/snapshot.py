@@ -24,7 +24,8 @@ from agents import files, own_code
 from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQ")
-_MAGIC = b"testbed1"
+_MAGIC = b"testbed2"
+"""Of this version: what the state is made of changes with the code."""
 _MODULES = {
     "agents.aggregator.core",
     "agents.aggregator.dispatches",
@@ -103,7 +104,10 @@ def load(path: Path) -> Any:
         with path.open("rb") as file:
             magic, size, count = _HEAD.unpack(file.read(_HEAD.size))
             if magic != _MAGIC:
-                raise SnapshotError(f"{path} is no snapshot")
+                ours = magic.startswith(_MAGIC[:-1])
+                other = "was written by another version of the testbed: resume the run with that one"
+                what = other if ours else "is no snapshot"
+                raise SnapshotError(f"{path} {what}")
             lengths = struct.unpack(f"<{count}Q", file.read(8 * count))
             if file.tell() + size + sum(lengths) != os.fstat(file.fileno()).st_size:
                 raise SnapshotError(f"{path} is not whole")

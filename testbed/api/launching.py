@@ -209,12 +209,12 @@ def distribution(
 ) -> Distribution:
     """How many samples and which classes each device of `topology` (see `up`) would have. `data` as of
     `up`; `on_progress` is called with lines on how far it is. Raises BadInputError, HostError."""
-    from testbed.plan import datasets
+    from testbed.plan import preparation
     from testbed.plan.distribution import distribution as of
     from testbed.plan.resolution import resolved
 
     given = text_of(topology)
     found = resolved(topologies.parse(given.text, given.name))
-    prepared = datasets.prepare(found, data_root(data), on_progress)
+    prepared = preparation.prepare(found, data_root(data), on_progress)
     model_check.check_data(found, prepared)
     return of(found, prepared)

@@ -1,8 +1,7 @@
-"""Datasets and their partition among the clients, prepared once, by the controller.
+"""Datasets: from files of the user's, from parquet files under a data root in the layout of the Hugging
+Face hub, or from the hub itself.
 
-A dataset comes from files of the user's, from parquet files under a data root in the layout of the
-Hugging Face hub, or from the hub itself. Decoding 70,000 images takes seconds, and so does importing
-the partitioners: arrays and partitions are kept in the user's cache. To add a dataset: a row in
+Decoding 70,000 images takes seconds: arrays are kept in the user's cache. To add a dataset: a row in
 DATASETS.
 """
 
@@ -12,8 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -21,24 +19,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from agents import files, shards
-from agents.aggregator.evaluation_parts import Parts
 from agents.shards import Shard
-from agents.tasks.interface import Task
 from testbed import console
 from testbed.console import Report, silent
-from testbed.errors import BadInputError, HostError
+from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.own_code import TaskStandIn
-from testbed.plan import columns, datafiles, transforms
+from testbed.plan import columns, datafiles
 from testbed.plan.columns import DataError, Part, Samples
-from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, partition
+from testbed.topology import Topology
 from testbed.topology.data import Data, Split
-from testbed.topology.partition import Iid, Indices, Request, Resampled, Scheme
+from testbed.topology.partition import Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +45,6 @@ class Dataset:
     """Whose each sample of `train` is, numbered from 0 on; None where nothing says it."""
     remarks: tuple[str, ...] = ()
     """What was set aside of the training samples, in sentences."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """The data of a run."""
-
-    train: Shard
-    """Of all clients together."""
-    test: Shard
-    """What the global model is evaluated on."""
-    indices: Mapping[str, Indices]
-    """Of each client, in device order: its samples in `train`."""
-    total: int = 0
-    """Training samples of the dataset; `train` has transformed copies of some as well."""
-    remarks: tuple[str, ...] = ()
-    """What was set aside and left out, in sentences."""
-
-    def shard(self, client: str) -> Shard:
-        """A copy of the samples of `client`."""
-        return self.train.take(self.indices[client])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +75,10 @@ class Columns:
     def find(self, root: Path | None) -> Found:
         splits = datafiles.local(self.data, root)
         if splits is None:
-            return Found(_digest(("hub", *self._facts())), self._fetch)
+            return Found(digest(("hub", *self._facts())), self._fetch)
         stats = [(str(path), path.stat()) for path in splits.files]
         facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        return Found(_digest((facts, *self._facts())), lambda report: self._read_files(splits, report))
+        return Found(digest((facts, *self._facts())), lambda report: self._read_files(splits, report))
 
     def _facts(self) -> tuple[object, ...]:
         return self.data, Path(columns.__file__).read_bytes(), _SPLIT_VERSION
@@ -160,7 +135,8 @@ def _check_alike(train: Shard, other: Shard, name: str) -> None:
         if own.shape[1:] != its.shape[1:] or own.dtype.kind != its.dtype.kind:
             raise DataError(
                 key,
-                f"{name} has {_kind(its)}, the training samples have {_kind(own)}: make them alike",
+                f"{name} has {array_kind(its)}, the training samples have {array_kind(own)}: "
+                "make them alike",
             )
 
 
@@ -225,7 +201,7 @@ class Digits:
     tokens: ClassVar[bool] = False
 
     def find(self, root: Path | None) -> Found:
-        return Found(_digest(metadata.version("scikit-learn")), self._read)
+        return Found(digest(metadata.version("scikit-learn")), self._read)
 
     @staticmethod
     def _read(_: Report) -> Dataset:
@@ -280,7 +256,7 @@ class OfTask:
     def find(self, root: Path | None) -> Found:
         code, _, name = self.task.stands_for
         sources = Path(columns.__file__).read_bytes(), _SPLIT_VERSION
-        return Found(_digest((code.digest, name, self.task, *sources)), self._read)
+        return Found(digest((code.digest, name, self.task, *sources)), self._read)
 
     def _read(self, report: Report) -> Dataset:
         assert callable(self.task.dataset)  # noqa: S101  (else there is nothing of this class)
@@ -344,7 +320,7 @@ def source(topology: Topology) -> Source | None:
         return Columns(data)
     known = DATASETS.get(str(data.hub))
     if not isinstance(known, Columns):
-        raise _error(
+        raise topology_error(
             topology,
             ("task", "data"),
             "input is missing: name the column of the inputs, and that of the labels, such as "
@@ -360,18 +336,19 @@ def own_files(topology: Topology) -> str:
     data = topology.task.data
     if data is None or data.path is None:
         return ""
-    with _placed(topology):
+    with placed(topology):
         splits = datafiles.local(data, None)
         stats = [(path.name, path.stat()) for path in splits.files] if splits else []
-    return _digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+    return digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
 
-def _error(topology: Topology, where: tuple[str | int, ...], message: str) -> BadInputError:
+def topology_error(topology: Topology, where: tuple[str | int, ...], message: str) -> BadInputError:
+    """An error at one place of the topology."""
     return topology.source.error([topology.source.problem(where, message)])
 
 
 @contextlib.contextmanager
-def _placed(topology: Topology) -> Iterator[None]:
+def placed(topology: Topology) -> Iterator[None]:
     """Inside, what is wrong with the data is told with its place in the topology."""
     try:
         yield
@@ -379,7 +356,7 @@ def _placed(topology: Topology) -> Iterator[None]:
         where: tuple[str, ...] = ("task", "data") if error.key is None else ("task", "data", error.key)
         if topology.task.data is None:  # it is of the task
             where = ("task", "name")
-        raise _error(topology, where, str(error)) from error
+        raise topology_error(topology, where, str(error)) from error
 
 
 def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
@@ -397,7 +374,7 @@ def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
 def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Dataset:
     """`load` of any dataset."""
     found = dataset.find(root)
-    folder = _decoded(dataset, found)
+    folder = decoded_folder(dataset, found)
     try:
         return _load_decoded(folder)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # not there, or not whole
@@ -434,303 +411,18 @@ def _load_decoded(folder: Path) -> Dataset:
     return Dataset(**parts, clients=clients, remarks=tuple(contents["remarks"]))
 
 
-def _decoded(dataset: Source, found: Found) -> Path:
+def decoded_folder(dataset: Source, found: Found) -> Path:
     """Where the decoded arrays are kept."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "--", dataset.name).strip("-")[-60:]
     return cache.folder() / "datasets" / f"{name}-{found.fingerprint}"
 
 
-def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
-    """How many samples each client has, as far as that needs neither decoding nor dealing: from the
-    cache, or where the scheme says it. None where the data has to be prepared first. Raises
-    BadInputError for a `root` that is none, and for data that is not there."""
-    task, clients = topology.task, topology.device_names
-    dataset = source(topology)
-    if dataset is None:
-        return dict(zip(clients, map(len, _brought(topology)), strict=True))
-    scheme = task.partition.build()
-    by_hand = _by_hand(topology)
-    given = {client: request.samples for client, request in by_hand.items()}
-    others = [client for client in clients if client not in given]
-    if isinstance(scheme, Resampled) or not others:
-        return {client: given.get(client, scheme.samples) for client in clients}
-    with _placed(topology):
-        folder = _decoded(dataset, dataset.find(root))
-    try:
-        labels = _array(folder / "train.safetensors", "y")
-        if isinstance(scheme, Iid):
-            least, more = divmod(len(labels) - sum(given.values()), len(others))
-            given |= {client: max(0, least + (place < more)) for place, client in enumerate(others)}
-            return {client: given[client] for client in clients}
-        owners = _array(folder / "clients.safetensors", "clients") if scheme.by == "client" else None
-        keys = _keys(topology, scheme, labels, owners)
-        ends = _array(_dealt(scheme, by_hand, labels, keys, clients, topology.seed), "ends")
-    except (OSError, SafetensorError):  # not there, or not whole
-        return None
-    return dict(zip(clients, np.diff(ends, prepend=0).tolist(), strict=True))
+def array_kind(array: NDArray[Any]) -> str:
+    """What one sample of it is, for an error."""
+    shape = "×".join(map(str, array.shape[1:]))
+    return f"{array.dtype}{f', shape {shape}' if shape else ''}"
 
 
-def _array(path: Path, name: str) -> NDArray[Any]:
-    with safe_open(path, framework="numpy") as file:
-        found: NDArray[Any] = file.get_tensor(name)
-        return found
-
-
-def prepare(topology: Topology, root: Path | None, report: Report = silent) -> Prepared:
-    """The task's data and its partition among the devices; `root` and `report` as for `load`, and raises
-    the same.
-
-    The same for the same topology. Raises BadInputError, naming the setting, where the data cannot
-    be partitioned.
-    """
-    clients = topology.device_names
-    chosen = source(topology)
-    if chosen is None:
-        own = _brought(topology)
-        x, y = (np.concatenate([getattr(shard, part) for shard in own]) for part in ("x", "y"))
-        train = test = Shard(x, y, own[0].scale)
-        ends = np.cumsum([len(shard) for shard in own])
-        parts = np.split(np.arange(len(train)), ends[:-1])
-        indices: Mapping[str, Indices] = dict(zip(clients, parts, strict=True))
-        dataset = Dataset(train, test)
-    else:
-        dataset = _loaded(topology, chosen, root, report)
-        indices = _partition(topology, dataset)
-    unused = np.ones(len(dataset.train), bool)
-    unused[np.concatenate(list(indices.values()))] = False
-    left = np.count_nonzero(unused)
-    remarks = dataset.remarks
-    if left:
-        remarks += (
-            f"{left:,} of {len(dataset.train):,} training samples are left out: no device has them.",
-        )
-    train, indices = transforms.applied(topology, dataset.train, indices)
-    prepared = Prepared(train, dataset.test, indices, len(dataset.train), remarks)
-    return _with_evaluation_set(prepared, dataset, topology)
-
-
-def _brought(topology: Topology) -> Sequence[Shard]:
-    """The shard of each client, of a task that brings them. Raises BadInputError."""
-    task: Task = topology.task.build()
-    try:
-        return task.shards_for(len(topology.device_names))
-    except ValueError as error:
-        message = f"{topology.task.name} cannot run: {error}"
-        raise _error(topology, ("task", "name"), message) from error
-
-
-def _loaded(topology: Topology, chosen: Source, root: Path | None, report: Report) -> Dataset:
-    name = topology.task.build().dataset
-    if topology.task.data is None and isinstance(name, str):
-        return load(name, root, report)
-    with _placed(topology):
-        return load_from(chosen, root, report)
-
-
-def _with_evaluation_set(prepared: Prepared, dataset: Dataset, topology: Topology) -> Prepared:
-    """`prepared` with the samples for `test` that `topology.evaluate` requests."""
-    on, samples = topology.evaluate.on, topology.evaluate.samples
-    if on == "validation":
-        if dataset.validation is None:
-            raise _error(
-                topology,
-                ("evaluate", "on"),
-                "the data has no validation set: name one with task.data.validation, set some samples "
-                "aside with task.data.split: {validation: 10%}, have the task's dataset() return one, "
-                "or take on: test",
-            )
-        prepared = replace(prepared, test=dataset.validation)
-    if samples is None:
-        return prepared
-    rng = np.random.default_rng(0)  # the same whatever the seed: the runs are compared
-    if on == "clients":
-        source, parts = prepared.train, list(prepared.indices.values())
-        mean = sum(map(len, parts)) / len(parts)
-        uniform = topology.task.importance == "uniform"
-        counts = [samples if uniform else round(samples * len(part) / mean) for part in parts]
-        drawn = zip(parts, counts, strict=True)
-        chosen = np.concatenate([rng.choice(part, count) for part, count in drawn])
-    else:
-        source, chosen = prepared.test, rng.permutation(len(prepared.test))[:samples]
-    return replace(prepared, test=source.take(chosen))
-
-
-def parts(prepared: Prepared, topology: Topology) -> Parts:
-    """What `topology.evaluate` requests beside the test set as a whole."""
-    classes, most = topology.evaluate.classes, topology.evaluate.devices
-    if most is None:
-        return Parts(classes)
-    rng = np.random.default_rng(0)  # as for the test set
-    chosen = {name: rng.permutation(part)[:most] for name, part in prepared.indices.items()}
-    together, train = np.concatenate(list(chosen.values())), prepared.train
-    samples = {name: len(part) for name, part in chosen.items()}
-    return Parts(classes, Shard(train.x[together], train.y[together], train.scale), samples)
-
-
-def _by_hand(topology: Topology) -> dict[str, Request]:
-    """What devices have by hand, in device order."""
-    return {
-        name: Request(group.data.samples, group.data.labels, index)
-        for index, group in enumerate(topology.devices)
-        if group.data is not None and group.data.samples is not None
-        for name in group.device_names
-    }
-
-
-def _partition(topology: Topology, dataset: Dataset) -> Mapping[str, Indices]:
-    """Each device's samples, in device order: those by hand first, the rest by the scheme."""
-    clients, labels = topology.device_names, dataset.train.y
-    scheme: Scheme = topology.task.partition.build()
-    by_hand = _by_hand(topology)
-    keys = _keys(topology, scheme, labels, dataset.clients)
-    if isinstance(scheme, Resampled):  # which needs no import
-        return _deal(topology, scheme, by_hand, labels, keys)
-    path = _dealt(scheme, by_hand, labels, keys, clients, topology.seed)
-    try:
-        kept = load_file(path)
-        parts = np.split(kept["indices"], kept["ends"][:-1])
-        return dict(zip(clients, parts, strict=True))
-    except (OSError, SafetensorError, KeyError, ValueError):  # not there, or not whole
-        dealt = _deal(topology, scheme, by_hand, labels, keys)
-    whole = {
-        "indices": np.concatenate(list(dealt.values())),
-        "ends": np.cumsum([len(part) for part in dealt.values()]),
-    }
-    with contextlib.suppress(OSError, SafetensorError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with files.whole(path) as unfinished:
-            save_file(whole, unfinished)
-    return dealt
-
-
-def _deal(
-    topology: Topology,
-    scheme: Scheme,
-    by_hand: Mapping[str, Request],
-    labels: NDArray[Any],
-    keys: Indices,
-) -> Mapping[str, Indices]:
-    seed, clients = topology.seed, topology.device_names
-    try:
-        given, rest = partition.take_by_hand(by_hand, labels, seed)
-    except partition.TooFewError as error:
-        where = ("devices", error.request.group, "data", error.setting)
-        raise _error(topology, where, str(error)) from error
-    others = [client for client in clients if client not in given]
-    if not others:
-        return {client: given[client] for client in clients}
-    try:
-        dealt = scheme.deal(keys[rest], others, seed)
-    except BadInputError as error:
-        message = str(error).removeprefix("task.partition: ")
-        raise _error(topology, ("task", "partition"), message) from error
-    return {client: given[client] if client in given else rest[dealt[client]] for client in clients}
-
-
-def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Indices | None) -> Indices:
-    """What `scheme` deals samples out by, shape (n,). Raises BadInputError where there is no such."""
-    where = ("task", "partition", "scheme")
-    if scheme.by == "client":
-        if clients is None:
-            raise _error(
-                topology,
-                where,
-                "nothing says whose a sample is: add client to task.data, the column that does, such as "
-                "client: character_id, or to what the task's own dataset() returns; or take another "
-                "scheme such as iid",
-            )
-        return clients
-    if labels.ndim == 1 and labels.dtype.kind == "i":
-        return labels
-    if scheme.by == "label":
-        raise _error(
-            topology,
-            where,
-            f"deals samples out by their class, and these have none (labels of {_kind(labels)}): take a "
-            "scheme that needs no classes, such as iid or power_law",
-        )
-    return np.zeros(len(labels), np.int64)
-
-
-def _kind(labels: NDArray[Any]) -> str:
-    shape = "×".join(map(str, labels.shape[1:]))
-    return f"{labels.dtype}{f', shape {shape}' if shape else ''}"
-
-
-def _dealt(
-    scheme: Scheme,
-    by_hand: Mapping[str, Request],
-    labels: NDArray[Any],
-    keys: Indices,
-    clients: Sequence[str],
-    seed: int,
-) -> Path:
-    """Where the partition is kept."""
-    hashed = hashlib.sha256(keys.tobytes())
-    if by_hand:
-        hashed.update(labels.tobytes())
-    code = Path(partition.__file__).read_bytes()  # a change there may change the partition
-    given = [
-        (place, by_hand[client].samples, by_hand[client].labels)
-        for place, client in enumerate(clients)
-        if client in by_hand
-    ]
-    facts = (
-        scheme,
-        hashed.hexdigest(),
-        len(clients),
-        given,
-        seed,
-        metadata.version("flwr-datasets"),
-        code,
-    )
-    return cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
-
-
-MAX_CLASSES = 1_000
-"""Whole numbers from so many on are no classes to count, but tokens, for example."""
-
-
-def label_counts(prepared: Prepared) -> dict[str, list[int]]:
-    """Of each client: how many samples it has of class 0, 1, ...; none where labels are no classes."""
-    labels = prepared.train.y
-    if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= int(labels.max()) < MAX_CLASSES:
-        return {client: [] for client in prepared.indices}
-    classes = 1 + int(labels.max())
-    return {
-        client: np.bincount(labels[chosen], minlength=classes).tolist()
-        for client, chosen in prepared.indices.items()
-    }
-
-
-def write(prepared: Prepared, directory: RunDirectory) -> None:
-    """Save every client's shard and the test set where the run's processes expect them.
-
-    Raises HostError.
-    """
-    _save_readable(prepared.test, directory.test_set)
-    for client in prepared.indices:
-        _save_readable(prepared.shard(client), directory.shard(client))
-
-
-def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
-    """Save what the global model is evaluated on device by device, where that is asked for. Raises
-    HostError."""
-    if (device_set := parts(prepared, topology).device_set) is not None:
-        _save_readable(device_set, directory.device_set)
-
-
-def _save_readable(shard: Shard, path: Path) -> None:
-    try:
-        shards.save(shard, path)
-    except SafetensorError as error:  # which names neither the file nor the error's number
-        free = shutil.disk_usage(path.parent).free
-        raise HostError(
-            f"{path} could not be written ({error}); {free / 2**20:.0f} MiB of that disk are free. Make "
-            "room there (df -h), or name a folder on another disk with --runs."
-        ) from error
-    path.chmod(0o644)  # a container reads it as another user
-
-
-def _digest(facts: object) -> str:
+def digest(facts: object) -> str:
+    """Another one for other facts."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.charts.chart import Axis, Chart, Layer, arrays, group_ticks
-from testbed.plan import datasets
-from testbed.plan.datasets import Prepared
+from testbed.plan import datasets, preparation
+from testbed.plan.preparation import Prepared
 from testbed.topology import Topology
 
 _MAX_DRAWN = 2_000
@@ -94,7 +94,7 @@ def distribution(topology: Topology, prepared: Prepared) -> Distribution:
         topology.device_names,
         groups,
         np.array([len(chosen) for chosen in prepared.indices.values()]),
-        np.array([*datasets.label_counts(prepared).values()], np.int64).reshape(len(groups), -1),
+        np.array([*preparation.label_counts(prepared).values()], np.int64).reshape(len(groups), -1),
         {
             name: (float(own.min()), float(own.mean()), float(own.max()))
             for name, own in ((name, y[chosen]) for name, chosen in prepared.indices.items())

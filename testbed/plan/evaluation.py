@@ -11,7 +11,7 @@ from agents import files, wire
 from agents.aggregator.evaluation import Evaluator
 from agents.flat import first_model
 from testbed.errors import BadInputError
-from testbed.plan import datasets
+from testbed.plan import preparation
 from testbed.plan.agent_configs import start_of
 from testbed.plan.models import task_of
 from testbed.rundir.directory import RunDirectory
@@ -34,9 +34,9 @@ def of_run(
     evaluate = topology.evaluate
     changes = {"classes": classes or evaluate.classes, "devices": devices or evaluate.devices}
     topology = topology.model_copy(update={"evaluate": evaluate.model_copy(update=changes)})
-    prepared = datasets.prepare(topology, root)
+    prepared = preparation.prepare(topology, root)
     task, start = task_of(topology, directory), start_of(topology, directory)
-    parts = datasets.parts(prepared, topology)
+    parts = preparation.evaluation_parts(prepared, topology)
     evaluator = Evaluator(task, prepared.test, lambda _: None, start=start, parts=parts)
     _, _, schema = first_model(task, topology.seed, start)
     rows = []

@@ -26,7 +26,8 @@ from testbed import own_code
 from testbed.errors import BadInputError, listed
 from testbed.host import cache
 from testbed.own_code import StandIn
-from testbed.plan.datasets import DATASETS, Prepared
+from testbed.plan.datasets import DATASETS
+from testbed.plan.preparation import Prepared
 from testbed.topology import Topology
 
 _TRIED = 64

@@ -41,15 +41,15 @@ from testbed.view import View
 
 _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
-_OTHERS_INTERVAL_SECONDS = 10.0
+_OTHER_HOSTS_INTERVAL_SECONDS = 10.0
 """Between two looks at other hosts with devices."""
-_MESSAGES = 100, 10.0
+_MESSAGE_RATE = 100, 10.0
 """At once, and a second: messages on one topic. A device's init sends a sample a second."""
-_WAITING = 8 * 2**20
+_INBOX_BYTES = 8 * 2**20
 """Bytes of messages that may wait to be handled."""
 _END_TIMEOUT_SECONDS = 3.0
 """What a container has to end after its client."""
-_OF_A_TRACEBACK = 40
+_TRACEBACK_LINES = 40
 """Lines of a log that show what own code has raised."""
 _MAX_RESTARTS = 3
 """So often in a run broker or aggregator are started again."""
@@ -72,7 +72,7 @@ class Timings:
         return {name: round(value, 2) for name, value in dataclasses.asdict(self).items()}
 
 
-_OF_THE_PAST = (
+_RECORDS_OF_A_RUN = (
     events.RunStarted,
     events.UpdateApplied,
     events.VersionMade,
@@ -88,7 +88,7 @@ class Controller:
         self._runtime = runtime
         self._view = view
         self._topics = Topics(spec.directory.run)
-        self._inbox: Inbox[Never] = Inbox(_WAITING)
+        self._inbox: Inbox[Never] = Inbox(_INBOX_BYTES)
         self._devices = {device.name for device in spec.plan.devices}
         self._awaited = self._devices - spec.absent
         """Devices that the run clock waits for."""
@@ -101,7 +101,7 @@ class Controller:
         self._connection: Connection | None = None
         """While the run clock goes."""
         self._restarts = 0
-        self._held: list[AddressedOrder] | None = None
+        self._postponed: list[AddressedOrder] | None = None
         """Orders to the aggregator while it, or the broker, is started again, or while a client floods
         it: a broker would drop them; None: it is there."""
         self._follower = Follower(spec.directory.events)
@@ -115,7 +115,7 @@ class Controller:
         )
         self._commands = CommandFolder(spec.directory.orders)
         self._refusals = messages.Refusals(self._note)
-        self._rate_limit = RateLimit(*_MESSAGES)
+        self._rate_limit = RateLimit(*_MESSAGE_RATE)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
         """One sample a second while the run clock goes."""
@@ -167,7 +167,7 @@ class Controller:
         connection = self._connect(broker)
         try:
             self._hold_barrier()
-            self._pass_over_the_past()
+            self._skip_earlier_records()
             doubt = self._check_links()
             self.timings.ready = time.monotonic() - begin - self.timings.launch
             self._view.progress(
@@ -175,7 +175,7 @@ class Controller:
                 "the run clock starts"
             )
             self._runtime.begin()
-            self._look_at_others()
+            self._sample_other_hosts()
             self._connection = connection
             self._send(connection, (AGGREGATOR, messages.Start()))
             if doubt is not None:
@@ -200,7 +200,7 @@ class Controller:
         try:
             connection.open()
         except ConnectionFailedError as error:
-            raise HostError(f"{error}{self._last_words(BROKER)}") from error
+            raise HostError(f"{error}{self._log_tail(BROKER)}") from error
         return connection
 
     def _send(self, connection: Connection, order: AddressedOrder) -> None:
@@ -239,13 +239,13 @@ class Controller:
             elif late:
                 self._fail_late(ready)
 
-    def _pass_over_the_past(self) -> None:
+    def _skip_earlier_records(self) -> None:
         """Records of earlier parts of the run are no news. They are read only now: an aggregator that
         goes on from a checkpoint takes those away that came after it, before it is ready."""
         records = self._new_records()
-        new = [*takewhile(lambda one: not isinstance(one, _OF_THE_PAST), reversed(records))]
+        new = [*takewhile(lambda one: not isinstance(one, _RECORDS_OF_A_RUN), reversed(records))]
         self._view.past(records[: len(records) - len(new)])
-        self._take(reversed(new))
+        self._process_records(reversed(new))
 
     def _check_links(self) -> str | None:
         """A sentence on links that were measured farther off than is valid. Raises RunFailedError where
@@ -265,7 +265,7 @@ class Controller:
         names = sorted(self._exit_codes)
         raise RunFailedError(
             f"{', '.join(names)} ended before the run clock could start."
-            f"{_hint(set(self._exit_codes.values()))}{self._last_words(names[0])}"
+            f"{_hint(set(self._exit_codes.values()))}{self._log_tail(names[0])}"
         )
 
     def _fail_late(self, ready: set[str]) -> None:
@@ -289,19 +289,17 @@ class Controller:
             orders = self._orders.copy()
             self._orders.clear()  # the scenario player has this list
             for order in orders:
-                if self._held is not None and order[0] == AGGREGATOR:
-                    self._held.append(order)
+                if self._postponed is not None and order[0] == AGGREGATOR:
+                    self._postponed.append(order)
                 else:
                     self._send(connection, order)
             self._view.refresh(time.monotonic() / self._dilation)
             if AGGREGATOR in self._exit_codes:
                 break
-        self._look_at_others()
+        self._sample_other_hosts()
         self._read_records()
         if self._ended is None:
-            raise RunFailedError(
-                f"the aggregator ended before the run did.{self._last_words(AGGREGATOR)}"
-            )
+            raise RunFailedError(f"the aggregator ended before the run did.{self._log_tail(AGGREGATOR)}")
         if self._ended.reason == "no clients left":
             if own_code.is_own(self._spec.topology.task.name):
                 self._await_devices(_END_TIMEOUT_SECONDS)
@@ -311,7 +309,7 @@ class Controller:
     def _ticks(self) -> Iterator[None]:
         """Yield some times a second; in between, handle the inbox and check the processes."""
         supervise = lateness = 0.0
-        look = time.monotonic() + _OTHERS_INTERVAL_SECONDS
+        look = time.monotonic() + _OTHER_HOSTS_INTERVAL_SECONDS
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
                 for message in self._inbox.take(0.0):
@@ -325,15 +323,15 @@ class Controller:
                     self._sample_host(lateness)
                     lateness = 0.0
                 if time.monotonic() >= look:
-                    look = time.monotonic() + _OTHERS_INTERVAL_SECONDS
-                    self._look_at_others()
+                    look = time.monotonic() + _OTHER_HOSTS_INTERVAL_SECONDS
+                    self._sample_other_hosts()
                 yield
                 asleep = time.monotonic()
                 duration = max(0.0, min(_TICK_SECONDS, self._player.next_due - asleep))
                 time.sleep(duration)
                 lateness = max(lateness, time.monotonic() - asleep - duration)
 
-    def _look_at_others(self) -> None:
+    def _sample_other_hosts(self) -> None:
         """Compare the clocks of other hosts with devices with this one's, and sample their load."""
         at = 0.0 if self.epoch is None else (time.monotonic() - self.epoch) / self._dilation
         for host, sample in self._runtime.loads(at, self._used).items():
@@ -366,9 +364,9 @@ class Controller:
                     self._record_failure(f"{part} could not do as it was told: {reason}")
                 case messages.Status(part, state):
                     self._status[part] = state
-                    if (part, state) == (AGGREGATOR, "ready") and self._held is not None:
-                        self._orders[:0] = self._held
-                        self._held = None
+                    if (part, state) == (AGGREGATOR, "ready") and self._postponed is not None:
+                        self._orders[:0] = self._postponed
+                        self._postponed = None
                     if state == "ready" and part in self._devices:
                         self._runtime.limit(part)
                 case _:
@@ -393,7 +391,7 @@ class Controller:
             if name in self._exit_codes:
                 continue
             if code == own_code.FAILED:
-                what, told = self._own_code_on(name), self._last_words(name, _OF_A_TRACEBACK)
+                what, told = self._own_code_on(name), self._log_tail(name, _TRACEBACK_LINES)
                 raise RunFailedError(f"{what} failed on {name}, and so the run ends.{told}")
             if name in (BROKER, ROUTER, MPS) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
@@ -401,7 +399,7 @@ class Controller:
                 often = f", after {self._restarts} restarts" if self._restarts else ""
                 raise RunFailedError(
                     f"the {name} ended with exit code {code}{often}.{_hint({code})}"
-                    f"{self._last_words(name)}"
+                    f"{self._log_tail(name)}"
                 )
             self._exit_codes[name] = code
             if name in self._devices and self._ended is None and code != 0:
@@ -424,7 +422,7 @@ class Controller:
         if self._restarts == _MAX_RESTARTS:
             return False
         self._restarts += 1
-        self._held = self._held or []
+        self._postponed = self._postponed or []
         port = self._runtime.restart(name)
         if port is not None:
             self._connection.moved(port)
@@ -437,9 +435,9 @@ class Controller:
         return True
 
     def _read_records(self) -> None:
-        self._take(self._new_records())
+        self._process_records(self._new_records())
 
-    def _take(self, records: Iterable[events.Record]) -> None:
+    def _process_records(self, records: Iterable[events.Record]) -> None:
         for record in records:
             self._view.record(record)
             self._returning.record(record, time.monotonic())
@@ -457,7 +455,7 @@ class Controller:
     def _shut_out(self, device: str) -> None:
         """End the client of `device`, which floods the aggregator. What the aggregator is to know of it
         waits until it says that the flood is over: the flood could crowd it out."""
-        self._held = self._held or []
+        self._postponed = self._postponed or []
         self._orders += self._runtime.act(device, Crash())
         self._record_failure(f"{device} sent far more than it may, and its client was ended")
 
@@ -498,10 +496,10 @@ class Controller:
         while time.monotonic() < deadline and AGGREGATOR not in self._runtime.ended():
             time.sleep(_TICK_SECONDS)
 
-    def _last_words(self, name: str, lines: int = 12) -> str:
+    def _log_tail(self, name: str, lines: int = 12) -> str:
         """The end of a process's log, for an error message; stopping first saves the logs."""
         self._runtime.stop()
-        return self._spec.directory.last_words(name, lines)
+        return self._spec.directory.log_tail(name, lines)
 
 
 def _line(sample: messages.Telemetry | messages.GpuSample) -> str:

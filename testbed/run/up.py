@@ -27,10 +27,10 @@ from testbed.fidelity.validity import Judgement, Validity, verdict
 from testbed.host.cpu_latency import keep_awake
 from testbed.host.nodes import Node
 from testbed.host.signals import uninterrupted
-from testbed.plan import Plan, datasets, model_check, plan, resolution, rounds, this_host
+from testbed.plan import Plan, datasets, model_check, plan, preparation, resolution, rounds, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.calibration import Calibration, calibrate
-from testbed.plan.datasets import Prepared
+from testbed.plan.preparation import Prepared
 from testbed.plan.resolution import needs_calibration, on_host, on_nodes, resolved, with_shares
 from testbed.run import manifest
 from testbed.rundir.directory import RunDirectory
@@ -73,7 +73,7 @@ def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
 
 def planned_rounds(topology: Topology, made: Plan, options: Options) -> dict[str, rounds.Round]:
     """How long a round of each device is expected to take. Raises BadInputError."""
-    samples = datasets.known_samples(topology, options.data_root)
+    samples = preparation.known_samples(topology, options.data_root)
     return rounds.expected(topology, made, model_check.check(topology), samples)
 
 
@@ -84,14 +84,7 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     runtime = chosen_runtime(options, topology.runtime.name)
     if not traits(runtime).images:
         _check_requirements(topology)
-    if options.nodes is not None and not traits(runtime).many_hosts:
-        other = those(lambda t: t.many_hosts)
-        raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
-    nodes: tuple[Node, ...] = ()
-    if traits(runtime).many_hosts:
-        from testbed.host import swarm  # with the Docker SDK
-
-        nodes = tuple(swarm.here() if options.nodes is None else machines.read(options.nodes))
+    nodes = _nodes(runtime, options)
     shares: tuple[str, ...] = ()
     by_node: dict[str, dict[str, float]] = {}
     if needs_calibration(topology) and nodes:
@@ -117,6 +110,19 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     topology = with_shares(topology, made, by_node)
     notes = tuple(resolution.notes(topology, made, known, host))
     return topology, replace(made, notes=notes, shares=shares)
+
+
+def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
+    """The machines to plan for, as described or as they are; none where the runtime has this one alone.
+    Raises BadInputError."""
+    if traits(runtime).many_hosts:
+        from testbed.host import swarm  # with the Docker SDK
+
+        return tuple(swarm.here() if options.nodes is None else machines.read(options.nodes))
+    if options.nodes is not None:
+        other = those(lambda t: t.many_hosts)
+        raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
+    return ()
 
 
 def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict[str, Calibration]:
@@ -230,7 +236,7 @@ def _prepare(
     for sentence in plan.shares:
         view.progress(sentence)
     view.progress(f"Preparing the data: {data}")
-    prepared = datasets.prepare(topology, options.data_root, view.progress)
+    prepared = preparation.prepare(topology, options.data_root, view.progress)
     model_check.check_data(topology, prepared)
     model_check.try_step(topology, prepared)
     for remark in prepared.remarks:
@@ -239,7 +245,7 @@ def _prepare(
     spec = RunSpec(directory, topology, plan, samples, options.verbose)
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
     own = own_data(topology, directory, view)
-    described = manifest.describe(spec, datasets.label_counts(prepared))
+    described = manifest.describe(spec, preparation.label_counts(prepared))
     directory.write_manifest(**described, **remarks, **own)
     return spec, prepared
 
@@ -283,8 +289,8 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
     """Run in wall time, on devices that a runtime starts and ends."""
     from testbed.run.controller import Controller  # with MQTT, of which virtual time has no use
 
-    datasets.write(prepared, spec.directory)
-    datasets.write_device_set(prepared, spec.topology, spec.directory)
+    preparation.write(prepared, spec.directory)
+    preparation.write_device_set(prepared, spec.topology, spec.directory)
     spec.directory.begin_telemetry()
     with emulator(spec.plan.runtime).launcher(spec, view) as runtime, keep_awake() as awake:
         spec.directory.write_manifest(cores_awake=awake)

@@ -175,7 +175,7 @@ class RunDirectory:
             clock = {"monotonic_zero": self.read_manifest()["monotonic_zero"]}
             file.write(json.dumps(clock).encode() + b"\n")
 
-    def last_words(self, part: str, lines: int = 12) -> str:
+    def log_tail(self, part: str, lines: int = 12) -> str:
         """The end of a process's log, to stand below an error message; empty if there is none."""
         path = self.log(part)
         try:

@@ -16,7 +16,7 @@ from agents.imports import uncollected
 from agents.messages import AddressedOrder, GpuSample, Telemetry
 from testbed.fidelity.host_load import HostSample
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.datasets import Prepared
+from testbed.plan.preparation import Prepared
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import traits
 from testbed.view import View

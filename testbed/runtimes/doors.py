@@ -22,7 +22,7 @@ from typing import Any
 
 import docker
 
-from agents import clocks
+from agents import clock_sync
 from testbed.broker.identity import new_identity
 from testbed.errors import HostError
 from testbed.host import docker_engine
@@ -50,7 +50,7 @@ have from a registry."""
 _PORT = 7000
 _ENGINE = "/var/run/docker.sock"
 _SOCKETS = "/sockets"
-_MODULES = Path(clocks.__file__).parent
+_MODULES = Path(clock_sync.__file__).parent
 _OPEN_TIMEOUT_SECONDS = 30.0
 
 
@@ -157,7 +157,7 @@ class Doors:
             self._config(
                 f"{name}-{module}", (_MODULES / module).read_bytes(), f"{target}/{module}", labels
             )
-            for module in ("node.py", "clocks.py")
+            for module in ("node.py", "clock_sync.py")
         ]
         configs.append(self._config(f"{name}-json", json.dumps(config).encode(), CONFIG, labels))
         secret = swarm_executor.hand(

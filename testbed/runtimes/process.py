@@ -363,9 +363,9 @@ class ProcessRuntime:
             run = self._directory.run
             raise HostError(f"everything of {run} is removed, but logs could not be saved: {told}")
 
-    def _last_words(self, part: str) -> str:
+    def _log_tail(self, part: str) -> str:
         self._logs.catch_up()
-        return self._directory.last_words(part)
+        return self._directory.log_tail(part)
 
     def _start_relay(self, login: Broker, port: int) -> Mapping[str, int]:
         """Start the relay and measure the links; return each device's port to the broker."""
@@ -375,7 +375,7 @@ class ProcessRuntime:
                 self._spec, login, port, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
             )
         except OSError as error:
-            log = self._last_words(ROUTER)
+            log = self._log_tail(ROUTER)
             raise HostError(f"the relay does not answer ({error}).{log}") from error
         self._probes = started.probes
         self._traffic = started.traffic
@@ -453,7 +453,7 @@ class ProcessRuntime:
         code = self._children[BROKER].poll()
         what = "does not answer" if code is None else f"ended with exit code {code}"
         raise HostError(
-            f"the broker ({self.broker_kind}) on {HOST}:{port} {what}.{self._last_words(BROKER)}"
+            f"the broker ({self.broker_kind}) on {HOST}:{port} {what}.{self._log_tail(BROKER)}"
         )
 
 

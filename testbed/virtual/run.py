@@ -54,7 +54,7 @@ from testbed.plan.costs import (
     timed,
     update_time,
 )
-from testbed.plan.datasets import Prepared, parts
+from testbed.plan.preparation import Prepared, evaluation_parts
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Runtime
 from testbed.view import View
@@ -181,7 +181,11 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         server,
         fleet.device,
         Evaluator(
-            task, prepared.test, lambda _: None, start=spec.start, parts=parts(prepared, topology)
+            task,
+            prepared.test,
+            lambda _: None,
+            start=spec.start,
+            parts=evaluation_parts(prepared, topology),
         ).evaluate,
         recorder,
         run=run_id,

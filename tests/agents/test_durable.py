@@ -462,6 +462,9 @@ def test_a_snapshot_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x05" + whole)
     with pytest.raises(SnapshotError, match="no snapshot"):
         snapshot.load(path)
+    path.write_bytes(b"testbed1" + whole[8:])
+    with pytest.raises(SnapshotError, match="another version of the testbed"):
+        snapshot.load(path)
 
 
 def test_a_model_waits_until_it_is_kept_that_it_was_evaluated(tmp_path: Path) -> None:

@@ -211,9 +211,9 @@ def test_a_client_that_floods_is_ended_and_the_aggregator_told_when_the_flood_is
     assert runtime.done == [("d-1", Crash())]
     told = "d-1 sent far more than it may, and its client was ended"
     assert controller.failures == [told]
-    assert controller._held == []
+    assert controller._postponed == []
     controller._received(Received(names.status("aggregator"), b"ready", 0), lambda _: None)
-    assert controller._held is None
+    assert controller._postponed is None
     assert controller._orders == [("aggregator", Note(told))]
 
 

@@ -18,7 +18,7 @@ from analysis import load, records
 from analysis.charts import CHARTS
 from testbed import topology
 from testbed.errors import BadInputError, HostError, of_os
-from testbed.plan import datasets
+from testbed.plan import preparation
 from testbed.run import live_runs, replay
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.listing import listing
@@ -203,13 +203,13 @@ def test_a_topology_of_30_mb_is_not_read(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_while_data_are_prepared(tmp_path: Path) -> None:
     """As by a limit on the size of files."""
     parsed = topology.parse(HEAD + "devices: [{name: d, cpu: 0.1}]\n")
-    prepared = datasets.prepare(parsed, None)
+    prepared = preparation.prepare(parsed, None)
     directory = RunDirectory.create(tmp_path, "run")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         with pytest.raises(HostError, match=r"test\.safetensors could not be written .* Make room"):
-            datasets.write(prepared, directory)
+            preparation.write(prepared, directory)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

@@ -18,7 +18,7 @@ from agents import shards as files
 from agents.shards import Shard
 from testbed import topology
 from testbed.errors import BadInputError, HostError
-from testbed.plan import datasets
+from testbed.plan import datasets, preparation
 from testbed.rundir.directory import RunDirectory
 from testbed.topology.data import Data
 from testbed.topology.partition import Dirichlet, Indices
@@ -171,7 +171,7 @@ stop: {updates: 10}
 
 
 def test_a_topology_has_its_data_prepared() -> None:
-    prepared = datasets.prepare(topology.parse(DIGITS), None)
+    prepared = preparation.prepare(topology.parse(DIGITS), None)
     assert (len(prepared.train), len(prepared.test)) == (1437, 360)
     assert list(prepared.indices) == CLIENTS
     assert sorted(np.concatenate(list(prepared.indices.values()))) == list(range(1437))
@@ -186,17 +186,17 @@ def test_a_task_without_dataset_brings_its_own() -> None:
     text = DIGITS.replace(
         "digits-logreg, partition: {scheme: dirichlet, alpha: 1}", "quadratic, centers: [[0, 1], [2, 3]]"
     )
-    prepared = datasets.prepare(topology.parse(text.replace("count: 8", "count: 2")), None)
+    prepared = preparation.prepare(topology.parse(text.replace("count: 8", "count: 2")), None)
     assert prepared.train.x.tolist() == prepared.test.x.tolist() == [[0, 1], [2, 3]]
     assert prepared.indices["pi-2"].tolist() == [1]
     assert prepared.shard("pi-2").x.tolist() == [[2, 3]]
-    assert datasets.label_counts(prepared) == {"pi-1": [1], "pi-2": [1]}
+    assert preparation.label_counts(prepared) == {"pi-1": [1], "pi-2": [1]}
 
 
-def _evaluated(how: str, seed: int = 7, importance: str = "uniform") -> datasets.Prepared:
+def _evaluated(how: str, seed: int = 7, importance: str = "uniform") -> preparation.Prepared:
     text = DIGITS.replace("seed: 7", f"seed: {seed}")
     text = text.replace("local: {steps: 20}", f"local: {{steps: 20}}, importance: {importance}")
-    return datasets.prepare(topology.parse(f"{text}\nevaluate: {{{how}}}"), None)
+    return preparation.prepare(topology.parse(f"{text}\nevaluate: {{{how}}}"), None)
 
 
 def test_the_model_may_be_evaluated_on_a_part_of_the_test_set() -> None:
@@ -228,20 +228,20 @@ def test_clients_count_by_their_importance_in_the_evaluation() -> None:
 
 
 @pytest.fixture
-def tiny() -> datasets.Prepared:
+def tiny() -> preparation.Prepared:
     """Sample k is the number k; there is none of class 2."""
     x, y = np.arange(5, dtype=np.float32).reshape(-1, 1), np.array([0, 0, 1, 3, 1])
     indices = {"a": np.array([0, 1, 2]), "b": np.array([3, 4, 2])}
-    return datasets.Prepared(Shard(x, y, 0.5), Shard(x[:2], y[:2], 0.5), indices)
+    return preparation.Prepared(Shard(x, y, 0.5), Shard(x[:2], y[:2], 0.5), indices)
 
 
-def test_labels_are_counted_up_to_the_largest_class_of_all(tiny: datasets.Prepared) -> None:
-    assert datasets.label_counts(tiny) == {"a": [2, 1, 0, 0], "b": [0, 2, 0, 1]}
+def test_labels_are_counted_up_to_the_largest_class_of_all(tiny: preparation.Prepared) -> None:
+    assert preparation.label_counts(tiny) == {"a": [2, 1, 0, 0], "b": [0, 2, 0, 1]}
 
 
-def test_the_run_directory_gets_what_others_can_read(tiny: datasets.Prepared, tmp_path: Path) -> None:
+def test_the_run_directory_gets_what_others_can_read(tiny: preparation.Prepared, tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "run")
-    datasets.write(tiny, directory)
+    preparation.write(tiny, directory)
     assert files.load(directory.shard("b")).x.tolist() == [[3], [4], [2]]
     assert files.load(directory.shard("b")).y.tolist() == [3, 1, 1]
     assert files.load(directory.test_set).x.tolist() == [[0], [1]]
@@ -253,7 +253,7 @@ def _dealt(alpha: float = 0.5, labels: Indices | None = None, seed: int = 7) -> 
     text = DIGITS.replace("alpha: 1", f"alpha: {alpha}").replace("seed: 7", f"seed: {seed}")
     y = np.arange(1000) % 10 if labels is None else labels
     shard = Shard(np.zeros((len(y), 1), np.float32), y)
-    return datasets._partition(topology.parse(text), datasets.Dataset(shard, shard))
+    return preparation._partition(topology.parse(text), datasets.Dataset(shard, shard))
 
 
 def test_a_partition_is_dealt_out_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import cgroups, docker_engine
 from testbed.host.gpus import MPS, Gpu, Gpus
-from testbed.plan import Host, datasets, plan
+from testbed.plan import Host, plan, preparation
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import executor
@@ -102,7 +102,7 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
 ) -> None:
     """A share that the engine refuses is forgotten: the next limit is as planned. That a log
     cannot be saved keeps nothing from being removed. A device that prints for ever fills no disk."""
-    datasets.write(datasets.prepare(spec.topology, None), spec.directory)
+    preparation.write(preparation.prepare(spec.topology, None), spec.directory)
     built = images.ensure(engine, lambda _: None)
     runtime = DockerRuntime(engine, built, spec)
     try:

@@ -19,9 +19,9 @@ def test_the_log_of_a_device_does_nothing_to_the_terminal(tmp_path: Path) -> Non
     directory.write_manifest(run="r")
     (directory.logs / "d-1.log").write_bytes(b"x" * 10**6 + b"\n" + WRITTEN)
     assert list(logs.read(directory, "d-1", tail=2)) == [("d-1", f"first\n{SHOWN}")]
-    assert directory.last_words("d-1", lines=2).splitlines()[2:] == ["    first", f"    {SHOWN}"]
+    assert directory.log_tail("d-1", lines=2).splitlines()[2:] == ["    first", f"    {SHOWN}"]
     (directory.logs / "d-1.log").write_bytes(b"x" * 10**6)
-    assert len(directory.last_words("d-1")) < 13_000
+    assert len(directory.log_tail("d-1")) < 13_000
 
 
 def test_a_group_stands_for_its_devices(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from testbed import images, simulate, sweeps, topology
 from testbed.errors import BadInputError, RunFailedError
 from testbed.images import wheels
 from testbed.own_code import Code
-from testbed.plan import datasets, model_check
-from testbed.plan.datasets import Prepared
+from testbed.plan import model_check, preparation
+from testbed.plan.preparation import Prepared
 from testbed.run import up
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
@@ -542,10 +542,10 @@ def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp
     assert "20 to test were set aside" in done.manifest["data"][0]
     told = testbed("evaluate", done.path, "--json")  # by the run's copy of the code
     assert json.loads(told.out)[0]["samples"] == 20
-    assert datasets.known_samples(read(tmp_path, task=bringing), None) == {"a-1": 37, "a-2": 43}
+    assert preparation.known_samples(read(tmp_path, task=bringing), None) == {"a-1": 37, "a-2": 43}
     assert made.read_text() == "0 "
-    datasets.prepare(read(tmp_path, task=learning("Bringing", seed=1, **more)), None)
-    datasets.prepare(read(tmp_path, MODULE + "#", task=bringing), None)
+    preparation.prepare(read(tmp_path, task=learning("Bringing", seed=1, **more)), None)
+    preparation.prepare(read(tmp_path, MODULE + "#", task=bringing), None)
     assert made.read_text() == "0 1 0 "
 
 
@@ -581,7 +581,7 @@ def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp
 def test_what_is_no_dataset_is_refused(wrong: str, said: str, tmp_path: Path) -> None:
     parsed = read(tmp_path, task=learning("Bringing", wrong=wrong))
     with pytest.raises(BadInputError) as refused:
-        model_check.try_step(parsed, datasets.prepare(parsed, None))
+        model_check.try_step(parsed, preparation.prepare(parsed, None))
     told = str(refused.value)
     assert said in told
     assert "inspection.py" not in told
@@ -592,7 +592,7 @@ def test_names_may_be_objects_as_pandas_has_them(tmp_path: Path) -> None:
     names = "train['client'] = np.array(['b', 'a'] * 50, object)"
     natural = {"partition": {"scheme": "natural"}}
     parsed = read(tmp_path, task=learning("Bringing", wrong=names, **natural))
-    prepared = datasets.prepare(parsed, None)
+    prepared = preparation.prepare(parsed, None)
     assert [len(own) for own in prepared.indices.values()] == [37, 43]
 
 
@@ -627,7 +627,7 @@ def test_a_step_is_tried_with_tokens_as_whole_numbers(tmp_path: Path) -> None:
 
 def test_shards_of_other_parameters_stay_as_they_are(tmp_path: Path) -> None:
     one, other = (read(tmp_path, task=task("Sharded", seed=seed)) for seed in (1, 2))
-    found = [datasets.prepare(each, None).train.x.max() for each in (one, other, one)]
+    found = [preparation.prepare(each, None).train.x.max() for each in (one, other, one)]
     assert found == [1, 2, 1]
 
 
@@ -647,7 +647,7 @@ def test_shards_of_other_parameters_stay_as_they_are(tmp_path: Path) -> None:
 )
 def test_shards_that_do_not_fit_are_refused(wrong: str, said: str, tmp_path: Path) -> None:
     parsed = read(tmp_path, task=task("Sharded", wrong=wrong))
-    for known in (datasets.known_samples, datasets.prepare):
+    for known in (preparation.known_samples, preparation.prepare):
         with pytest.raises(BadInputError) as refused:
             known(parsed, None)
         told = str(refused.value)

@@ -17,8 +17,9 @@ from PIL import Image
 from agents.shards import Shard
 from testbed import simulate, sweeps, topology
 from testbed.errors import BadInputError
-from testbed.plan import datasets
-from testbed.plan.datasets import Columns, Dataset, Prepared
+from testbed.plan import datasets, preparation
+from testbed.plan.datasets import Columns, Dataset
+from testbed.plan.preparation import Prepared
 from testbed.plan.resolution import resolved
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory
@@ -65,7 +66,7 @@ def changed(folder: Path, old: str, new: str) -> Path:
 
 
 def prepared(path: Path) -> Prepared:
-    return datasets.prepare(resolved(topology.load(path)), None)
+    return preparation.prepare(resolved(topology.load(path)), None)
 
 
 def read(folder: Path, **settings: Any) -> Dataset:
@@ -117,7 +118,7 @@ def test_a_run_learns_from_a_folder_beside_its_topology(
     assert [device["samples"] for device in run.manifest["devices"].values()] == [20, 20, 20, 20]
     assert re.fullmatch("[0-9a-f]{8,}", run.manifest["data_files"])  # which tell it from runs of others
     again = topology.load(run.path / "topology.yaml")  # as --resume and workers of a sweep read it
-    assert len(datasets.prepare(again, None).test) == 20
+    assert len(preparation.prepare(again, None).test) == 20
 
 
 def test_the_example_in_the_documents_is_whole(
@@ -181,7 +182,7 @@ def test_devices_may_have_numbers_for_labels(folder: Path, testbed: Testbed, tmp
     assert read_so.train.x.shape == (48, 2)
     assert read_so.train.x.dtype == read_so.train.y.dtype == np.float32
     indices = {"a": np.arange(24), "b": np.arange(24, 48)}
-    assert datasets.label_counts(Prepared(read_so.train, read_so.test, indices)) == {"a": [], "b": []}
+    assert preparation.label_counts(Prepared(read_so.train, read_so.test, indices)) == {"a": [], "b": []}
 
 
 def test_texts_become_places_in_the_alphabet(tmp_path: Path) -> None:
@@ -303,7 +304,7 @@ def test_a_known_dataset_needs_no_columns() -> None:
 def test_shakespeare_is_dealt_out_by_role(data_root: Path) -> None:
     text = OWN.replace("path: mine, input: x, label: y", "hub: flwrlabs/shakespeare")
     text = text.replace("local:", "partition: {scheme: natural, min_samples: 100}\n  local:")
-    found = datasets.prepare(topology.parse(text.replace("count: 4", "count: 20")), data_root)
+    found = preparation.prepare(topology.parse(text.replace("count: 4", "count: 20")), data_root)
     assert found.train.x.shape[1:] == (80,)
     assert found.train.x.dtype.kind == "i"
     assert 0 <= found.train.x.min() <= found.train.x.max() < 80
@@ -463,32 +464,32 @@ stop: {updates: 3}
 
 def test_samples_by_hand_come_first_and_others_share_the_rest() -> None:
     parsed = topology.parse(HAND)
-    found = datasets.prepare(parsed, None)
+    found = preparation.prepare(parsed, None)
     assert {name: len(own) for name, own in found.indices.items()} == {
         "rest-1": 519, "rest-2": 518, "zero-1": 50, "zero-2": 50, "any": 300,
     }  # fmt: skip
     assert sorted(np.concatenate([*found.indices.values()])) == list(range(1437))
-    counts = datasets.label_counts(found)
+    counts = preparation.label_counts(found)
     assert counts["zero-2"][1:] == [0] * 9
     # Of the 42 zeros left among 1,337: a draw in the order of the first would have none.
     assert counts["any"][0] == pytest.approx(300 * 42 / 1337, abs=8)
-    assert datasets.known_samples(parsed, None) == {
+    assert preparation.known_samples(parsed, None) == {
         name: len(own) for name, own in found.indices.items()
     }
-    other = datasets.prepare(topology.parse(HAND.replace("name: hand", "name: hand\nseed: 1")), None)
+    other = preparation.prepare(topology.parse(HAND.replace("name: hand", "name: hand\nseed: 1")), None)
     assert other.indices["any"].tolist() != found.indices["any"].tolist()
 
 
 def test_what_no_device_has_is_told() -> None:
     text = HAND.replace("  - {name: rest, count: 2, timing: 1s}\n", "")
-    assert datasets.prepare(topology.parse(text), None).remarks == (
+    assert preparation.prepare(topology.parse(text), None).remarks == (
         "1,037 of 1,437 training samples are left out: no device has them.",
     )
 
 
 def _with_transform(transform: str, parsed: str = HAND) -> tuple[Topology, Prepared]:
     found = topology.parse(parsed.replace("{samples: 300}", f"{{samples: 300, transform: {transform}}}"))
-    return found, datasets.prepare(found, None)
+    return found, preparation.prepare(found, None)
 
 
 def test_a_transform_changes_a_device_and_no_other() -> None:
@@ -519,8 +520,8 @@ def test_scale_and_noise_are_of_what_the_model_gets() -> None:
 
 def test_each_device_draws_its_own_transform() -> None:
     text = HAND.replace("labels: [0]}", "labels: [0], transform: {scale: [0.1, 1]}}")
-    plain = datasets.prepare(topology.parse(HAND), None)
-    found = datasets.prepare(topology.parse(text), None)
+    plain = preparation.prepare(topology.parse(HAND), None)
+    found = preparation.prepare(topology.parse(text), None)
     ratios = [found.shard(name).x.sum() / plain.shard(name).x.sum() for name in ("zero-1", "zero-2")]
     assert all(0.1 < ratio < 1 for ratio in ratios)
     assert abs(ratios[0] - ratios[1]) > 0.01
@@ -530,7 +531,7 @@ def test_devices_that_share_samples_are_transformed_one_by_one() -> None:
     text = HAND.replace("scheme: iid", "scheme: resampled, samples: 1000").replace(
         "count: 2, timing: 1s}", "count: 2, timing: 1s, data: {transform: {scale: 0}}}"
     )
-    found = datasets.prepare(topology.parse(text), None)
+    found = preparation.prepare(topology.parse(text), None)
     assert found.shard("rest-1").x.max() == 0
     assert found.shard("any").x.max() == 16
 

@@ -11,7 +11,7 @@ import pytest
 from agents import events
 from agents.config import Local
 from testbed import topology
-from testbed.plan import Host, costs, datasets, plan, rounds
+from testbed.plan import Host, costs, plan, preparation, rounds
 from testbed.plan.rounds import Round
 from testbed.topology import Topology
 from tests.running import Testbed
@@ -128,14 +128,14 @@ def test_samples_are_known_once_the_data_has_been_prepared() -> None:
         )
         for scheme in ("shards", "iid", "resampled")
     }
-    known = {scheme: datasets.known_samples(one, None) for scheme, one in wanted.items()}
+    known = {scheme: preparation.known_samples(one, None) for scheme, one in wanted.items()}
     assert (known["shards"], known["iid"]) == (None, None)
     assert known["resampled"] == dict.fromkeys(wanted["iid"].device_names, 60)
-    prepared = datasets.prepare(wanted["shards"], None)
+    prepared = preparation.prepare(wanted["shards"], None)
     dealt = {client: len(chosen) for client, chosen in prepared.indices.items()}
-    assert datasets.known_samples(wanted["shards"], None) == dealt
-    equal = datasets.known_samples(wanted["iid"], None)  # before it was dealt out
-    prepared = datasets.prepare(wanted["iid"], None)
+    assert preparation.known_samples(wanted["shards"], None) == dealt
+    equal = preparation.known_samples(wanted["iid"], None)  # before it was dealt out
+    prepared = preparation.prepare(wanted["iid"], None)
     assert equal == {client: len(chosen) for client, chosen in prepared.indices.items()}
 
 
@@ -144,9 +144,9 @@ def test_a_task_without_dataset_knows_its_samples() -> None:
         "name: t\ntask: {name: quadratic, centers: [[1.0], [2.0]], local: {steps: 1}}\n"
         "rule: {name: fedasync}\ndevices: [{name: pi, count: 2, cpu: 0.1}]\nstop: {after: 1s}\n"
     )
-    prepared = datasets.prepare(wanted, None)
+    prepared = preparation.prepare(wanted, None)
     dealt = {client: len(chosen) for client, chosen in prepared.indices.items()}
-    assert datasets.known_samples(wanted, None) == dealt
+    assert preparation.known_samples(wanted, None) == dealt
 
 
 def test_a_measured_step_is_kept_for_the_same_work(tmp_path: Path) -> None:

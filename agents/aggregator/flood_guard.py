@@ -1,4 +1,4 @@
-"""Whose messages the aggregator looks at. Pure.
+"""Protection of the aggregator against clients that flood it: whose messages it looks at. Pure.
 
 The broker delivers to the aggregator in one queue, in which all wait behind who floods it. So what is
 too much is refused before it is decoded, and who goes on is shut out: the controller ends its client.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from agents.rate_limit import RateLimit
 
-_BESIDE = 100, 10.0
+_MESSAGE_RATE = 100, 10.0
 """At once, and a second of the host: what one client may send beside an answer to each dispatch."""
-_FLOOD = 1000
+_FLOOD_MESSAGES = 1000
 """A client that has sent so many messages more than it may floods."""
-_FEW = 10
+_TRICKLE_MESSAGES = 10
 """Messages of who is shut out between two looks: statuses of one that starts anew, but no flood."""
 
 
-class Gate:
+class FloodGuard:
     def __init__(self) -> None:
-        self._rate_limit = RateLimit(*_BESIDE)
+        self._rate_limit = RateLimit(*_MESSAGE_RATE)
         self._shut_out: set[str] = set()
         self._since_look = 0
         self._refused = 0
@@ -39,7 +39,7 @@ class Gate:
 
     def floods(self, sender: str) -> bool:
         """Whether `sender` is to be shut out, and is not yet."""
-        return sender not in self._shut_out and self._rate_limit.refused[sender] >= _FLOOD
+        return sender not in self._shut_out and self._rate_limit.refused[sender] >= _FLOOD_MESSAGES
 
     def shut_out(self, sender: str) -> None:
         self._shut_out.add(sender)
@@ -56,7 +56,7 @@ class Gate:
     def subsided(self) -> int | None:
         """Once for each flood, when hardly anything of it has come since the last look: how many of its
         messages were refused after their sender had been shut out."""
-        few, self._since_look = self._since_look < _FEW, 0
+        few, self._since_look = self._since_look < _TRICKLE_MESSAGES, 0
         if not (self._flooded and few):
             return None
         refused, self._refused, self._flooded = self._refused, 0, False

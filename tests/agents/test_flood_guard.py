@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents import events, messages, shards, wire
-from agents.aggregator.gate import Gate
+from agents.aggregator.flood_guard import FloodGuard
 from agents.aggregator.main import Aggregator
 from agents.config import AggregatorConfig, Broker, Named, Stop
 from agents.device_actions import Restart, to_json
@@ -19,51 +19,51 @@ from tests.agents.helpers import message
 
 
 def test_who_answers_what_it_was_sent_may_do_so_at_any_rate() -> None:
-    gate = Gate()
+    guard = FloodGuard()
     for number in range(10_000):
-        assert gate.passes("a", at=number / 10_000)
-        gate.answers("a")
-    assert not gate.floods("a")
+        assert guard.passes("a", at=number / 10_000)
+        guard.answers("a")
+    assert not guard.floods("a")
 
 
 @pytest.mark.parametrize("rate", [20.0, 1e6])
 def test_who_sends_what_nobody_asked_for_is_refused_and_shut_out_and_nobody_else(rate: float) -> None:
-    gate = Gate()
+    guard = FloodGuard()
     passed = tried = 0
-    while not gate.floods("flooding"):
+    while not guard.floods("flooding"):
         tried += 1
-        passed += gate.passes("flooding", at=tried / rate)
+        passed += guard.passes("flooding", at=tried / rate)
     assert passed == pytest.approx(100 + 10 * tried / rate, abs=1)
     assert tried - passed == 1000
-    gate.shut_out("flooding")
-    assert not gate.floods("flooding")  # once
-    assert not gate.passes("flooding", at=1e9)
-    assert gate.passes("a", at=tried / rate)
+    guard.shut_out("flooding")
+    assert not guard.floods("flooding")  # once
+    assert not guard.passes("flooding", at=1e9)
+    assert guard.passes("a", at=tried / rate)
 
 
 def test_a_flood_is_over_when_hardly_anything_comes_of_it() -> None:
-    gate = Gate()
-    assert gate.subsided() is None
-    gate.shut_out("a")
+    guard = FloodGuard()
+    assert guard.subsided() is None
+    guard.shut_out("a")
     for number in range(50):
-        gate.passes("a", at=number)
-    assert gate.subsided() is None
+        guard.passes("a", at=number)
+    assert guard.subsided() is None
     for number in range(3):  # a new client of it says that it is there
-        gate.passes("a", at=number)
-    assert gate.subsided() == 53
-    assert gate.subsided() is None
+        guard.passes("a", at=number)
+    assert guard.subsided() == 53
+    assert guard.subsided() is None
 
 
 def test_who_was_started_anew_is_let_in_and_may_be_shut_out_again() -> None:
-    gate = Gate()
+    guard = FloodGuard()
     for _ in range(1100):
-        gate.passes("a", at=0.0)
-    assert gate.floods("a")
-    gate.shut_out("a")
-    assert gate.let_in("a")
-    assert not gate.let_in("a")
-    assert not gate.floods("a")
-    assert gate.passes("a", at=0.0)
+        guard.passes("a", at=0.0)
+    assert guard.floods("a")
+    guard.shut_out("a")
+    assert guard.let_in("a")
+    assert not guard.let_in("a")
+    assert not guard.floods("a")
+    assert guard.passes("a", at=0.0)
 
 
 class _Silent:

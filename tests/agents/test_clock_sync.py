@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents.clock import Clock
-from agents.clocks import Estimate, Exchanges
+from agents.clock_sync import Estimate, Exchanges
 
 MS = 10**6
 BEGIN = 5 * 10**12

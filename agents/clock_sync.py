@@ -1,4 +1,4 @@
-"""This node's clock against another's, from questions and answers, as NTP does it.
+"""Clock synchronisation: this node's clock against another's, by questions and answers, as in NTP.
 
 Each exchange brackets the other clock: it was read between the sending of the question and the arrival
 of the answer. The middle is the best guess, half of the round trip the most by which it is wrong, and
