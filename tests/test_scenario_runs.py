@@ -11,7 +11,7 @@ import docker
 import pytest
 
 from agents import events
-from tests.running import Finished, cli, left_as_processes, left_in_docker, write_topology
+from tests.running import Finished, Testbed, cli, left_as_processes, left_in_docker, write_topology
 
 pytestmark = pytest.mark.alone
 
@@ -138,10 +138,10 @@ def test_run_directory_tells_the_story(played: Finished) -> None:
 
 
 @pytest.mark.docker
-def test_a_replay_is_the_same_to_the_last_bit(played: Finished) -> None:
-    done = cli("replay", played.path.name, "--runs", played.path.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(played.updates)} updates among them" in done.stdout
+def test_a_replay_is_the_same_to_the_last_bit(testbed: Testbed, played: Finished) -> None:
+    done = testbed("replay", played.path.name, "--runs", played.path.parent)
+    assert done.code == 0, done.out + done.err
+    assert f"{len(played.updates)} updates among them" in done.out
 
 
 @pytest.mark.docker

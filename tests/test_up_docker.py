@@ -27,6 +27,7 @@ from testbed.host import kernel
 from tests import attacks
 from tests.running import (
     Finished,
+    Testbed,
     cli,
     interrupt,
     left_in_docker,
@@ -173,11 +174,15 @@ def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerCli
     assert took < 10
 
 
-def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_path: Path) -> None:
+def test_fedbuff_learns_mnist_and_slow_devices_are_stale(
+    testbed: Testbed, data_root: Path, tmp_path: Path
+) -> None:
     stop = {"target_accuracy": 0.8, "after": "2min"}
     topology = write_topology(tmp_path, "mnist-fedbuff", stop=stop)
-    done = cli("up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = testbed(
+        "up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs"
+    )
+    assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(tmp_path / "runs")
     assert run.manifest["outcome"] == "target_accuracy"
     stale = {
@@ -195,7 +200,7 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_pa
     ],
 )
 def test_a_papers_model_in_containers(
-    task: str, partition: dict[str, Any], size: int, data_root: Path, tmp_path: Path
+    testbed: Testbed, task: str, partition: dict[str, Any], size: int, data_root: Path, tmp_path: Path
 ) -> None:
     """Updates of 44.7 MB, buffers among them; sequences of each role."""
     local = {"steps": 1, "batch_size": 4, "lr": 0.01}
@@ -206,8 +211,10 @@ def test_a_papers_model_in_containers(
         evaluate={"every": "10min", "samples": 8},
         stop={"updates": 3, "after": "90s"},
     )
-    done = cli("up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = testbed(
+        "up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs"
+    )
+    assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(tmp_path / "runs")
     assert run.manifest["outcome"] == "updates"
     assert all(size < update.bytes < size + 2000 for update in run.updates)
@@ -261,11 +268,13 @@ def test_a_device_that_the_kernel_kills_for_lack_of_memory_is_told_as_that(tmp_p
     assert len(run.of_group("small")) < 6 < len(run.of_group("large"))
 
 
-def test_the_same_fleet_otherwise(data_root: Path, tmp_path: Path) -> None:
+def test_the_same_fleet_otherwise(testbed: Testbed, data_root: Path, tmp_path: Path) -> None:
     """Another rule and another runtime: the topology is the same, and the run ends well."""
     topology = write_topology(tmp_path, "mnist-fedbuff", rule={"name": "fedasync"}, stop={"updates": 8})
-    done = cli("up", topology, "--runtime", "process", "--data", data_root, "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = testbed(
+        "up", topology, "--runtime", "process", "--data", data_root, "--runs", tmp_path / "runs"
+    )
+    assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(tmp_path / "runs")
     assert (run.manifest["outcome"], run.manifest["rule"]) == ("updates", "fedasync")
     assert len(run.updates) >= 8
@@ -295,14 +304,17 @@ def _network_state() -> list[str]:
 
 
 def test_twenty_devices(
-    engine: docker.DockerClient, tmp_path: Path, record_property: Callable[[str, object], None]
+    testbed: Testbed,
+    engine: docker.DockerClient,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """Started in parallel; the times are printed, not asserted. Only sums leave the devices, and what
     that costs them is theirs."""
     privacy = {"secure": {"colluding": 1, "needed": 4}}
     topology = write_topology(tmp_path, "twenty", stop={"updates": 20}, privacy=privacy)
-    done = cli("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = testbed("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(tmp_path / "runs")
     assert len(run.manifest["devices"]) == 20
     assert run.manifest["timings"].keys() == {"launch", "ready", "down"}

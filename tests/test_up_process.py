@@ -70,12 +70,12 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_stretched_time_is_told_as_the_devices_have_it(tmp_path: Path) -> None:
+def test_stretched_time_is_told_as_the_devices_have_it(testbed: Testbed, tmp_path: Path) -> None:
     devices = [{"name": "a", "cpu": 0.4, "timing": "300ms"}]
     topology = write_topology(tmp_path, devices=devices, dilation=4, stop={"after": "2s"})
     begin = time.monotonic()
-    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
     assert time.monotonic() - begin > 8
     run = Finished.only_one_in(tmp_path / "runs")
     assert run.records[-1].at == pytest.approx(2, abs=0.1)

@@ -33,7 +33,7 @@ TOPOLOGY: dict[str, Any] = {
 @pytest.mark.parametrize("own", [True, False])
 def test_runs_of_the_model_itself_are_predicted_exactly(own: bool, tmp_path: Path) -> None:
     options = up.Options("virtual")
-    (tmp_path / "t.yaml").write_text(yaml.safe_dump(TOPOLOGY))
+    (tmp_path / "t.yaml").write_text(yaml.safe_dump(TOPOLOGY | {"stop": {"after": "10s"}}))
     variants = {"a": {}, "b": {"rule": {"name": "fedasync"}}}
     study = {"topology": "t.yaml", "variants": variants, "grid": {"seed": [1, 2]}}
     cells = cells_of(sweeps.of(study, "study", tmp_path, options))

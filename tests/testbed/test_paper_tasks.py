@@ -14,7 +14,7 @@ from tests.testbed.test_virtual_run import _run, _topology
 PLENTY: dict[str, dict[str, Any]] = {
     "cifar10-cnn-defedavg": {"steps": 15, "lr": 0.01},
     "cifar10-cnn-mcmahan": {"steps": 20, "lr": 0.02},
-    "cifar10-resnet18": {"steps": 5, "batch_size": 8, "lr": 0.01, "momentum": 0.0},
+    "cifar10-resnet18": {"steps": 3, "batch_size": 8, "lr": 0.01, "momentum": 0.0},
     "fashion-mnist-cnn": {},
     "sent140-tinybert": {},
     "shakespeare-lstm": {"lr": 0.5},

@@ -202,6 +202,8 @@ def test_plan_up_and_manifest_say_how_a_share_was_found(
     monkeypatch.setattr(up, "calibrate", lambda: HOST)
     file = tmp_path / "topology.yaml"
     _topology(tmp_path, "{name: a, profile: raspberry-pi-zero-2w}")
+    with file.open("a") as text:
+        text.write("runtime: {step_time: 1ms}\n")  # which is not measured then
     topology, made = up.planned(file, up.Options(runtime="virtual"))
     (sentence,) = made.shares
     assert "for raspberry-pi-zero-2w by HPL alone" in sentence
