@@ -128,6 +128,19 @@ def test_lanes(run: Run) -> None:
     assert spans["sequence"][-1] == -1  # the work of no update
 
 
+def test_the_legend_of_lanes_has_the_states_that_there_were(run: Run, empty: Run) -> None:
+    """Also one that comes later to a page, and one that is alone."""
+    chart = CHARTS["devices"]([run])
+    assert list(chart.legend) == ["download", "train", "upload", "paused"]
+    drawn = screen.draw(CHARTS["devices"]([empty]))
+    for newer in (replace(chart, legend={"train": "blue"}), chart):
+        drawn.update(newer)
+        told = [item.label.value for item in drawn.figure.legend[0].items]
+        assert told == list(newer.legend)
+    (legend,) = paper.draw(replace(chart, legend={"train": "blue"})).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["train"]
+
+
 def test_of_the_lanes_of_several_runs_the_newest_updates_are_shown(run: Run) -> None:
     """Of all together: in each run they arrive at 2, 5 and 8 s."""
     other = replace(run, topology={"rule": {"name": "fedasync"}})
