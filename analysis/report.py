@@ -202,7 +202,8 @@ def _actions(run: Run) -> _Table:
     columns = ["device", "details", "source", "at"]
     actions: Iterable[Any] = run.scenario[columns].head(_ROWS).itertuples(index=False)
     rows = [
-        [str(device), describe(details), source, _text(at, 1.0)] for device, details, source, at in actions
+        [str(device), describe(details), source, _text(at, 1.0)]
+        for device, details, source, at in actions
     ]
     more = len(run.scenario) - len(rows)
     title = "Actions on devices" + (f" (and {more:,} more)" if more > 0 else "")

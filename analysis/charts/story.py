@@ -84,7 +84,7 @@ def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Char
     )
     hover = {"device": "device", "state": "state", "from (s)": "begin", "to (s)": "end"}
     layer = Layer("devices", "spans", columns, color=hue, legend=False, hover=hover)
-    devices = spans["device"].cat.categories
+    devices = [*spans["device"].cat.categories]
     height = float(np.clip(_LANE * len(devices), 0.1, 0.5))
     groups = [*run.devices["group"], *[""] * (len(devices) - len(run.devices))]
     ticks = group_ticks(devices, groups, len(set(groups)))

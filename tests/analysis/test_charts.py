@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bokeh.core.properties import value
 from bokeh.document import Document
 from bokeh.models.ranges import Range1d
 from bokeh.models.sources import ColumnDataSource
@@ -135,8 +136,8 @@ def test_the_legend_of_lanes_has_the_states_that_there_were(run: Run, empty: Run
     drawn = screen.draw(CHARTS["devices"]([empty]))
     for newer in (replace(chart, legend={"train": "blue"}), chart):
         drawn.update(newer)
-        told = [item.label.value for item in drawn.figure.legend[0].items]
-        assert told == list(newer.legend)
+        items: list[Any] = drawn.figure.legend[0].items
+        assert [item.label for item in items] == [value(meaning) for meaning in newer.legend]
     (legend,) = paper.draw(replace(chart, legend={"train": "blue"})).legends
     assert [text.get_text() for text in legend.get_texts()] == ["train"]
 
