@@ -90,9 +90,9 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         if (label := manifest.get("label")) is not None:  # of a sweep, in which it has one row
             cell = (label, manifest.get("runtime"), same[0].path.parent)
             cells[cell] = cells.get(cell, 0) + 1
-    if changed := list(dict.fromkeys(str(label) for (label, *_), rows in cells.items() if rows > 1)):
+    if rewritten := list(dict.fromkeys(str(label) for (label, *_), rows in cells.items() if rows > 1)):
         told.append(
-            f"Several rows are of {_few(changed)}: settings, own code or data files changed between "
+            f"Several rows are of {_few(rewritten)}: settings, own code or data files changed between "
             "these runs of a sweep. To leave out former ones, remove their run directories."
         )
     for name, same in by_settings(runs).items():
@@ -102,6 +102,12 @@ def remarks(runs: Sequence[Run]) -> list[str]:
                 f"Runs of {name} have the same seed: in virtual time they are the same run, so leave "
                 "out all but one, or their interval is too narrow."
             )
+    by_hand = {name: "hand" in set(run.scenario["source"]) for name, run in distinct(runs).items()}
+    if changed := [name for name, was in by_hand.items() if was]:
+        told.append(
+            f"Changed by hand during the run: {_few(changed)}. What came of them is not due to their "
+            "settings alone."
+        )
     if early := [name for name, run in distinct(runs).items() if not _came_to_its_end(run)]:
         told.append(
             f"Not finished: {_few(early)}. Their accuracy and loss are the latest ones, and not final."

@@ -112,7 +112,7 @@ def _run_section(name: str, run: Run) -> dict[str, Any]:
                 _parts(run, "device"),
                 _participation(run),
                 _fidelity(run),
-                _scenario(run),
+                _actions(run),
             )
             if table.rows
         ],
@@ -198,14 +198,16 @@ def _fidelity(run: Run) -> _Table:
     )
 
 
-def _scenario(run: Run) -> _Table:
-    actions: Iterable[Any] = (
-        run.scenario[["device", "details", "at"]].head(_ROWS).itertuples(index=False)
-    )
-    rows = [[str(device), describe(details), _text(at, 1.0)] for device, details, at in actions]
+def _actions(run: Run) -> _Table:
+    columns = ["device", "details", "source", "at"]
+    actions: Iterable[Any] = run.scenario[columns].head(_ROWS).itertuples(index=False)
+    rows = [
+        [str(device), describe(details), source, _text(at, 1.0)]
+        for device, details, source, at in actions
+    ]
     more = len(run.scenario) - len(rows)
-    title = "Scenario" + (f" (and {more:,} more)" if more > 0 else "")
-    return _Table(title, ["device", "action", "at (s)"], rows, 2)
+    title = "Actions on devices" + (f" (and {more:,} more)" if more > 0 else "")
+    return _Table(title, ["device", "action", "by", "at (s)"], rows, 3)
 
 
 def _text(value: Any, scale: float) -> str:

@@ -9,12 +9,13 @@ import functools
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
@@ -57,9 +58,24 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 1000
+    if not console.is_terminal:
+        console.file = cast("IO[str]", _Unpadded("stderr" if stderr else "stdout"))
+        if "COLUMNS" not in os.environ:
+            console.width = 1000
     return console
+
+
+class _Unpadded:
+    """A stream of `sys`, without the blanks that rich fills the lines of a table with."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(getattr(sys, self._name), attribute)
+
+    def write(self, text: str) -> int:
+        return int(getattr(sys, self._name).write(re.sub(" +(?=\n)", "", text)))
 
 
 def print_text(text: str) -> None:

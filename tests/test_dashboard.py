@@ -92,6 +92,17 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert left_as_processes(path.name) == []
 
 
+def test_the_tables_of_a_report_fit_into_its_width(over: Path, tmp_path: Path) -> None:
+    """Of every device: its profile, its work, its time in five shares."""
+    file = tmp_path / "report.html"
+    done = cli("report", *map(str, over.iterdir()), "--to", file)
+    assert done.returncode == 0, done.stderr
+    with browser.opened(size=(1300, 900)) as page:
+        page.open(file.as_uri())
+        wide = "[...document.querySelectorAll('.wide')]"
+        assert page.run(f"return {wide}.map(table => table.scrollWidth - table.clientWidth)") == [0] * 5
+
+
 def test_runs_that_are_over_side_by_side(over: Path) -> None:
     names = [path.name for path in over.iterdir()]
     with served(over) as url, browser.opened("dark") as page:

@@ -58,12 +58,13 @@ def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
     shown = pd.concat(parts)
     # Gaps between thousands of lanes would flicker on a screen.
     shown = shown.assign(height=0.8 if len(labels) <= 4 * _NAMED else 1.0)
+    states = {*shown["state"].unique()}
     chart = Chart(
         "What the devices did",
         Axis("device time", "s", limits=(since, None)),
         Axis("", ticks=group_ticks(labels, groups, _NAMED), limits=(len(labels) - 0.5, -0.5)),
         (Layer("devices", "spans", _columns(shown), legend=False, hover=_HOVER),),
-        legend=STATE_COLORS,
+        legend={state: color for state, color in STATE_COLORS.items() if state in states},
         note="gaps: waiting" + (f"; the newest {max_updates:,} updates" if since else ""),
         height=float(np.clip(len(labels) / 16, 0.6, 3.0)),
     )

@@ -20,7 +20,7 @@ from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Ink, Layer
 _SIZE = (6.4, 3.6)
 """Inches: the width of a page's text, and the usual height."""
 _STRIP = 0.6
-"""Relative height below which a chart in a stack has no y axis."""
+"""Relative height below which a chart in a stack has small labels."""
 _MAX_SHAPES = 2_000
 """Shapes of a layer; more are drawn as pixels even in a PDF, which would become too large."""
 _MAX_NOTE = 110
@@ -51,7 +51,7 @@ def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
         _draw(axes, chart, ink)
         axes.label_outer()
         if chart.height < _STRIP:
-            axes.yaxis.set_visible(False)
+            axes.tick_params(axis="y", labelsize=5.5, length=0)
             axes.set_title(chart.title, loc="left", fontsize=8, color=ink.text, pad=2)
     for axes in grid[:-1, 0]:
         axes.tick_params(axis="x", length=0)
@@ -79,7 +79,7 @@ def _add_legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
     handles, labels = axes.get_legend_handles_labels()
     handles += [Patch(color=PALETTE[color]) for color in chart.legend.values()]
     labels += list(chart.legend)
-    if len(labels) > 1:
+    if len(labels) > 1 or chart.legend:
         widest = 5 if max(map(len, labels)) < 16 else 3
         columns = ceil(len(labels) / ceil(len(labels) / widest))
         legend = figure.legend(

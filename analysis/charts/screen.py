@@ -6,7 +6,8 @@ Every layer has its own data source: `Drawn.update` exchanges their columns in p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any
 
@@ -53,6 +54,8 @@ class Drawn:
     _wrap: int
     _longest: int = 0
     """Characters of a name in the legend."""
+    _meanings: dict[str, LegendItem] = field(default_factory=dict)
+    """Of colours, those that the legend has had."""
 
     def update(self, chart: Chart) -> None:
         """Show `chart`, a newer state of the same one, in the same figure: zoom and selections remain.
@@ -69,6 +72,7 @@ class Drawn:
         for name in self.sources.keys() - {layer.name for layer in chart.layers}:
             data: dict[str, Any] = dict(self.sources[name].data)
             self.sources[name].data = {column: rows[:0] for column, rows in data.items()}
+        self._explain(chart.legend)
         self._note.text = _note(chart, self._wrap)
         for drawn, bokeh_range, old, new in (
             (_x_axis(self.figure), self.figure.x_range, self._chart.x, chart.x),
@@ -100,6 +104,20 @@ class Drawn:
             legend.visible = len(legend.items) > 1
             self._longest = max(self._longest, len(layer.title))
             legend.ncols = _legend_columns(self._longest, self._wrap)
+
+    def _explain(self, meanings: Mapping[str, str]) -> None:
+        """Have the legend say what colours mean."""
+        if not meanings:
+            return
+        for meaning in meanings.keys() - self._meanings.keys():
+            glyph: Any = self.figure.scatter(  # an item needs a glyph: one at no place
+                [np.nan], [np.nan], marker="square", size=12, color=PALETTE[meanings[meaning]]
+            )
+            self._meanings[meaning] = LegendItem(label=value(meaning), renderers=[glyph])
+        items = [self._meanings[meaning] for meaning in meanings]
+        if items != self.figure.legend[0].items:
+            columns = _legend_columns(max(map(len, meanings)), self._wrap)
+            self.figure.legend[0].update(items=items, ncols=columns, click_policy="none")
 
     def _glyph(self, layer: Layer, source: ColumnDataSource) -> GlyphRenderer[Any]:
         color, dash = PALETTE[layer.color], "dashed" if layer.dashed else "solid"
@@ -185,7 +203,8 @@ def draw(chart: Chart, theme: Theme = "light", wrap: int = WRAP) -> Drawn:
     for layout in (labels, note, title):
         shown.add_layout(layout, "above")
     drawn = Drawn(shown, {}, chart, ink, note, labels, wrap)
-    _add_legend(shown, chart, ink, wrap)
+    _add_legend(shown, ink)
+    drawn._explain(chart.legend)
     for layer in chart.layers:
         drawn._add(layer)
     _style(shown, chart, ink)
@@ -197,14 +216,9 @@ def _legend_columns(longest: int, wrap: int) -> int:
     return max(1, int(_LEGEND * wrap) // (longest + 5))
 
 
-def _add_legend(shown: figure, chart: Chart, ink: Ink, wrap: int) -> None:
+def _add_legend(shown: figure, ink: Ink) -> None:
     """Below the plot, where it hides nothing; a click on a series hides it."""
-    longest = max(map(len, chart.legend), default=0)
-    legend = Legend(orientation="horizontal", ncols=_legend_columns(longest, wrap))
-    legend.click_policy = "none" if chart.legend else "hide"
-    for meaning, color in chart.legend.items():  # an item needs a glyph: one at no place
-        glyph: Any = shown.scatter([np.nan], [np.nan], marker="square", size=12, color=PALETTE[color])
-        legend.items = [*legend.items, LegendItem(label=value(meaning), renderers=[glyph])]
+    legend = Legend(orientation="horizontal", click_policy="hide")
     shown.add_layout(legend, "below")
     legend.update(
         label_text_color=ink.text, label_text_font_size="11px", background_fill_color=None,

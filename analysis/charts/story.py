@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, color
+from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, color, group_ticks
 from analysis.charts.lanes import MAX_UPDATES
 from analysis.charts.progress import curves
 from analysis.load import Run
@@ -27,7 +27,8 @@ _SHADES = {
 }
 """How much of the strip's colour; where the device is not to blame for it, of grey."""
 _LANE = 0.022
-"""Height of a device's lane, relative to a usual chart; a strip has at least 0.1, at most 0.5."""
+"""Height of a device's lane, and of a name beside it, relative to a usual chart; a strip has at least
+0.1, at most 0.5."""
 _MAX_CELLS = 100_000
 """Lanes times moments of all strips, where they have more updates than `MAX_UPDATES`."""
 
@@ -83,9 +84,14 @@ def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Char
     )
     hover = {"device": "device", "state": "state", "from (s)": "begin", "to (s)": "end"}
     layer = Layer("devices", "spans", columns, color=hue, legend=False, hover=hover)
-    lanes = len(spans["device"].cat.categories)
-    height = float(np.clip(_LANE * lanes, 0.1, 0.5))
-    return Chart(name, time, Axis("", limits=(lanes - 0.5, -0.5)), (layer,), height=height)
+    devices = [*spans["device"].cat.categories]
+    height = float(np.clip(_LANE * len(devices), 0.1, 0.5))
+    groups = [*run.devices["group"], *[""] * (len(devices) - len(run.devices))]
+    ticks = group_ticks(devices, groups, len(set(groups)))
+    if len(ticks) > 1 and np.diff(sorted(ticks)).min() * height / len(devices) < 0.9 * _LANE:
+        ticks = {}
+    axis = Axis("", ticks=ticks, limits=(len(devices) - 0.5, -0.5))
+    return Chart(name, time, axis, (layer,), height=height)
 
 
 def _at_moments(spans: pd.DataFrame, duration: float, cells: int) -> pd.DataFrame:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -78,7 +80,7 @@ def sweep(
 
     if figure is not None:
         results.writable_figure(figure)
-    try:
+    with _going_on(quiet=as_json):
         done = studies.sweep(
             file,
             runtime=runtime,
@@ -88,9 +90,6 @@ def sweep(
             on_progress=lambda text: _print(text, quiet=as_json),
             runs=runs,
         )
-    except KeyboardInterrupt:
-        _print("Interrupted: the same command makes the runs that are left", quiet=as_json)
-        raise
     verdicts = _verdicts(done.runs)
     if done.runs:
         _compare(done.runs, done.target, as_json=as_json)
@@ -122,15 +121,16 @@ def agree(
     from analysis import comparison, summary
     from testbed.api import studies
 
-    found = studies.agree(
-        file,
-        runtime=runtime,
-        jobs=jobs,
-        data=data,
-        oversubscribe=oversubscribe,
-        on_progress=lambda text: _print(text, quiet=as_json),
-        runs=runs,
-    )
+    with _going_on(quiet=as_json):
+        found = studies.agree(
+            file,
+            runtime=runtime,
+            jobs=jobs,
+            data=data,
+            oversubscribe=oversubscribe,
+            on_progress=lambda text: _print(text, quiet=as_json),
+            runs=runs,
+        )
     if as_json:
         verdicts = summary.verdicts(found.real)
         told = {"target": found.target, "runtime": found.runtime, "verdicts": verdicts}
@@ -214,7 +214,14 @@ def export(
         return
     if model:
         raise BadInputError(f"--model needs --to with a tracker, of {', '.join(TRACKERS)}")
-    written(results.export(run, to, form=form, runs=runs), as_json=as_json)
+    files = results.export(run, to, form=form, runs=runs)
+    if as_json:
+        written(files, as_json=True)
+        return
+    for folder, count in Counter(file.parent for file in files).items():
+        print_text(f"{folder}: {count} {'table' if count == 1 else 'tables'}")
+    last = next(file for file in reversed(files) if file.stem in ("runs", "updates"))
+    closing("", f'pandas.read_{form}("{last}")')
 
 
 def step_time(names: RunsGiven, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
@@ -304,6 +311,16 @@ def _heading(rows: Sequence[Row], *, several: bool, given: bool) -> str:
     if any(row.runs > 1 for row in rows):
         told += "; ± is half of the 95% interval over seeds"
     return f"\n{f'{rows[0].task}: ' if several else ''}{told}."
+
+
+@contextmanager
+def _going_on(*, quiet: bool) -> Iterator[None]:
+    """Inside, an interrupt is told how what it has ended goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _print("Interrupted: the same command makes the runs that are left", quiet=quiet)
+        raise
 
 
 def _share(text: str | None) -> float | None:

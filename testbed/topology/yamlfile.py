@@ -26,6 +26,23 @@ _MAX_BYTES = 4 * 2**20
 _MAX_SHOWN = 100
 """Errors, and characters of a line in one."""
 
+_MENDS = {
+    "mapping values are not allowed": "put a text with a colon in quotes; the keys of one mapping begin "
+    "in the same column",
+    "did not find expected key": "the keys of one mapping begin in the same column; put a text with a "
+    "quote in the other quotes",
+    "did not find expected '-'": "the entries of a list begin in the same column, and their keys two "
+    "further on",
+    "did not find expected ','": "close the bracket, or add a comma",
+    "could not find expected ':'": "write a key as in `key: value`",
+    "found character that cannot start": "put the text in quotes",
+    "found undefined alias": "put a text that begins with * in quotes",
+    "found unexpected end of stream": "close the quotes",
+    "found unknown escape character": "put a text with a backslash in single quotes",
+    "but found another document": "remove the line ---",
+}
+"""What to do about an error of YAML's, by how libyaml's message on it begins."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
@@ -236,8 +253,12 @@ def _syntax_problem(error: yaml.YAMLError, lines: tuple[str, ...]) -> Problem:
     problem = getattr(error, "problem", None) or str(error)
     if "nesting depth" in problem:  # libyaml from 0.2.6 on has a limit of its own
         return Problem(place, "values are nested too deeply")
-    context = getattr(error, "context", None)
-    return Problem(place, f"not YAML: {problem}" + (f" ({context})" if context else ""))
+    context, begins = getattr(error, "context", None), getattr(error, "context_mark", None)
+    if context and begins is not None and _place(begins) != place:
+        context += f" that begins on line {begins.line + 1}"
+    mend = next((mend for begin, mend in _MENDS.items() if problem.startswith(begin)), None)
+    told = f"not YAML: {problem}" + (f" ({context})" if context else "")
+    return Problem(place, f"{told}; {mend}" if mend else told)
 
 
 def _nearby(path: Path) -> str:

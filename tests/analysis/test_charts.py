@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bokeh.core.properties import value
 from bokeh.document import Document
 from bokeh.models.ranges import Range1d
 from bokeh.models.sources import ColumnDataSource
@@ -126,6 +127,19 @@ def test_lanes(run: Run) -> None:
     assert COLORS[first["color"]] == chart.legend["download"]
     assert spans["state"][-1] == "paused"
     assert spans["sequence"][-1] == -1  # the work of no update
+
+
+def test_the_legend_of_lanes_has_the_states_that_there_were(run: Run, empty: Run) -> None:
+    """Also one that comes later to a page, and one that is alone."""
+    chart = CHARTS["devices"]([run])
+    assert list(chart.legend) == ["download", "train", "upload", "paused"]
+    drawn = screen.draw(CHARTS["devices"]([empty]))
+    for newer in (replace(chart, legend={"train": "blue"}), chart):
+        drawn.update(newer)
+        items: list[Any] = drawn.figure.legend[0].items
+        assert [item.label for item in items] == [value(meaning) for meaning in newer.legend]
+    (legend,) = paper.draw(replace(chart, legend={"train": "blue"})).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["train"]
 
 
 def test_of_the_lanes_of_several_runs_the_newest_updates_are_shown(run: Run) -> None:

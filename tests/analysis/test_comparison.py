@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from agents.events import Acted
 from analysis import comparison
 from analysis.charts import story
 from analysis.load import Run, load
-from tests.analysis.conftest import EVENTS, MANIFEST, write_run
+from tests.analysis.conftest import EVENTS, MANIFEST, with_records, write_run
 
 
 def _good_at(seconds: float) -> list[str]:
@@ -89,6 +90,14 @@ def test_runs_that_did_not_come_to_their_end_are_marked(by_hand: Run, directory:
         write_run(directory, lines, "rule: {name: fedasync}\n", MANIFEST)
         (told,) = comparison.remarks([by_hand, load(directory)])
         assert told.startswith("Not finished: fedasync. ")
+
+
+def test_runs_that_were_changed_by_hand_are_told(by_hand: Run, directory: Path) -> None:
+    change = Acted(7.5, "slow", "scenario", 0.0, {"action": "set", "cpu": 0.1})
+    assert comparison.remarks([by_hand, with_records(directory, change)]) == []
+    changed = with_records(directory, replace(change, source="hand"))
+    (told,) = comparison.remarks([changed])
+    assert told.startswith("Changed by hand during the run: fedbuff. ")
 
 
 def test_runs_of_different_code_are_no_seeds_of_each_other(by_hand: Run) -> None:

@@ -97,10 +97,11 @@ def test_what_files_say_is_no_markup(tmp_path: Path) -> None:
 
 
 def test_actions_are_told_in_words(directory: Path) -> None:
-    crash = events.Acted(2.5, "fast", "scenario", 0.0, {"action": "set", "link": {"up": 2e4}})
+    change = events.Acted(2.5, "fast", "hand", 0.0, {"action": "set", "link": {"up": 2e4}})
     with (directory / "events.jsonl").open("a") as file:
-        file.write(events.to_line(crash))
-    assert re.search(r"fast\s*link up 20 kbit/s\s*2.5", _Tags(report.html([load(directory)])).text)
+        file.write(events.to_line(change))
+    text = _Tags(report.html([load(directory)])).text
+    assert re.search(r"by\s*at \(s\)\s*fast\s*link up 20 kbit/s\s*hand\s*2.5", text)
 
 
 def test_validity_is_told(tmp_path: Path) -> None:
@@ -145,6 +146,28 @@ def test_the_story_has_a_strip_for_each_run_on_one_axis(
     figure = paper.stack([curves, *strips])
     assert len(figure.axes) == 3
     assert {axes.get_xlim() for axes in figure.axes} == {(0.0, 10.0)}
+    labels = figure.axes[1].get_yticklabels()
+    assert [(label.get_position()[1], label.get_text()) for label in labels] == [
+        (0.5, "pi ×2"),
+        (2.0, "nano ×1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "ticks"),
+    [
+        ("abc", {0.0: "d0", 1.0: "d1", 2.0: "d2"}),
+        ("a" * 50 + "b" * 50, {24.5: "a ×50", 74.5: "b ×50"}),
+        ("a" * 98 + "bc", {}),
+    ],
+    ids=["devices", "groups", "no room"],
+)
+def test_the_lanes_of_a_story_have_names_where_there_is_room(
+    groups: str, ticks: dict[float, str], tmp_path: Path
+) -> None:
+    devices = {f"d{number}": {"group": group} for number, group in enumerate(groups)}
+    run = load(write_run(tmp_path, EVENTS[-1:], "rule: {name: fedavg}\n", {"devices": devices}))
+    assert story.story([run])[1].y.ticks == ticks
 
 
 def test_the_story_of_a_long_run_shows_the_states_at_moments(

@@ -197,6 +197,7 @@ def test_a_wide_table_stays_one_line_per_row_in_a_pipe(tmp_path: Path) -> None:
     lines = subprocess.run(command, env=unset, capture_output=True, text=True).stdout.splitlines()
     assert len(lines) == 2
     assert 50 * "y" in lines[1]
+    assert not [line for line in lines if line.endswith(" ")]
 
 
 def test_down_is_done_where_nothing_runs(testbed: Testbed) -> None:

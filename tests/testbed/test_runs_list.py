@@ -84,3 +84,8 @@ def test_a_folder_of_runs_is_exported(runs: Path, testbed: Testbed, tmp_path: Pa
     rows = (tmp_path / "out" / "runs.csv").read_text().splitlines()
     assert len(rows) == 2  # heading, and the one that has come to its end
     assert rows[1].startswith("b,")
+    assert said.out.splitlines() == [
+        f"{tmp_path}/out/b: 14 tables",
+        f"{tmp_path}/out: 1 table",
+        f'Next: pandas.read_csv("{tmp_path}/out/runs.csv")',
+    ]

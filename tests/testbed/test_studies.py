@@ -20,7 +20,7 @@ from testbed.run import up
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import sweeping, worker
 from testbed.topology import Topology
-from tests.running import Testbed, started, until_printed
+from tests.running import Testbed, interrupt, started, until_printed
 from tests.waiting import eventually
 
 BASE = """
@@ -112,6 +112,7 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(tmp_path: Path) -> None
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)
     assert running.returncode == 130, output
+    assert "Interrupted: the same command makes the runs that are left" in output
     assert len(workers) == 2
     assert not any(worker.is_running() for worker in workers)
     assert len(runs_in(folder)) == 1
@@ -323,6 +324,7 @@ def test_compare_report_and_export(testbed: Testbed) -> None:
     code, out, _ = testbed("export", f"runs/study/{run}", "--format", "csv", "--to", "tables")
     assert code == 0
     assert Path("tables/updates.csv").read_text().count("\n") == 10  # three rounds of three, a heading
+    assert out == 'tables: 14 tables\nNext: pandas.read_csv("tables/updates.csv")\n'
 
 
 ACCURATE = """
@@ -367,6 +369,16 @@ def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
     assert (last["name"], last["virtual_s"], last["virtual_rank"]) == ("endless", None, 2)
     assert sum(found["verdicts"].values()) == 2
     assert len(runs_in(Path("runs/study"))) == 4
+
+
+def test_an_agreement_that_is_interrupted_goes_on_by_the_same_command(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(ACCURATE.replace("after: 3s", "updates: 100000000"))
+    (tmp_path / "study.yaml").write_text(f"topology: base.yaml\nvariants: {VARIANTS}")
+    with started("agree", tmp_path / "study.yaml", "--runs", tmp_path / "runs") as running:
+        eventually(lambda: [*tmp_path.glob("runs/*/*/events.jsonl")])
+        _, output = interrupt(running)
+    assert running.returncode == 130, output
+    assert "Interrupted: the same command makes the runs that are left" in output
 
 
 def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
