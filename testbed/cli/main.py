@@ -90,7 +90,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # not every locale has what our tables have
     try:
         with interrupting():
-            app()
+            app(prog_name="testbed")  # also of `python -m testbed`: completion is for this name
     except TestbedError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a file that may not be read

@@ -42,6 +42,11 @@ def test_a_plan_on_a_narrow_terminal_breaks_no_figure(monkeypatch: pytest.Monkey
     assert any(line.startswith("Not shown, as the terminal is too narrow: quota") for line in lines)
 
 
+def test_completion_is_installed_for_one_name() -> None:
+    """Also by `python -m testbed`, which is no name of a command."""
+    assert "Usage: testbed up " in cli("up", "--help").stdout
+
+
 def test_bars_on_a_narrow_terminal_leave_names_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     lines = cli("data", QUICKSTART).stdout.splitlines()
