@@ -95,6 +95,11 @@ class Run:
     """`fidelity.json`, once the run has ended: `device`, `group`, `figure` (`cpu`, a share of one core;
     `up`, `down`, bit/s; `rtt`, `jitter`, s; `loss`, a share), `asked`, `got`, `error` (%)."""
 
+    def __repr__(self) -> str:
+        """One line: the tables are long."""
+        made = f"{len(self.updates):,} updates in {len(self.versions):,} versions"
+        return f"<run {self.name}: {len(self.devices):,} devices, {made}, {self.duration:.1f} s>"
+
     @property
     def name(self) -> str:
         return self.path.name

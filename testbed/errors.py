@@ -12,6 +12,7 @@ Errors of other libraries (docker, yaml, pydantic, OSError) are mapped to these 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,14 @@ def of_os(error: OSError, place: Path | None = None) -> HostError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = where or place
         reason += ". Make room on that disk (df -h), or name a folder on another one (--runs, --to)"
+    elif error.errno in (errno.EACCES, errno.EROFS) and where and _is_new(Path(os.fsdecode(where))):
+        reason += ". Name a place that you may write to (--runs, --to)"
     return HostError(f"{where}: {reason}" if where else reason)
+
+
+def _is_new(path: Path) -> bool:
+    """Whether `path` would have been made, in a folder that can be entered."""
+    return os.access(path.parent, os.X_OK) and not path.exists()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,19 +10,20 @@ import typer
 
 from testbed import console
 from testbed.cli.arguments import AsJson, DataRoot
-from testbed.console import plain, print_json, print_text, remark, short
+from testbed.console import fits, plain, print_json, print_text, remark, short
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from rich.table import Table
     from rich.text import Text
 
     from testbed.api.launching import Distribution
 
 _MAX_ROWS = 40
 """Devices; of more, a histogram is shown."""
-_BAR = 40
-"""Characters."""
+_BAR, _SHORTEST_BAR = 40, 10
+"""Characters of the longest bar, and of that where there is no room."""
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLORS = ("blue", "yellow", "green", "red", "magenta", "cyan", "white", "bright_black")
 
@@ -61,10 +63,11 @@ def data(
         print_text(line)
     print_text("")
     if len(found.devices) <= _MAX_ROWS:
-        _show_devices(found)
+        _show(_devices, found)
     else:
-        _show_groups(found)
-        _show_histogram(found)
+        _show(_groups, found)
+        print_text("")
+        _show(_histogram, found)
     if found.counts.size:
         print_text(f"\n{_legend(found)}")
     if figure is not None:
@@ -72,7 +75,15 @@ def data(
     remark(f"Next: testbed up {topology}")
 
 
-def _show_devices(found: Distribution) -> None:
+def _show(table: Callable[[Distribution, int], Table], found: Distribution) -> None:
+    """Print a table with bars of so many characters; shorter ones where a terminal is too narrow."""
+    length = _BAR
+    while not fits(made := table(found, length)) and length > _SHORTEST_BAR:
+        length -= 1
+    console.out().print(made)
+
+
+def _devices(found: Distribution, length: int) -> Table:
     numbers = bool(found.labels)
     columns = ("least", "mean", "greatest") if numbers else ("classes",) if found.counts.size else ()
     table = plain("device", "samples", *columns, "")
@@ -84,12 +95,12 @@ def _show_devices(found: Distribution) -> None:
             cells = [f"{value:.4g}" for value in found.labels[name]]
         else:
             cells = [str(found.classes_held[place])] if found.counts.size else []
-        bar = _bar(found.counts[place], max(1, round(_BAR * own / most)))
+        bar = _bar(found.counts[place], max(1, round(length * own / most)))
         table.add_row(short(name), f"{own:,}", *cells, bar)
-    console.out().print(table)
+    return table
 
 
-def _show_groups(found: Distribution) -> None:
+def _groups(found: Distribution, length: int) -> Table:
     import numpy as np
 
     table = plain("device", "devices", "least", "median", "most", "classes", "")
@@ -102,22 +113,21 @@ def _show_groups(found: Distribution) -> None:
         held = found.classes_held[own]
         classes = _between(int(held.min()), int(held.max())) if found.counts.size else "–"
         spread = [f"{int(value):,}" for value in (sizes.min(), np.median(sizes), sizes.max())]
-        bar = _bar(found.counts[own].sum(axis=0), _BAR)
+        bar = _bar(found.counts[own].sum(axis=0), length)
         table.add_row(short(group), f"{own.sum():,}", *spread, classes, bar)
-    console.out().print(table)
+    return table
 
 
-def _show_histogram(found: Distribution) -> None:
+def _histogram(found: Distribution, length: int) -> Table:
     import numpy as np
 
-    print_text("")
     table = plain("samples", "devices", "")
     table.columns[-1].justify = "left"
     counts, edges = np.histogram(found.samples, bins=_bins(found.samples))
     for count, low, high in zip(counts.tolist(), edges, edges[1:], strict=False):
-        bar = "█" * -(-count * _BAR // int(counts.max()))
+        bar = "█" * -(-count * length // int(counts.max()))
         table.add_row(_between(int(low), max(int(low), int(high) - 1)), f"{count:,}", bar)
-    console.out().print(table)
+    return table
 
 
 def _bins(samples: NDArray[np.int64]) -> NDArray[np.int64]:

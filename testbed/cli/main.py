@@ -6,6 +6,7 @@ printed as it is: never read as markup, and never broken into lines where it doe
 
 from __future__ import annotations
 
+import io
 import itertools
 import sys
 from dataclasses import asdict
@@ -85,9 +86,12 @@ TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar
 
 def main() -> None:
     """Entry point of `testbed`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # not every locale has what our tables have
     try:
         with interrupting():
-            app()
+            app(prog_name="testbed")  # also of `python -m testbed`: completion is for this name
     except TestbedError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a file that may not be read

@@ -187,6 +187,11 @@ def test_probes_are_told_by_the_devices_clock(directory: Path) -> None:
     assert run.probes["down"].isna().all()
 
 
+def test_a_run_is_shown_in_one_line(directory: Path) -> None:
+    told = f"<run {directory.name}: 3 devices, 3 updates in 3 versions, 10.0 s>"
+    assert repr(load(directory)) == told
+
+
 def test_the_scenario_tells_what_was_done(directory: Path) -> None:
     write(directory, *EVENTS[:5], events.to_line(ACTED).strip(), *EVENTS[5:])
     row = load(directory).scenario.iloc[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -39,6 +40,29 @@ def test_a_plan_on_a_narrow_terminal_breaks_no_figure(monkeypatch: pytest.Monkey
     (dsl,) = (line for line in lines if line.startswith("dsl-1"))
     assert "384kbit" in dsl
     assert any(line.startswith("Not shown, as the terminal is too narrow: quota") for line in lines)
+
+
+def test_completion_is_installed_for_one_name() -> None:
+    """Also by `python -m testbed`, which is no name of a command."""
+    assert "Usage: testbed up " in cli("up", "--help").stdout
+
+
+def test_bars_on_a_narrow_terminal_leave_names_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = cli("data", QUICKSTART).stdout.splitlines()
+    (row,) = (line for line in lines if line.startswith("medium-1"))
+    assert re.fullmatch(r"medium-1 +\d+ +\d+  \d+", row)
+    assert len(row) <= 50
+
+
+def test_what_a_locale_has_no_character_for_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    finished(tmp_path, "t", rule="fedbuff")
+    done = cli("runs", "--runs", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "?" in done.stdout  # for – where there is no figure
 
 
 def test_an_interrupt_during_the_imports_is_no_error() -> None:

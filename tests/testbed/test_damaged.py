@@ -221,6 +221,18 @@ def test_a_full_disk_is_told_with_a_place_and_the_mend() -> None:
     assert str(of_os(raised.value, Path("runs/a"))).startswith(told)
 
 
+def test_a_file_that_may_not_be_made_is_told_with_the_mend(tmp_path: Path) -> None:
+    new, there, hidden = tmp_path / "new", tmp_path, tmp_path / "none" / "new"
+    told = [
+        str(of_os(PermissionError(13, "Permission denied", str(path)))) for path in (new, there, hidden)
+    ]
+    assert told == [
+        f"{new}: Permission denied. Name a place that you may write to (--runs, --to)",
+        f"{there}: Permission denied",
+        f"{hidden}: Permission denied",
+    ]
+
+
 def test_a_chart_of_no_runs_says_so() -> None:
     with pytest.raises(ValueError, match="no runs: the chart of devices takes one or more"):
         CHARTS["devices"]([])
