@@ -146,7 +146,8 @@ def too_much(shares: Iterable[float], capacity: float) -> str | None:
     """What is wrong with CPU `shares` where there are `capacity` cores; None where they fit."""
     if (total := math.fsum(shares)) <= capacity + _ROUNDING:
         return None
-    return f"the devices would ask for {total:g} cores, and there are {capacity:g} for them"
+    there = f"there {'is' if capacity == 1 else 'are'} {capacity:g} for them"
+    return f"the devices would ask for {total:g} cores, and {there}"
 
 
 def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:

@@ -205,5 +205,5 @@ def test_time_is_stretched_by_what_the_fastest_nodes_need() -> None:
 def test_the_scenario_may_not_give_a_node_more_than_it_has() -> None:
     more = "scenario: [{at: 1s, set: a, cpu: 1.5}]"
     assert planned("{name: a, cpu: 0.5, hosts: [node-1]}", nodes(2, 3), more)
-    with pytest.raises(BadInputError, match="1 for them on node-0"):
+    with pytest.raises(BadInputError, match="there is 1 for them on node-0"):
         planned("{name: a, cpu: 0.5, hosts: [node-0]}", nodes(2, 3), more)
