@@ -153,16 +153,16 @@ class Finished:
         return [u for u in self.updates if devices[u.client]["group"] == group]
 
 
-def left_in_docker(engine: docker.DockerClient, run: str | None = None) -> list[str]:
-    """Names of all containers and networks that carry the label of `run`, or of any run, and of its
-    control groups."""
-    filters = {"label": RUN_LABEL if run is None else f"{RUN_LABEL}={run}"}
+def left_in_docker(engine: docker.DockerClient, run: str) -> list[str]:
+    """Names of all containers and networks that carry the label of `run`, and of its control groups:
+    there may be other runs on the engine."""
+    filters = {"label": f"{RUN_LABEL}={run}"}
     containers = engine.api.containers(all=True, filters=filters)
     networks = engine.api.networks(filters=filters)
-    groups = sorted({folder.name for folder in cgroups.folders(run or "*")})
+    groups = sorted({folder.name for folder in cgroups.folders(run)})
     return [c["Names"][0] for c in containers] + [n["Name"] for n in networks] + groups
 
 
-def left_as_processes(run: str | None = None) -> list[str]:
-    """Every process of this user that belongs to `run`, or to any."""
-    return [str(info) for info in process.find() if run in (None, info.run)]
+def left_as_processes(run: str) -> list[str]:
+    """Every process of this user that belongs to `run`."""
+    return [str(info) for info in process.find() if info.run == run]

@@ -58,7 +58,7 @@ def test_containers_keep_their_shares_beside_busy_processes(
     assert found.manifest["validity"]["valid"] is False  # steps cost more, as caches are cold
     (reason,) = found.manifest["validity"]["reasons"]
     assert "of the devices' cores" in reason
-    assert left_in_docker(engine) == []
+    assert left_in_docker(engine, found.path.name) == []
 
 
 def test_local_processes_beside_busy_ones_are_never_valid(tmp_path: Path) -> None:

@@ -38,9 +38,10 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     done = cli("fidelity", "--runtime", runtime, "--runs", runs, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CPU: at worst" in done.stdout
-    assert (left_as_processes() if engine is None else left_in_docker(engine)) == []
     files = sorted(runs.glob("*/fidelity.json"))
     assert len(files) == 2
+    for run in (file.parent.name for file in files):
+        assert (left_as_processes(run) if engine is None else left_in_docker(engine, run)) == []
     figures: dict[str, dict[str, Any]] = {}
     for file in files:
         figures |= json.loads(file.read_text())["devices"]

@@ -169,7 +169,7 @@ def test_secrets_are_gone(played: Finished) -> None:
 
 @pytest.mark.docker
 def test_nothing_is_left(played: Finished, engine: docker.DockerClient) -> None:
-    assert left_in_docker(engine) == []
+    assert left_in_docker(engine, played.path.name) == []
 
 
 @pytest.fixture(scope="module")

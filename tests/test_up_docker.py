@@ -290,9 +290,12 @@ def test_down_after_the_controller_was_killed(engine: docker.DockerClient, tmp_p
         until_printed(up, "the run clock starts")
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
-    assert len(left_in_docker(engine)) == 9  # four containers, three networks, two control groups
-    assert cli("down", "--all", cwd=tmp_path).returncode == 0
-    assert left_in_docker(engine) == []
+    (run,) = (path.name for path in (tmp_path / "runs").iterdir())
+    assert len(left_in_docker(engine, run)) == 9  # four containers, three networks, two control groups
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert cli("down", run, cwd=elsewhere).returncode == 0
+    assert left_in_docker(engine, run) == []
     assert _network_state() == before
 
 
