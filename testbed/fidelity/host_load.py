@@ -78,7 +78,9 @@ class FreeCores:
     def expectation(self) -> str:
         """A sentence on what a run may expect of them. Waits until enough time has gone."""
         foreign, steal = None, 0.0
-        for seconds in (self.QUIET_SECONDS, self.SECONDS, self.LONGEST):
+        gone = time.monotonic() - self._begin
+        later = (one for one in (self.SECONDS, self.LONGEST) if one >= gone + self.QUIET_SECONDS)
+        for seconds in (max(gone, self.QUIET_SECONDS), *later):
             time.sleep(max(0.0, self._begin + seconds - time.monotonic()))
             if (sample := self._sampler.sample(time.monotonic(), 0.0)) is not None:
                 foreign, steal = sample.foreign, sample.steal

@@ -438,6 +438,14 @@ def test_what_to_expect_of_a_host(
     assert FreeCores({0, 1}).expectation() == expected
 
 
+def test_what_to_expect_is_told_after_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = (dict(enumerate([Times(user=0.5 * n, idle=0.5 * n)] * 2)) for n in (0, 6, 6, 6))
+    monkeypatch.setattr(host_load, "_counters", lambda: next(looks))
+    free = FreeCores({0, 1})
+    monkeypatch.setattr(free, "_begin", time.monotonic() - 6)
+    assert free.expectation().startswith("Busy host: other work uses 50% of the run's 2 cores")
+
+
 def test_a_host_is_not_called_quiet_where_a_core_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = ({0: Times(idle=float(n)), 2: Times(idle=float(n))} for n in range(4))
     monkeypatch.setattr(host_load, "_counters", lambda: next(looks))
