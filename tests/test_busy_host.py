@@ -56,8 +56,9 @@ def test_containers_keep_their_shares_beside_busy_processes(
     for name, figures in fidelity["devices"].items():
         assert abs(figures["cpu"]["error"]) < 3, (name, figures)
     assert found.manifest["validity"]["valid"] is False  # steps cost more, as caches are cold
-    (reason,) = found.manifest["validity"]["reasons"]
-    assert "of the devices' cores" in reason
+    reasons = found.manifest["validity"]["reasons"]
+    assert any("of the devices' cores" in reason for reason in reasons), reasons
+    assert not any("of a core where" in reason for reason in reasons), reasons
     assert left_in_docker(engine, found.path.name) == []
 
 

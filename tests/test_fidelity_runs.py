@@ -61,11 +61,12 @@ def test_a_share_is_met(found: Found, device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu-10", "cpu-25"])
 def test_training_takes_as_long_as_the_share_says(found: Found, device: str) -> None:
-    """The CPU time that the device has used by its end, over its share: how much CPU time a step costs
-    is the host's, and more where its cores are busy and the share is small."""
+    """The CPU time that it used, over its share: how much CPU time a step costs is the host's, and more
+    where its cores are busy and the share is small. Not the first one: the device's start, which has no
+    limit, used most of the CPU time between the two samples around its begin."""
     samples = found.telemetry[found.telemetry["device"] == device]
-    updates = found.updates[found.updates["client"] == device]
-    assert len(updates) >= 2
+    updates = found.updates[found.updates["client"] == device].iloc[1:]
+    assert len(updates) >= 1
     begin, end = (
         np.interp(updates[at], samples["at"], samples["cpu"]) for at in ("train_start", "train_end")
     )
