@@ -154,7 +154,8 @@ class Sampler:
             foreign=foreign,
             elsewhere=elsewhere,
             device_busy=1.0 - _share(devices.idle, devices) if devices.total > 0 else 0.0,
-            steal=_share(run.steal, run),
+            # Counters that lag behind have less of the time that has gone than of what was stolen.
+            steal=_share(run.steal, run._replace(total=max(run.total, elapsed * len(self._sets[0])))),
             tick_lateness=tick_lateness,
         )
 
