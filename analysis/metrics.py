@@ -68,10 +68,10 @@ def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> flo
 
 def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) -> float:
     """Mean of the evaluations in the last `share` of the time up to the last of them: a single one
-    depends on whose update came last. NaN without evaluations."""
+    depends on whose update came last. NaN without evaluations, and where one of these is not finite."""
     evaluations = run.evaluations
     late = evaluations["at"] >= (1 - share) * evaluations["at"].max()
-    return float(evaluations.loc[late, quality].mean())
+    return float(evaluations.loc[late, quality].mean(skipna=False))
 
 
 def speed_up(time: float, baseline: float) -> float:

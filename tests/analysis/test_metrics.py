@@ -118,6 +118,12 @@ def test_from_a_loss_that_is_not_finite_nothing_is_interpolated(directory: Path)
     assert metrics.crossed(with_records(directory, diverged, learned), "loss", 0.6) == 8.0
 
 
+def test_a_run_that_diverged_in_the_end_has_no_final_loss(directory: Path) -> None:
+    run = with_records(directory, Evaluated(9.5, 4, nan, 0.1))
+    assert isnan(metrics.final(run, "loss"))
+    assert metrics.final(run, "accuracy") == pytest.approx(0.45)
+
+
 def test_the_final_quality_is_that_of_the_last_part_of_the_time(directory: Path) -> None:
     run = load(directory)
     assert metrics.final(run, "accuracy") == 0.8
