@@ -97,7 +97,7 @@ class Run:
 
     def __repr__(self) -> str:
         """One line: the tables are long."""
-        made = f"{len(self.updates):,} updates in {len(self.versions):,} versions"
+        made = f"{len(self.updates):,} updates in {self.versions_made:,} versions"
         return f"<run {self.name}: {len(self.devices):,} devices, {made}, {self.duration:.1f} s>"
 
     @property
@@ -108,6 +108,12 @@ class Run:
     def started(self) -> events.RunStarted | None:
         """The first time, of a run that was resumed."""
         return next(iter(self.starts), None)
+
+    @property
+    def versions_made(self) -> int:
+        """Global models made: the initial one is none, and a round without updates makes none."""
+        recorded = self.versions["version"]
+        return int(recorded[recorded > 0].nunique())
 
     @property
     def duration(self) -> float:

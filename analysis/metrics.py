@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isnan, nan
+from math import inf, isfinite, isnan, nan
 from typing import Literal
 
 import numpy as np
@@ -52,25 +52,26 @@ def reached(run: Run, accuracy: float) -> Reached:
 
 def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> float:
     """Seconds until the global model first has `level` of `quality`: at least that accuracy (share), at
-    most that loss. Interpolated linearly between evaluations; infinite where it never has."""
+    most that loss. Interpolated linearly between evaluations, from a finite quality on; infinite where
+    it never has."""
     evaluations = run.evaluations.sort_values("at", kind="stable")
     at, value = evaluations["at"].to_numpy(), evaluations[quality].to_numpy()
     excess = value - level if quality == "accuracy" else level - value
     first = next(iter(np.flatnonzero(excess >= 0)), None)
     if first is None:
         return inf
-    if first == 0:
-        return float(at[0])
+    if first == 0 or not isfinite(excess[first - 1]):
+        return float(at[first])
     share = excess[first - 1] / (excess[first - 1] - excess[first])
     return float(at[first - 1] + share * (at[first] - at[first - 1]))
 
 
 def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) -> float:
     """Mean of the evaluations in the last `share` of the time up to the last of them: a single one
-    depends on whose update came last. NaN without evaluations."""
+    depends on whose update came last. NaN without evaluations, and where one of these is not finite."""
     evaluations = run.evaluations
     late = evaluations["at"] >= (1 - share) * evaluations["at"].max()
-    return float(evaluations.loc[late, quality].mean())
+    return float(evaluations.loc[late, quality].mean(skipna=False))
 
 
 def speed_up(time: float, baseline: float) -> float:

@@ -71,7 +71,7 @@ def headline(run: Run) -> Headline:
     last = evaluations.iloc[-1] if len(evaluations) else {"accuracy": np.nan, "loss": np.nan}
     return Headline(
         rule=str(run.topology.get("rule", {}).get("name", "?")),
-        versions=run.versions["version"].nunique(),  # a round without updates makes none
+        versions=run.versions_made,
         updates=len(run.updates),
         dropped=int((~run.rejected["reason"].astype(str).str.startswith("duplicate")).sum()),
         duration=run.duration,

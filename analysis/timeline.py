@@ -123,15 +123,16 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
             for name in (*start.clients, *start.missing)
             for what in ("frozen", "cut off")
         ]
-    for at, name, state in run.statuses[["at", "client", "state"]].itertuples(index=False):
-        if state in ("offline", "ready"):
-            changes.append((at, name, "down", state == "offline"))
     for at, name, action in run.scenario[["at", "device", "action"]].itertuples(index=False):
         if (done := BY_NAME.get(action)) is None:  # what is set holds nothing
             continue
         for what, begins in holds(done).items():
             if begins or what != "down":  # a device that is down reports itself that it is ready
                 changes.append((at, name, what, begins))
+    # After what was done at the same moment: who is started anew at once is `ready` in the end.
+    for at, name, state in run.statuses[["at", "client", "state"]].itertuples(index=False):
+        if state in ("offline", "ready"):
+            changes.append((at, name, "down", state == "offline"))
     held: dict[tuple[str, Hold], float] = {}
     rows = []
     for at, name, what, begins in sorted(changes, key=lambda one: one[0]):

@@ -154,7 +154,8 @@ class Sampler:
             foreign=foreign,
             elsewhere=elsewhere,
             device_busy=1.0 - _share(devices.idle, devices) if devices.total > 0 else 0.0,
-            steal=_share(run.steal, run),
+            # Counters that lag behind have less of the time that has gone than of what was stolen.
+            steal=_share(run.steal, run._replace(total=max(run.total, elapsed * len(self._sets[0])))),
             tick_lateness=tick_lateness,
         )
 
@@ -177,20 +178,23 @@ class Sampler:
         return seconds
 
     def _demands(self) -> Iterator[tuple[str, float]]:
-        """Of each of the servers' threads: seconds in which it ran or waited for a CPU."""
+        """Of each of the servers' threads: seconds in which it ran or waited for a CPU. Evaluations have
+        a lower priority than the rest of their process, whatever that has: all of a run may be niced."""
         for pid in self._servers():
             try:
                 threads = list((self._proc / str(pid) / "task").iterdir())
             except OSError:  # it has ended
                 continue
+            found: list[tuple[int, str, float]] = []
             for thread in threads:
                 try:
                     nice = (thread / "stat").read_text().rpartition(")")[2].split()[_NICE_FIELD]
                     ran, waited, _ = (thread / "schedstat").read_text().split()
                 except (OSError, ValueError, IndexError):
                     continue
-                if int(nice) <= 0:
-                    yield str(thread), (int(ran) + int(waited)) / 1e9
+                found.append((int(nice), str(thread), (int(ran) + int(waited)) / 1e9))
+            usual = min((nice for nice, _, _ in found), default=0)
+            yield from ((name, seconds) for nice, name, seconds in found if nice == usual)
 
 
 class CpuTimes(NamedTuple):

@@ -156,7 +156,7 @@ def run(
     with _alone(folder):
         index = Index.read(folder)
         index.recover()
-        cells = list({cell.fingerprint: cell for cell in sweep.cells}.values())
+        cells = _each_once(sweep.cells, report)
         todo = [cell for cell in cells if index.run_of(cell) is None]
         if done := len(cells) - len(todo):
             report(f"{done} of {len(cells)} runs are there already, in {folder}")
@@ -175,6 +175,18 @@ def run(
                 runner.run_here(cell, lambda message: report(f"      {message}"))
         found = map(index.run_of, cells)
         return [directory for directory in found if directory is not None]
+
+
+def _each_once(cells: Iterable[Cell], report: ReportLine) -> list[Cell]:
+    """Of cells that are the same run the first one. Reports whose runs have no row of their own."""
+    first: dict[str, Cell] = {}
+    told: set[tuple[str, str]] = set()
+    for cell in cells:
+        same = first.setdefault(cell.fingerprint, cell)
+        if (pair := (cell.label, same.label)) not in told and cell.label != same.label:
+            told.add(pair)
+            report(f"{cell.label} asks for the same run as {same.label}: it is done once, as that")
+    return list(first.values())
 
 
 def _summary(result: dict[str, Any]) -> str:

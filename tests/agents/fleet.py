@@ -177,6 +177,18 @@ class Fleet:
             device.outbox.clear()
         self.execute(self.core.core.handle(inputs.Reconnected(self._ns, self._ns)))
 
+    def start_anew(self) -> None:
+        """The run goes on with all processes started anew. What clients had sent is on their disks, and
+        they send it once more."""
+        self.execute(self.core.core.handle(inputs.Suspended(self._ns, "1")))
+        for device in self.devices.values():
+            device.core = device.training = None
+            device.cut = False
+            device.inbox.clear()
+        for name in self.devices:
+            self.start(name)
+        self.execute(self.core.core.handle(inputs.Started(self._ns, 0.0, 0)))
+
     def deliver(self, name: str) -> None:
         """The first message on its way to this client gets there."""
         device = self.devices[name]

@@ -113,6 +113,17 @@ def test_when_a_quality_was_crossed_is_interpolated(directory: Path) -> None:
     assert metrics.crossed(run, "loss", 0.8) == inf
 
 
+def test_from_a_loss_that_is_not_finite_nothing_is_interpolated(directory: Path) -> None:
+    diverged, learned = Evaluated(6.0, 3, nan, 0.1), Evaluated(8.0, 4, 0.5, 0.9)
+    assert metrics.crossed(with_records(directory, diverged, learned), "loss", 0.6) == 8.0
+
+
+def test_a_run_that_diverged_in_the_end_has_no_final_loss(directory: Path) -> None:
+    run = with_records(directory, Evaluated(9.5, 4, nan, 0.1))
+    assert isnan(metrics.final(run, "loss"))
+    assert metrics.final(run, "accuracy") == pytest.approx(0.45)
+
+
 def test_the_final_quality_is_that_of_the_last_part_of_the_time(directory: Path) -> None:
     run = load(directory)
     assert metrics.final(run, "accuracy") == 0.8

@@ -12,7 +12,7 @@ import pytest
 from agents import events
 from analysis import summary
 from analysis.load import load
-from tests.analysis.conftest import MANIFEST, with_records
+from tests.analysis.conftest import EVENTS, MANIFEST, with_records
 
 
 def test_headline(directory: Path) -> None:
@@ -88,6 +88,19 @@ def test_the_time_of_a_device_is_shared_out_completely(directory: Path) -> None:
     assert list(shares.loc["slow"]) == pytest.approx([0.6, 0.15, 0.0, 0.25, 0.0])
     assert list(shares.loc["mute"]) == [1.0, 0.0, 0.0, 0.0, 0.0]
     assert shares.sum(axis=1).tolist() == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_rounds_without_updates_make_no_version(directory: Path) -> None:
+    """Neither before the first one, as of fedfix with a short period, nor later."""
+    lines = [EVENTS[0], _empty(0.5, 0), *EVENTS[2:4], _empty(3.0, 1), _empty(4.0, 1)]
+    (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
+    run = load(directory)
+    assert summary.headline(run).applied == "1 update in 1 version"
+    assert run.versions_made == 1
+
+
+def _empty(at: float, version: int) -> str:
+    return events.to_line(events.VersionMade(at, version, 0)).strip()
 
 
 def test_a_run_without_records_has_unknown_shares(directory: Path) -> None:

@@ -187,6 +187,20 @@ def test_who_joins_is_held_by_nothing_of_before(directory: Path) -> None:
     assert of(run, "slow")[-2:] == [("offline", 8.2, 9.5, -1), ("wait", 9.5, 10.0, -1)]
 
 
+def test_who_is_started_anew_at_once_is_there(directory: Path) -> None:
+    """In virtual time all of that is of one moment."""
+    run = with_records(
+        directory,
+        events.Acted(8.5, "slow", "scenario", 0.0, {"action": "crash"}),
+        events.ClientStatus(8.5, "slow", "offline"),
+        events.Acted(8.5, "slow", "scenario", 0.0, {"action": "restart"}),
+        events.ClientStatus(8.5, "slow", "ready"),
+        events.Acted(9.0, "slow", "scenario", 0.0, {"action": "crash"}),
+        events.ClientStatus(9.0, "slow", "offline"),
+    )
+    assert of(run, "slow")[3:] == [("wait", 8.0, 9.0, -1), ("offline", 9.0, 10.0, -1)]
+
+
 def test_who_was_not_there_at_the_start_is_offline_until_ready(directory: Path) -> None:
     missing = EVENTS[0].replace('"missing":[]', '"missing":["mute","stranger"]')
     ready = events.to_line(events.ClientStatus(4.0, "mute", "ready"))

@@ -70,6 +70,19 @@ def test_a_sweep_runs_what_is_not_done(testbed: Testbed) -> None:
     assert {entry["run"] for entry in entries} == runs_in(folder)
 
 
+def test_two_variants_that_are_the_same_run_are_told(testbed: Testbed) -> None:
+    """In the table there is one row of both."""
+    write_sweep(
+        "[1, 2]", variants="{plain: {}, usual: {task.local.lr: 0.4}, slow: {task.local.lr: 0.1}}"
+    )
+    code, out, _ = testbed("sweep", "study.yaml", *ONE_JOB)
+    assert code == 0
+    assert out.count("usual asks for the same run as plain: it is done once, as that") == 1
+    assert "4 of 4  slow, seed 2" in out
+    rows = [line.split()[:2] for line in out.splitlines() if "±" in line]
+    assert rows[-2:] == [["plain", "2"], ["slow", "2"]]
+
+
 def test_a_run_that_was_cut_short_is_run_again(testbed: Testbed) -> None:
     """As when the power failed: the index says that it goes on, and it does not."""
     write_sweep("[1]")

@@ -113,7 +113,7 @@ ALONE: dict[str, Rule] = {
 or send each client the model from before its own update (area, as_fedavg)."""
 
 MOVES = ["deliver", "finish", "arrive", "work"] * 3 + [
-    *["nan", "crash", "reconnect", "tick", "connect anew", "lose all"]
+    *["nan", "crash", "reconnect", "tick", "connect anew", "lose all", "start anew"]
 ]
 
 Life = list[tuple[str, str]]
@@ -152,6 +152,8 @@ def happens(fleet: Fleet, what: str, name: str) -> None:
             fleet.connect_anew(name)
         case "lose all":
             fleet.lose_all()
+        case "start anew":
+            fleet.start_anew()
         case "crash" if device.core is None:
             fleet.start(name)
         case "crash" if not last:
