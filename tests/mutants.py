@@ -73,6 +73,7 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
+    "agents/aggregator/secure_sums.py": ["tests/agents/secure/test_*.py"],
     "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", VIRTUAL_TRAINING],
@@ -106,9 +107,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._applied = 1",
     ): "`Started`, the first input that counts, sets it",
     (
-        "agents/aggregator/core.py",
-        "self._evaluated_version = -1",
-        "self._evaluated_version = -2",
+        "agents/aggregator/evaluations.py",
+        "self._newest = -1",
+        "self._newest = -2",
     ): "no version has either number",
     (
         "agents/aggregator/timers.py",
