@@ -29,7 +29,8 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from testbed.errors import TestbedError
 from testbed.plan import this_host
-from testbed.run import up
+from testbed.run import planning, up
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
 from testbed.view import View
@@ -84,8 +85,8 @@ def _trainings(folder: Path, shares: list[float], seconds: int) -> Mapping[float
         f"name: shares\ntask: {{name: cifar10-resnet18, local: {{steps: 10, batch_size: 32}}}}\n"
         f"rule: {{name: fedasync}}\nstop: {{after: {seconds}s}}\ndevices:\n{devices}\n"
     )
-    options = up.Options("docker", oversubscribe=True)
-    topology, plan = up.planned_here(topology, options)
+    options = Options("docker", oversubscribe=True)
+    topology, plan = planning.planned_here(topology, options)
     directory = RunDirectory.new(folder, topology.name)
     up.run(topology, plan, directory, options, View())
     updates = load(directory.path).updates

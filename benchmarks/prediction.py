@@ -47,7 +47,8 @@ import testbed
 from analysis import metrics, summary
 from analysis.load import Run, load
 from testbed import sweeps
-from testbed.run import up
+from testbed.run import planning
+from testbed.run.options import Options
 from testbed.sweeps import sweeping
 from testbed.topology import Runtime
 
@@ -75,10 +76,10 @@ def main() -> None:
     wanted = parser.parse_args()
     root = os.environ.get("TESTBED_DATA")
     data = None if root is None else Path(root)
-    real = up.Options(up.chosen_runtime(up.Options()), data_root=data)
+    real = Options(planning.chosen_runtime(Options()), data_root=data)
     cells = cells_of(sweeps.load(wanted.sweep, real), wanted.only, wanted.seeds)
     if wanted.steps == "measured":
-        virtual = up.Options("virtual", data_root=data)
+        virtual = Options("virtual", data_root=data)
         simulated = cells_of(sweeps.load(wanted.sweep, virtual), wanted.only, wanted.seeds)
         pairs = list(_by_measurements(simulated, virtual, cells, real))
     else:
@@ -99,9 +100,7 @@ class Pair:
     predicted: tuple[Run, ...]
 
 
-def by_runs(
-    cells: Sequence[sweeps.Sweep], real: up.Options, folder: Path, *, own: bool
-) -> Iterator[Pair]:
+def by_runs(cells: Sequence[sweeps.Sweep], real: Options, folder: Path, *, own: bool) -> Iterator[Pair]:
     """Of each cell that does not fail; in virtual time a step takes what it took in the measured run
     (`own`), or in those of the same variant with other seeds."""
     by_seed = sorted(cells, key=lambda cell: cell.cells[0].topology.seed)  # none long after its others
@@ -124,7 +123,7 @@ def by_runs(
         yield Pair(cell.variant, measured, (predicted,))
 
 
-def uneven(pair: Pair, options: up.Options, folder: Path) -> Pair:
+def uneven(pair: Pair, options: Options, folder: Path) -> Pair:
     """As `pair`, predicted with each device as much faster or slower as it was when measured."""
     (run,) = pair.predicted
     runtime = Runtime(**run.topology["runtime"])
@@ -142,9 +141,9 @@ def uneven(pair: Pair, options: up.Options, folder: Path) -> Pair:
 
 def _by_measurements(
     simulated: Iterable[sweeps.Sweep],
-    virtual: up.Options,
+    virtual: Options,
     emulated: Iterable[sweeps.Sweep],
-    real: up.Options,
+    real: Options,
 ) -> Iterator[Pair]:
     """Of each cell that does not fail, in order; virtual time measures what a step takes."""
     for one, same in zip(simulated, emulated, strict=True):
@@ -171,7 +170,7 @@ def cells_of(
     ]
 
 
-def _run(study: sweeps.Sweep, options: up.Options, folder: Path) -> Run | None:
+def _run(study: sweeps.Sweep, options: Options, folder: Path) -> Run | None:
     """The run of the only cell of `study`; None where it failed."""
     sweeping.run(study, options, folder, report=lambda text: print(text, file=sys.stderr))
     run = sweeping.Index.read(folder).run_of(study.cells[0])

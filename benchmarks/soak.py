@@ -17,7 +17,8 @@ import psutil
 
 from agents import events
 from testbed import topology
-from testbed.run import up
+from testbed.run import planning, up
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 
@@ -56,9 +57,9 @@ class _Memory(View):
 def main() -> None:
     updates = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     text = _TOPOLOGY.format(centers=[[float(number)] for number in range(20)], updates=updates)
-    options = up.Options(runtime="virtual")
+    options = Options(runtime="virtual")
     with tempfile.TemporaryDirectory() as folder:
-        parsed, plan = up.planned_here(topology.parse(text, "soak"), options)
+        parsed, plan = planning.planned_here(topology.parse(text, "soak"), options)
         directory = RunDirectory.create(Path(folder), "soak")
         print(f"{'updates':>10}{'s':>7}{'MB':>8}")
         up.run(parsed, plan, directory, options, _Memory(updates))

@@ -51,7 +51,8 @@ from benchmarks.perceptron import Perceptron
 from testbed.plan import datasets
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.preparation import Prepared
-from testbed.run import up
+from testbed.run import planning, preparing
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology.partition import Indices
 from testbed.view import View
@@ -344,9 +345,9 @@ class WholeRun:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "topology.yaml"
             path.write_text(self._topology, encoding="utf-8")
-            topology, plan = up.planned(path, up.Options())
+            topology, plan = planning.planned(path, Options())
             directory = RunDirectory.create(Path(folder), "run")
-            topology = up.with_kept_code(topology, directory, resume=False)
+            topology = preparing.with_kept_code(topology, directory, resume=False)
             samples = {client: len(part) for client, part in self._prepared.indices.items()}
             run(RunSpec(directory, topology, plan, samples), self._prepared, View())
         return self._steps

@@ -4,7 +4,8 @@
 
 The tests of a file (`TESTS`) run on a copy of the project in which that one place is changed. A mutant
 is killed where one of them fails, or where they take much longer than without it. Every survivor is
-printed: it shows a missing test, or changes nothing, which `EQUIVALENT` then explains.
+printed: it shows a missing test, or changes nothing, which `EQUIVALENT` then explains. An explanation of
+a mutant that there is not is an error: its line has changed, or is in another file by now.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
+    "agents/aggregator/secure_sums.py": ["tests/agents/secure/test_*.py"],
     "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", VIRTUAL_TRAINING],
@@ -105,15 +107,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._applied = 1",
     ): "`Started`, the first input that counts, sets it",
     (
-        "agents/aggregator/core.py",
-        "self._evaluated_version = -1",
-        "self._evaluated_version = -2",
+        "agents/aggregator/evaluations.py",
+        "self._newest = -1",
+        "self._newest = -2",
     ): "no version has either number",
-    (
-        "agents/aggregator/core.py",
-        "assert_never(event)",
-        "pass",
-    ): "mypy checks that this is never reached",
     (
         "agents/aggregator/timers.py",
         '_ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 3}',
@@ -189,11 +186,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "what nobody asks for is kept: it takes more memory",
     (
         "testbed/virtual/training.py",
-        "places = [place for place in order if jobs[place].gradient is gradient]",
-        "places = [place for place in order if jobs[place].gradient is not gradient]",
-    ): "the other kind first: the results are put in order",
-    (
-        "testbed/virtual/training.py",
         "width = max(min(job.local.batch_size, len(job.indices)) for job in jobs)",
         "width = max(max(job.local.batch_size, len(job.indices)) for job in jobs)",
     ): "smaller parts, with the same results",
@@ -214,8 +206,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "how often the view is refreshed",
     (
         _RUN,
-        "self._network = Network(queue, spec.topology.seed, link, steady=not spec.eventful)",
-        "self._network = Network(queue, spec.topology.seed, link, )",
+        "steady=not spec.eventful,",
+        "packets=packets(spec.topology, spec.plan),",
     ): "steady links are computed faster, to the same times",
     (
         _SIMULATION,
@@ -294,8 +286,12 @@ class Mutator:
             self._lines.append(self._lines[-1] + len(line))
 
     def mutants(self) -> list[Mutant]:
+        return [mutant for mutant in self.candidates() if _compiles(mutant)]
+
+    def candidates(self) -> list[Mutant]:
+        """Also those that do not compile."""
         found = dict.fromkeys(self._visit(ast.parse(self._source), ""))
-        return [mutant for mutant in found if mutant.source() != self._source and _compiles(mutant)]
+        return [mutant for mutant in found if mutant.source() != self._source]
 
     def _visit(self, node: ast.AST, returns: str) -> Iterator[Mutant]:
         """Mutants of `node`, in a function that returns `returns`, and of what is in it."""
@@ -392,6 +388,14 @@ def _compiles(mutant: Mutant) -> bool:
     except SyntaxError:
         return False
     return True
+
+
+def stale(explained: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Those keys of `EQUIVALENT` that no mutant has: file, line, and mutated line."""
+    keys = list(explained)
+    files = {file for file, _, _ in keys if (ROOT / file).exists()}
+    there = {(file, *one.change()[1:]) for file in files for one in Mutator(file).candidates()}
+    return [key for key in keys if key not in there]
 
 
 def tests_of(file: str) -> list[str]:
@@ -508,6 +512,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
     parser.add_argument("files", nargs="*", metavar="FILE")
     options = parser.parse_args()
+    if old := stale(EQUIVALENT):
+        shown = "".join(f"\n{file}\n    - {before}\n    + {after}" for file, before, after in old)
+        raise SystemExit(f"EQUIVALENT explains what is no mutant any more:{shown}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no copy behind
     sources = {str(path.relative_to(ROOT)) for pattern in TESTS for path in ROOT.glob(pattern)}
     files = options.files or sorted(sources - SHELLS)

@@ -1,7 +1,9 @@
 """The aggregator's state machine: events in, actions out. No clock, no socket, no disk.
 
 It guards the rule (who is present, which updates are valid), keeps the run's books (records, stop
-conditions, when to evaluate) and leaves the mathematics, and who gets a model when, to the rule.
+conditions, when to evaluate) and leaves the mathematics, and who gets a model when, to the rule. What it
+has to remember is in parts, each pure and in a module of its own: `dispatches`, `arrivals`, `outgoing`,
+`secure_sums`, `evaluations`, `timers`, `progress`; `validation` says which updates a rule can be given.
 
 A shell hands it every input through `handle`, and carries out all the actions of one input before it
 hands in the next: `Started` once, then the others as things happen, `TimersDue` when `next_timer` has
@@ -14,10 +16,8 @@ model that it is about.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import assert_never, cast
 
 import numpy as np
@@ -32,14 +32,17 @@ from agents.aggregator.actions import (
     AskForShares,
     Broadcast,
     Dispatch,
-    Evaluate,
     Finish,
     Log,
     Save,
     StopClients,
 )
+from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.dispatches import Dispatched, Dispatches
+from agents.aggregator.evaluations import Evaluations
+from agents.aggregator.outgoing import Outgoing
 from agents.aggregator.progress import Progress
+from agents.aggregator.secure_sums import Asked, Losses, Lost, Opened, SecureSums
 from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timer, Timers
 from agents.aggregator.validation import MAX_COUNT, Validation
@@ -50,17 +53,12 @@ from agents.rate_limit import RateLimit
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import Kind, Request, Rule, Send, Server, State, SumUp
-from agents.secure.masked import Masked
-from agents.secure.sums import Sum, Summand, Sums
+from agents.secure.sums import Sums
 from agents.texts import visible
-from agents.vectors import Vector, add_scaled, norm
-from agents.wire import FAREWELL, UpdateMessage, plain_size
+from agents.vectors import Vector, add_scaled
+from agents.wire import FAREWELL, UpdateMessage
 
 _SILENCE = from_seconds(silence(KEEPALIVE))
-_DIVERGED = (
-    "is not finite, or its norm is above 1.8e19: nothing that is trained from it is of use. The updates "
-    "were finite, so it is what the rule makes of them"
-)
 _GRACE_S = 1.5
 """Seconds of the host that a last evaluation has before the run says that it waits for it, and that it
 has at all where the run is interrupted: a process that is told to end is soon killed."""
@@ -73,8 +71,6 @@ _MAX_REASON = 200
 """Characters of why something was refused: it may quote what a device said."""
 _CUT_SHORT = ("interrupted", "no clients left")
 """Ends after which a run can go on."""
-_REMEMBERED = 64
-"""Latest updates of each client that are known as dealt with: more than it has under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +93,6 @@ class Setup:
         return AggregatorCore(self.settings, rule.begin(server), server), server
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """An update that the rule has received. Its vector is not kept: a rule that keeps a running sum is
-    to need one model's memory, however many updates go into it."""
-
-    record: partial[events.UpdateApplied]
-    """Lacks only what is known when the update is applied."""
-    buffers: Buffers
-    masked: Masked | None = None
-    """Kept until it is summed up."""
-    lost_by: set[str] = field(default_factory=set)
-    """Clients that have left since, and with them their shares of its mask."""
-
-
 class AggregatorCore:
     def __init__(self, settings: Settings, rule: State, server: Server) -> None:
         self._settings = settings
@@ -124,42 +106,25 @@ class AggregatorCore:
         self._timers = Timers()
         self._timers_at_end = Timers()
         """What was set when the run ended, for one that goes on."""
-        self._deferred: dict[str, Send] = {}
-        self._broadcast_due = False
-        self._requested: dict[str, Request] = {}
-        """By client: what the rule has requested and not received yet."""
-        self._requests_due: dict[str, Request] = {}
-        """Those of them that leave when the instant is over."""
+        self._outgoing = Outgoing()
         self._dispatches = Dispatches()
         self._asked_about: dict[str, int] = {}
         """By client that owes a report: about which dispatch it was asked last, 0 where it is gone."""
         self.progress = Progress()
         self._stalled_since: Nanoseconds | None = None
         self._acknowledged: dict[str, int] = {}
-        self._dealt_with: dict[str, deque[int]] = {}
-        """By client: the dispatches that its latest updates answered, whatever became of these."""
-        self._arrivals: dict[tuple[str, int], _Arrival] = {}
-        """By client and dispatch, in the order of their arrival: what waits to be applied."""
+        self._arrivals = Arrivals()
         self._bases: dict[int, Vector] = {}
         """With `keeps_models`: by version, the models that are trained from."""
-        secure = settings.secure
-        self._sums = None if secure is None else Sums(secure, server.w.size)
-        self._validation = Validation(settings, server, self._sums)
-        self._summing: dict[int, SumUp] = {}
-        """By number, what waits in `_sums`."""
-        self._lost: dict[str, dict[int, int]] = {}
-        """Of each client that remembers: the dispatches whose updates were lost with their sum, and the
-        first dispatch that told it so, 0 for none."""
+        secure = None if settings.secure is None else Sums(settings.secure, server.w.size)
+        self._validation = Validation(settings, server, secure)
+        self._sums = None if secure is None else SecureSums(secure)
+        self._losses = Losses()
         self._applied = 0
-        self._evaluating: deque[Nanoseconds] = deque()
-        """When the models were taken whose evaluation is not done; it is done in this order."""
-        self._evaluated_version = -1
-        """The last one whose evaluation was requested."""
+        self._evaluations = Evaluations(several=settings.evaluate_after)
         self._ending: tuple[Nanoseconds, str] | None = None
         self._finished = False
         self._strays = RateLimit(*_STRAYS)
-        self._diverged = False
-        """Whether an evaluated model was not finite."""
 
     # What a shell may ask
 
@@ -201,7 +166,7 @@ class AggregatorCore:
     @property
     def evaluating_since(self) -> float:
         """When the model was taken whose evaluation is handed in next, in seconds."""
-        return to_seconds(self._evaluating[0])
+        return to_seconds(self._evaluations.since)
 
     def awaits(self, client: str, dispatch: int) -> bool:
         """Whether `dispatch` is open to `client`: that answers it once."""
@@ -210,12 +175,11 @@ class AggregatorCore:
     def has(self, client: str, dispatch: int) -> bool:
         """Whether the answer of `client` to `dispatch` was handed in before: applied, in the rule's
         buffer, or reported as rejected."""
-        return dispatch in self._dealt_with.get(client, ())
+        return self._dispatches.were_dealt_with(client, dispatch)
 
     def awaits_shares(self, client: str, number: int) -> bool:
         """Whether the answer of `client` to `AskForShares` number `number` is of use."""
-        found = None if self._sums is None else self._sums.waiting.get(number)
-        return found is not None and client in found.holders and client not in found.answers
+        return self._sums is not None and self._sums.awaits(client, number)
 
     def silent_since(self, at: Nanoseconds) -> Nanoseconds | None:
         """Since when nothing has arrived, where at time `at` something should have; else None."""
@@ -239,7 +203,7 @@ class AggregatorCore:
         if self._finished and not isinstance(event, inputs.Suspended):
             return []
         actions = self._handle(event)
-        if self._ending is None or self._evaluating or self._finished:
+        if self._ending is None or self._evaluations or self._finished:
             return actions
         return [*actions, *self._close_books(*self._ending)]
 
@@ -291,7 +255,7 @@ class AggregatorCore:
             case "checkpoint":
                 return [Save(self._server.version)]
             case ("shares", int(number)) if self._sums is not None:
-                return self._lose_sum(self._sums.waiting[number], self._sums, at)
+                return self._settle(self._sums.give_up(number), at)
             case ("report", str(client)):
                 gone = self._status_changed(client, "offline", at)
                 # Where it is only slow to answer, it is back as soon as it does.
@@ -309,19 +273,14 @@ class AggregatorCore:
         """Send what waited for the end of this instant: models first, then the requests about them."""
         if self._suspended:
             return []
+        broadcast, sends, requests = self._outgoing.take()
         actions: list[Action] = []
-        if self._broadcast_due:
-            self._broadcast_due = False
+        if broadcast:
             version = self._server.version
-            if self._settings.keeps_models:
-                self._keep_model()
+            self._keep_model()
             number = self._dispatches.broadcast(version, at, self._server.clients)
             actions.append(Broadcast(version, number))
-        actions += [self._dispatch(send, at) for send in self._deferred.values()]
-        actions += self._requests_due.values()
-        self._deferred.clear()
-        self._requests_due.clear()
-        return actions
+        return [*actions, *(self._dispatch(send, at) for send in sends), *requests]
 
     # The run clock starts, stands still, and goes on
 
@@ -414,9 +373,9 @@ class AggregatorCore:
         self._expect_no_report(client)
         unfinished = self._unanswered(client, at)
         self._dispatches.forget(client)
-        for waiting in (self._requested, self._requests_due, self._deferred):
-            waiting.pop(client, None)
-        lost = [] if self._sums is None else self._lose_shares_of(client, self._sums, at)
+        self._outgoing.forget(client)
+        missed = [] if self._sums is None else self._sums.gone(client)
+        lost = [action for one in missed for action in self._settle(one, at)]
         return [*unfinished, *lost, *self._carry_out(self._rule.leave(client), at)]
 
     def _rejoin(self, client: str, at: Nanoseconds) -> list[Action]:
@@ -496,7 +455,7 @@ class AggregatorCore:
             return []
         if about == asked:  # else it was asked again meanwhile, and that answer is to come
             self._expect_no_report(client)
-            self._request_again(client)  # for its update: that request may be lost
+            self._outgoing.request_again(client)  # for its update: that request may be lost
         lost = self._dispatches.find(client, about)
         if lost is None or event.dispatch >= about:
             return []
@@ -516,7 +475,7 @@ class AggregatorCore:
         dispatch = self._open_dispatch(sender, message)
         ours = (message.run, message.client) == (self._settings.run, sender)
         if is_new and ours and self._dispatches.were_sent(message.dispatch):
-            self._dealt_with.setdefault(sender, deque(maxlen=_REMEMBERED)).append(message.dispatch)
+            self._dispatches.deal_with(sender, message.dispatch)
         number = message.dispatch if self._dispatches.were_sent(message.dispatch) else 0
         if self._ending is not None:
             ended = to_seconds(self._ending[0])
@@ -524,7 +483,7 @@ class AggregatorCore:
             return [Log(events.UpdateRejected(ended, sender, late, number))]
         if isinstance(dispatch, str):
             if is_new:
-                self._request_again(sender)
+                self._outgoing.request_again(sender)
             return self._stray(sender, dispatch, at, number)
         self._dispatches.answered(sender, message.dispatch)
         self.progress.arrived(sender, event.arrived - dispatch.at, at)
@@ -556,17 +515,17 @@ class AggregatorCore:
             rejected = [*self._reject(sender, message, at, number), unfinished]
             if not self._dispatches.has_open(sender):
                 return [*rejected, *self._rejoin(sender, at)]
-            self._request_again(sender)
+            self._outgoing.request_again(sender)
             return rejected
         vector = message.vector
         clipped: list[Action] = []
         if (length := self._validation.over_norm(message)) is not None:
             vector = self._validation.clipped(message, length)
             clipped.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
-        self._requested.pop(sender, None)
-        self._requests_due.pop(sender, None)
-        arrival = _Arrival(self._record_of(event, dispatch), message.buffers, message.masked)
-        self._arrivals[sender, message.dispatch] = arrival
+        self._outgoing.satisfied(sender)
+        self._arrivals.add(event, dispatch, self._epoch)
+        if self._sums is not None and message.masked is not None:
+            self._sums.receive(sender, message.dispatch, message.masked)
         update = rules.Update(
             client=sender,
             dispatch=message.dispatch,
@@ -583,44 +542,12 @@ class AggregatorCore:
         ignored = any(isinstance(action, rules.Ignored) for action in wanted)
         if ignored and self._settings.side.kind == "residual":
             self._acknowledged.pop(sender, None)  # the rule does not know what it remembers by now
-            self._lost.pop(sender, None)
+            self._losses.forget(sender)
         else:
             self._acknowledged[sender] = message.sequence
-            self._heard_of_losses(sender, message.dispatch)
+            self._losses.heard(sender, message.dispatch)
         done = self._carry_out(wanted, at, update)
         return [*clipped, *done] if clipped else done
-
-    def _record_of(
-        self, event: inputs.UpdateArrived, dispatch: Dispatched
-    ) -> partial[events.UpdateApplied]:
-        """The record of an update, which answers `dispatch`, but for what is known at application."""
-        message, epoch, before = event.message, self._epoch, event.size
-        masked = message.masked
-        if message.compressed is not None:
-            before = plain_size(message, message.compressed.size)
-        elif masked is not None:
-            before = plain_size(message, masked.words.size)
-        return partial(
-            events.UpdateApplied,
-            client=event.sender,
-            sequence=message.sequence,
-            kind=message.kind,
-            base_version=message.base_version,
-            samples=message.samples,
-            steps=message.steps,
-            loss=message.loss,
-            bytes=event.size,
-            bytes_before=float(before),
-            dispatched=to_seconds(dispatch.at),
-            downloaded=to_seconds(message.downloaded - epoch),
-            train_start=to_seconds(message.train_start - epoch),
-            train_end=to_seconds(message.train_end - epoch),
-            sent=to_seconds(message.sent - epoch),
-            arrived=to_seconds(event.arrived),
-            dispatch=message.dispatch,
-            masking=0.0 if masked is None else to_seconds(masked.took),
-            outside=0 if masked is None else masked.outside,
-        )
 
     def _reject(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
         """What `sender` sent, an answer to `dispatch` as far as is known, cannot be used; the run goes
@@ -635,11 +562,6 @@ class AggregatorCore:
         for each of which there was a model."""
         rejected = self._reject(sender, reason, at, dispatch)
         return rejected if rejected and self._strays.admits(sender, to_seconds(at)) else []
-
-    def _request_again(self, client: str) -> None:
-        """The update that the rule has requested was of no use: the rule still waits for one."""
-        if client in self._requested:
-            self._requests_due[client] = self._requested[client]
 
     def _unanswered(self, client: str, at: Nanoseconds) -> list[Log]:
         """The record of what `client` has been sent and not answered until now."""
@@ -670,23 +592,23 @@ class AggregatorCore:
                 case rules.Aggregated():
                     done += self._version_made(action, at)
                 case rules.Ignored(reason) if update is not None:
-                    arrival = self._arrivals.pop((update.client, update.dispatch))
-                    rejected = self._reject(update.client, reason, at, update.dispatch)
-                    done += [*rejected, _unapplied(arrival.record, at)]
+                    if self._sums is not None:
+                        self._sums.drop(update.client, update.dispatch)
+                    done += self._unused(update.client, update.dispatch, reason, at)
                 case rules.Remark(text):
                     done.append(Log(events.Note(to_seconds(at), text)))
                 case _ if self._ending:
                     continue  # the last version is made: no models, no timers
                 case SumUp() if self._sums is not None:
                     done += self._sum_up(action, self._sums, at)
-                case Send(client, deferred) if deferred or self._suspended:
-                    self._deferred[client] = action
+                case Send(deferred=deferred) if deferred or self._suspended:
+                    self._outgoing.send(action)
                 case Send():
                     done.append(self._dispatch(action, at))
                 case rules.Broadcast():
-                    self._broadcast_due = True
-                case Request(client):
-                    self._requested[client] = self._requests_due[client] = action
+                    self._outgoing.broadcast()
+                case Request():
+                    self._outgoing.request(action)
                 case rules.SetTimer(name, after):
                     # A late timer does not make the next ones late: they count from when it was due.
                     self._timers.set(("rule", name), (at if ticked is None else ticked) + after)
@@ -695,48 +617,35 @@ class AggregatorCore:
         return done
 
     def _dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
-        version = self._server.version
-        if self._settings.keeps_models:
-            self._keep_model()
-        client = send.client
+        client, version = send.client, self._server.version
+        self._keep_model()
         number = self._dispatches.send(client, version, at, send.lr)
         known = self._acknowledged.get(client, 0)
         if self._sums is None or self._settings.side.kind != "residual":
             return Dispatch(client, version, number, send.lr, known)
-        waiting = tuple(dispatch for sender, dispatch in self._arrivals if sender == client)
-        lost = self._lost.get(client, {})
-        for dispatch, told in lost.items():
-            lost[dispatch] = told or number
-        return Dispatch(client, version, number, send.lr, known, waiting, tuple(lost))
+        waiting, lost = self._arrivals.of(client), self._losses.tell(client, number)
+        return Dispatch(client, version, number, send.lr, known, waiting, lost)
 
     def _keep_model(self) -> None:
         """The model is about to be sent, and perhaps what comes of it as the difference to it."""
         version = self._server.version
-        if version in self._bases:
+        if not self._settings.keeps_models or version in self._bases:
             return
         wanted = self._dispatches.open_versions(self._server.clients)
         self._bases = {known: w for known, w in self._bases.items() if known in wanted}
         self._bases[version] = self._server.w.copy()
 
     def _version_made(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
-        version, now = aggregated.version, to_seconds(at)
-        records: list[Action] = []
-        if self._settings.noise is not None and aggregated.contributions:
-            largest = max(used.weight for used in aggregated.contributions)
-            self._add_noise(self._settings.noise, version, largest)
-        if self._server.buffers and aggregated.contributions:
-            self._average_buffers(aggregated.contributions)
-        for used in aggregated.contributions:
-            applied = self._arrivals.pop((used.client, used.dispatch)).record(
-                applied_version=version,
-                staleness=version - 1 - used.base_version,
-                weight=used.weight,
-                applied=now,
+        version, used = aggregated.version, aggregated.contributions
+        if self._settings.noise is not None and used:
+            self._add_noise(self._settings.noise, version, max(one.weight for one in used))
+        if self._server.buffers and used:
+            self._server.buffers = self._arrivals.averaged_buffers(
+                self._server.buffers, used, shares=self._settings.side.kind in ("model", "residual")
             )
-            records.append(Log(applied))
-        count = len(records)
-        self._applied += count
-        records.append(Log(events.VersionMade(now, version, count)))
+        records: list[Action] = [self._arrivals.applied(one, version, at) for one in used]
+        self._applied += len(used)
+        records.append(Log(events.VersionMade(to_seconds(at), version, len(used))))
         limit = self._settings.stop.updates
         if limit is not None and self._applied >= limit:
             records += self._end("updates", at)
@@ -748,128 +657,60 @@ class AggregatorCore:
         drawn = rng.standard_normal(self._server.w.size, np.float32)
         add_scaled(self._server.w, drawn, weight * noise.std)
 
-    def _average_buffers(self, contributions: Sequence[rules.Contribution]) -> None:
-        """Those of the version that `contributions` make. Integers are of the one that arrived last."""
-        weights = {(used.client, used.dispatch): used.weight for used in contributions}
-        arrived = [key for key in self._arrivals if key in weights]
-        self._server.buffers = buffers.averaged(
-            self._server.buffers,
-            [(weights[key], self._arrivals[key].buffers) for key in arrived],
-            shares=self._settings.side.kind in ("model", "residual"),
-        )
+    def _unused(self, client: str, dispatch: int, reason: str, at: Nanoseconds) -> list[Action]:
+        """Nothing comes of the update of `client` that answered `dispatch`."""
+        return [
+            *self._reject(client, reason, at, dispatch),
+            self._arrivals.dropped(client, dispatch, at),
+        ]
 
     # Secure sums
 
-    def _sum_up(self, wanted: SumUp, sums: Sums, at: Nanoseconds) -> list[Action]:
+    def _sum_up(self, wanted: SumUp, sums: SecureSums, at: Nanoseconds) -> list[Action]:
         """Ask those who hold shares of the masks of these updates for their sums."""
-        summands, lost_by = [], {}
-        for used in wanted.contributions:
-            key = used.client, used.dispatch
-            arrival = self._arrivals[key]
-            if arrival.masked is None:
-                raise RuntimeError("an update that is not masked")
-            summands.append(Summand(*key, used.weight, arrival.masked))
-            lost_by[key] = arrival.lost_by
-        found = sums.begin(summands, lost_by)
-        found.holders &= self._server.clients.keys()
-        self._summing[found.number] = wanted
-        if sums.lost(found):
-            return self._lose_sum(found, sums, at)
-        timeout = from_seconds(sums.settings.timeout)
-        self._timers.set(("shares", found.number), at + timeout)
-        asked = self._server.in_order(found.holders)
-        return [AskForShares(client, found.number, found.wanted) for client in asked]
+        begun = sums.begin(wanted, self._server.clients.keys())
+        if not isinstance(begun, Asked):
+            return self._settle(begun, at)
+        self._timers.set(("shares", begun.number), at + sums.timeout)
+        asked = self._server.in_order(begun.holders)
+        return [AskForShares(client, begun.number, begun.updates) for client in asked]
 
     def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
-        """An answer to `AskForShares`; what is late, as enough others were faster, is of no use."""
-        sums, words = self._sums, message.words
+        """An answer to `AskForShares`."""
+        sums, shares = self._sums, message.words
         if sums is None or not self._running or self._ending:
             return []
-        if words is not None and words.size != sums.code.length:
-            return self._stray(client, f"a sum of shares of {words.size} words", at)
-        found = sums.answer(message.number, client, words)
-        if found is None:
-            return []
-        if sums.complete(found):
-            return self._open_sum(found, sums, at)
-        return self._lose_sum(found, sums, at) if sums.lost(found) else []
+        if shares is not None and (problem := sums.unfit(shares)) is not None:
+            return self._stray(client, problem, at)
+        settled = sums.answer(message.number, client, shares)
+        return [] if settled is None else self._settle(settled, at)
 
-    def _open_sum(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
-        """The model moves by a sum that enough clients have opened."""
-        wanted = self._summing.pop(found.number)
-        self._timers.cancel(("shares", found.number))
-        largest = sums.settings.largest_weight
-        used = tuple(
-            replace(one, weight=found.weights[one.client, one.dispatch] / largest)
-            for one in wanted.contributions
-        )
-        summed = self._rule.summed(replace(wanted, contributions=used), sums.opened(found))
-        return self._version_made(summed, at)
-
-    def _lose_sum(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
-        """Too few are left to open a sum: nothing comes of its updates."""
-        wanted = self._summing.pop(found.number)
-        self._timers.cancel(("shares", found.number))
-        del sums.waiting[found.number]
-        reason = (
-            f"its buffer is lost: {len(found.answers)} of {sums.settings.needed} clients that are "
-            f"needed have answered, and {len(found.holders)} could"
-        )
+    def _settle(self, settled: Opened | Lost, at: Nanoseconds) -> list[Action]:
+        """A sum waits no longer: the model moves by it, or nothing comes of its updates."""
+        self._timers.cancel(("shares", settled.number))
+        wanted = settled.wanted
+        if isinstance(settled, Opened):
+            return self._version_made(self._rule.summed(wanted, settled.total), at)
         lost: list[Action] = []
         for used in wanted.contributions:
-            arrival = self._arrivals.pop((used.client, used.dispatch))
-            rejected = self._reject(used.client, reason, at, used.dispatch)
-            lost += [*rejected, _unapplied(arrival.record, at)]
+            lost += self._unused(used.client, used.dispatch, f"its buffer {settled.reason}", at)
             if self._settings.side.kind == "residual":
-                self._lost.setdefault(used.client, {})[used.dispatch] = 0
-        what = f"a buffer of {len(wanted.contributions)} updates{reason.removeprefix('its buffer')}"
+                self._losses.add(used.client, used.dispatch)
+        what = f"a buffer of {len(wanted.contributions)} updates {settled.reason}"
         return [*lost, Log(events.Note(to_seconds(at), what))]
-
-    def _lose_shares_of(self, client: str, sums: Sums, at: Nanoseconds) -> list[Action]:
-        """`client` is gone, and perhaps too many by now."""
-        for arrival in self._arrivals.values():
-            arrival.lost_by.add(client)
-        touched = sums.gone(client)
-        return [
-            done for found in touched if sums.lost(found) for done in self._lose_sum(found, sums, at)
-        ]
-
-    def _heard_of_losses(self, client: str, number: int) -> None:
-        """`client` has answered dispatch `number`, and so knows what that told it."""
-        if client in self._lost:
-            told = self._lost[client].items()
-            self._lost[client] = {one: first for one, first in told if not 0 < first <= number}
 
     # Evaluations, and the end
 
     def _evaluate(self, at: Nanoseconds) -> list[Action]:
-        """Evaluate, unless the last evaluation is still going or nothing changed since."""
-        version = self._server.version
-        waits = bool(self._evaluating) and not self._settings.evaluate_after
-        if waits or version == self._evaluated_version:
-            return []
-        self._evaluating.append(at)
-        self._evaluated_version = version
-        if self._diverged or norm(self._server.w) < math.inf:
-            return [Evaluate(version)]
-        self._diverged = True
-        note = events.Note(to_seconds(at), f"version {version} of the model {_DIVERGED}")
-        return [Log(note), Evaluate(version)]
+        return self._evaluations.request(self._server.version, self._server.w, at)
 
     def _evaluation_done(self, done: inputs.EvaluationDone) -> Actions:
-        if not self._evaluating:
-            raise RuntimeError("an evaluation that was not requested")
-        taken = self._evaluating.popleft()
-        log = Log(events.Evaluated(to_seconds(taken), done.version, done.loss, done.accuracy))
+        taken = to_seconds(self._evaluations.done())
+        log = Log(events.Evaluated(taken, done.version, done.loss, done.accuracy))
         target = self._settings.stop.target_accuracy
         if target is not None and done.accuracy >= target:
             return [log, *self._end("target_accuracy", done.at)]
         return [log]
-
-    @property
-    def _unevaluated(self) -> int:
-        """Models whose evaluation is not done, of a run that has ended."""
-        return len(self._evaluating) + (self._server.version != self._evaluated_version)
 
     def _interrupt(self, reason: str, at: Nanoseconds) -> list[Action]:
         """End the run now; where it has ended already, do not wait for its last evaluation."""
@@ -884,9 +725,7 @@ class AggregatorCore:
             return []
         self._ending = (at, reason)
         self._timers_at_end, self._timers = self._timers, Timers()
-        self._deferred.clear()
-        self._requests_due.clear()
-        self._broadcast_due = False
+        self._outgoing.clear()
         if (last := self._settings.last_evaluation) is not None:
             timeout = min(timeout, math.inf if last.timeout is None else last.timeout)
             if timeout > _GRACE_S:
@@ -898,7 +737,8 @@ class AggregatorCore:
     def _tell_of_waiting(self, ended: Nanoseconds) -> list[Action]:
         """The run, which `ended`, has waited for its last evaluation for a while. The run clock stands
         still: that is when its records are from."""
-        last, count = self._settings.last_evaluation, self._unevaluated
+        last = self._settings.last_evaluation
+        count = self._evaluations.left(self._server.version)
         what = "evaluation is" if count == 1 else f"{count} evaluations are"
         text = f"the run is over; its last {what} waited for"
         if last is not None and last.timeout is not None:
@@ -907,7 +747,7 @@ class AggregatorCore:
 
     def _give_up(self, why: str, ended: Nanoseconds, reason: str) -> list[Action]:
         """Close the books without the evaluations that are not done."""
-        count = self._unevaluated
+        count = self._evaluations.left(self._server.version)
         what = "the last model was" if count == 1 else f"the last {count} models were"
         note = events.Note(to_seconds(ended), f"{what} not evaluated: {why}")
         return [Log(note), *self._finish(ended, reason)]
@@ -922,7 +762,7 @@ class AggregatorCore:
         return [
             *self._left_in_buffer(at),
             *self._stall_ends(at),
-            *(_unapplied(arrival.record, at) for arrival in self._arrivals.values()),
+            *self._arrivals.unapplied(at),
             *(log for client in self._server.clients for log in self._unanswered(client, at)),
             *(
                 Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))
@@ -943,18 +783,3 @@ class AggregatorCore:
         return [
             Log(events.UpdateRejected(now, client, reason, number)) for client, number in self._arrivals
         ]
-
-
-def _unapplied(arrival: partial[events.UpdateApplied], at: Nanoseconds) -> Log:
-    """The record of an update that arrived and was not applied."""
-    known = arrival.keywords
-    return Log(
-        events.RoundUnfinished(
-            at=to_seconds(at),
-            client=known["client"],
-            base_version=known["base_version"],
-            dispatched=known["dispatched"],
-            until=known["arrived"],
-            dispatch=known["dispatch"],
-        )
-    )

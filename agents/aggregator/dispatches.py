@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from agents.nanoseconds import Nanoseconds
+
+_REMEMBERED = 64
+"""Latest answers of each client that are known as dealt with: more than it has under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Dispatches:
         self._broadcast_numbers: list[int] = []
         """Ascending."""
         self._answered: dict[str, int] = {}
+        self._dealt_with: dict[str, deque[int]] = {}
+        """By client: the dispatches that its latest updates answered."""
 
     def send(self, client: str, version: int, at: Nanoseconds, lr: float | None = None) -> int:
         """Count a dispatch to `client`; its number."""
@@ -65,6 +71,14 @@ class Dispatches:
         later = {n: sent for n, sent in self._open.get(client, {}).items() if n > number}
         self._open[client] = later
         self._answered[client] = number
+
+    def deal_with(self, client: str, number: int) -> None:
+        """An update of `client` is the answer to dispatch `number`, whatever becomes of it."""
+        self._dealt_with.setdefault(client, deque(maxlen=_REMEMBERED)).append(number)
+
+    def were_dealt_with(self, client: str, number: int) -> bool:
+        """Whether that came before."""
+        return number in self._dealt_with.get(client, ())
 
     def first_open(self, client: str) -> Dispatched | None:
         """The oldest dispatch that `client` may still answer, broadcasts included."""

@@ -24,12 +24,16 @@ from agents import files, own_code
 from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQ")
-_MAGIC = b"testbed2"
+_MAGIC = b"testbed3"
 """Of this version: what the state is made of changes with the code."""
 _MODULES = {
+    "agents.aggregator.arrivals",
     "agents.aggregator.core",
     "agents.aggregator.dispatches",
+    "agents.aggregator.evaluations",
+    "agents.aggregator.outgoing",
     "agents.aggregator.progress",
+    "agents.aggregator.secure_sums",
     "agents.aggregator.settings",
     "agents.aggregator.timers",
     "agents.aggregator.validation",

@@ -13,7 +13,7 @@ from benchmarks.papers.experiments import MEASURES, TOLERATED, Experiment
 from benchmarks.papers.results import Cell, Result
 from testbed import sweeps
 from testbed.errors import BadInputError, RunFailedError
-from testbed.run.up import Options
+from testbed.run.options import Options
 from testbed.sweeps import sweeping
 from testbed.topology import yamlfile
 

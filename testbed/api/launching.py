@@ -17,11 +17,12 @@ from testbed.api.given import Given, TopologyLike, data_root, text_of
 from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.errors import BadInputError
-from testbed.plan import Plan, by_node, describe, drawing, memory, model_check
+from testbed.plan import Plan, by_node, describe, drawing, here, memory, model_check, preparation
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
-from testbed.run import live_runs
+from testbed.run import live_runs, planning
 from testbed.run import up as upping
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.tracking.processes import tracked
@@ -45,14 +46,16 @@ class Launch:
     topology: Topology
     """Resolved."""
     plan: Plan
-    options: upping.Options = field(repr=False)
+    options: Options = field(repr=False)
     given: Given = field(repr=False)
     runs: Path = Path("runs")
     resumed: RunDirectory | None = None
 
     def rounds(self) -> dict[str, Round]:
         """How long a round of each device is expected to take. Raises BadInputError."""
-        return upping.planned_rounds(self.topology, self.plan, self.options)
+        topology = self.topology
+        samples = preparation.known_samples(topology, self.options.data_root)
+        return expected.expected(topology, self.plan, model_check.check(topology), samples)
 
     def devices(self) -> list[dict[str, Any]]:
         """A row for each device, with what it gets and its expected round. Raises BadInputError."""
@@ -133,7 +136,7 @@ def read(directory: RunDirectory) -> Launch:
     launch = json.loads((directory.work / _LAUNCH).read_text(encoding="utf-8"))
     options = launch["options"]
     paths = {name: Path(options[name]) for name in ("data_root", "nodes") if options[name] is not None}
-    made = upping.Options(**{**options, **paths, "track": tuple(options["track"])})
+    made = Options(**{**options, **paths, "track": tuple(options["track"])})
     return _planned(Given(**launch["given"]), made, directory.path.parent, directory)
 
 
@@ -161,7 +164,7 @@ def planned(
     """
     if track:
         tracking.check(track)
-    options = upping.Options(
+    options = Options(
         runtime,
         oversubscribe,
         data_root(data),
@@ -186,10 +189,8 @@ def planned(
     return launch
 
 
-def _planned(
-    given: Given, options: upping.Options, runs: Path, resumed: RunDirectory | None = None
-) -> Launch:
-    topology, plan = upping.planned_here(topologies.parse(given.text, given.name), options)
+def _planned(given: Given, options: Options, runs: Path, resumed: RunDirectory | None = None) -> Launch:
+    topology, plan = planning.planned_here(topologies.parse(given.text, given.name), options)
     return Launch(topology, plan, options, given, runs, resumed)
 
 
@@ -200,7 +201,7 @@ def validated(topology: TopologyLike) -> Topology:
 
     given = text_of(topology)
     found = resolved(topologies.parse(given.text, given.name))
-    upping.check_model(found)
+    here.check_model(found)
     return found
 
 
@@ -209,7 +210,6 @@ def distribution(
 ) -> Distribution:
     """How many samples and which classes each device of `topology` (see `up`) would have. `data` as of
     `up`; `on_progress` is called with lines on how far it is. Raises BadInputError, HostError."""
-    from testbed.plan import preparation
     from testbed.plan.distribution import distribution as of
     from testbed.plan.resolution import resolved
 

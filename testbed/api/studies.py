@@ -11,7 +11,7 @@ from testbed.api import results
 from testbed.api.given import data_root, plain
 from testbed.api.running import read
 from testbed.errors import BadInputError, RunFailedError
-from testbed.run import up
+from testbed.run.options import Options
 from testbed.traits import RUNTIMES, is_simulated, those
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def sweep(
     from testbed import sweeps
     from testbed.sweeps import sweeping
 
-    options = up.Options(runtime, oversubscribe, data_root(data))
+    options = Options(runtime, oversubscribe, data_root(data))
     if isinstance(study, Mapping):
         name, told = name or "sweep", name or "sweep"
         planned = sweeps.of(plain(study), name, Path(), options)
@@ -111,7 +111,7 @@ def agree(
         raise BadInputError(f"--runtime {runtime}: expected auto, {those(lambda t: not t.simulated)}")
     file, root = Path(study), data_root(data)
     simulator = next(filter(is_simulated, RUNTIMES))
-    both = [up.Options(simulator, data_root=root), up.Options(runtime, oversubscribe, root)]
+    both = [Options(simulator, data_root=root), Options(runtime, oversubscribe, root)]
     studies = [sweeps.load(file, options) for options in both]  # and all that is wrong with either
     labels = [cell.label for cell in studies[0].cells]
     if len(set(labels)) < 2:
@@ -141,7 +141,7 @@ def agree(
 def _accurate(
     file: Path,
     study: Sweep,
-    options: up.Options,
+    options: Options,
     folder: Path,
     jobs: int | None,
     report: Callable[[str], object],

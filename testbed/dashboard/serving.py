@@ -20,7 +20,7 @@ from testbed.watching.hosts import HOST
 
 if TYPE_CHECKING:
     from testbed.plan import Plan
-    from testbed.run.up import Options
+    from testbed.run.options import Options
 
 _NICE = 10
 """A run in real time goes first, but a page that gets nothing at all on a busy host helps nobody."""

@@ -26,7 +26,8 @@ from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
 from testbed.broker import SOCKET, Account, Limits, init_user
 from testbed.host.die_with_parent import cpu_numbers
-from testbed.plan import Plan, PlannedDevice, model_check, rounds
+from testbed.plan import model_check, rounds
+from testbed.plan.planned import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, scenario, seeds, traces
 from testbed.topology.timeline import Step, timeline

@@ -19,7 +19,8 @@ from agents.secure.masked import Masked
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 from testbed.host import cache
-from testbed.plan import Plan, PlannedDevice, calibration, model_check
+from testbed.plan import calibration, model_check
+from testbed.plan.planned import Plan, PlannedDevice
 from testbed.topology import Runtime, Topology
 
 MSS = 1448

@@ -13,9 +13,11 @@ from agents.rules.interface import ClientSide
 from agents.secure.field import FIELD
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
-from testbed.plan import Host, Plan, PlannedDevice, memory, model_check
+from testbed.plan import memory, model_check
 from testbed.plan.calibration import Calibration, seconds, share
 from testbed.plan.feasibility import gib
+from testbed.plan.host import Host
+from testbed.plan.planned import Plan, PlannedDevice
 from testbed.plan.work import KINDS, Work, of_step
 from testbed.topology import Topology, profiles, traces
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, Link

@@ -18,9 +18,7 @@ from agents.device.link import burst
 from agents.durations import DISTRIBUTIONS
 from agents.secure.coding import code_of
 from agents.secure.wire import share_size
-from testbed import plan as planning
 from testbed.errors import listed
-from testbed.plan import Plan, PlannedDevice
 from testbed.plan.costs import (
     HOPS,
     StepCost,
@@ -33,6 +31,8 @@ from testbed.plan.costs import (
     packets,
     update_time,
 )
+from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.tables import describe
 from testbed.topology import Topology
 
 _MAX_NAMED = 4
@@ -172,7 +172,7 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
 def by_device(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """The rows of `testbed.plan.describe` with each device's `samples`, `transfer_s` and `round_s`, and
     what the last one `lacks`. For programs."""
-    return [{**row, **_figures(rounds[row["device"]])} for row in planning.describe(plan)]
+    return [{**row, **_figures(rounds[row["device"]])} for row in describe(plan)]
 
 
 def _figures(one: Round) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.run import up
-from testbed.run.up import Options
+from testbed.run import planning, up
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import load
 from testbed.topology.devices import DeviceGroup
@@ -22,12 +22,12 @@ def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
     TestbedError."""
     made = []
     options = Options(runtime)
-    runtime_traits = traits(up.chosen_runtime(options))
+    runtime_traits = traits(planning.chosen_runtime(options))
     for grid in (_CPU,) if runtime_traits.simulated else (_CPU, _LINKS):
         topology = load(grid)
         if runtime_traits.lossless:
             topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
-        topology, plan = up.planned_here(topology, options)
+        topology, plan = planning.planned_here(topology, options)
         directory = RunDirectory.new(runs, topology.name)
         up.run(topology, plan, directory, options, view)
         made.append(directory)

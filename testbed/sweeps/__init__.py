@@ -33,7 +33,8 @@ from pydantic import AfterValidator, Field
 
 from testbed import topology
 from testbed.plan import Plan, datasets
-from testbed.run import up
+from testbed.run import planning
+from testbed.run.options import Options
 from testbed.topology import Topology, validation_errors, yamlfile
 from testbed.topology.fields import Model, PositiveShare, expecting
 from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem, Source, Where
@@ -101,7 +102,7 @@ class Sweep:
     """How often a run that is not valid is repeated at most; in virtual time there are none."""
 
 
-def load(path: Path, options: up.Options) -> Sweep:
+def load(path: Path, options: Options) -> Sweep:
     """Read a sweep and plan each of its cells on this host.
 
     Raises BadInputError that lists all that is wrong with the file, and with any cell, and where.
@@ -109,7 +110,7 @@ def load(path: Path, options: up.Options) -> Sweep:
     return _read(yamlfile.read(path), path.stem, path.parent, options)
 
 
-def of(mapping: Mapping[str, Any], name: str, folder: Path, options: up.Options) -> Sweep:
+def of(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
     """`load` of a mapping with a file's keys; `topology` is a path from `folder`.
 
     Raises BadInputError as `load` does, of `mapping` written as YAML.
@@ -117,7 +118,7 @@ def of(mapping: Mapping[str, Any], name: str, folder: Path, options: up.Options)
     return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
 
 
-def _read(document: Document, name: str, folder: Path, options: up.Options) -> Sweep:
+def _read(document: Document, name: str, folder: Path, options: Options) -> Sweep:
     if isinstance(document.data, dict) and "devices" in document.data:
         source = document.source
         message = f"this is a topology, and no sweep: testbed up {source.name}"
@@ -179,7 +180,7 @@ def _cells(
     base: Document,
     document: Document,
     path_problems: Iterable[Problem],
-    options: up.Options,
+    options: Options,
 ) -> tuple[Cell, ...]:
     """Raises FaultyFileError with `path_problems`, and all that is wrong with any cell."""
     cells: list[Cell] = []
@@ -188,7 +189,7 @@ def _cells(
         changed, misplaced = _apply(base, changes, document.source)
         problems += misplaced
         try:
-            resolved, plan = up.planned_here(topology.checked(changed), options)
+            resolved, plan = planning.planned_here(topology.checked(changed), options)
             files = datasets.own_files(resolved)
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems

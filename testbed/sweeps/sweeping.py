@@ -25,7 +25,8 @@ from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
 from testbed.plan.costs import given, measured_here, packets, step_work, timed
-from testbed.run import up
+from testbed.run import preparing
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import Cell, Sweep
 from testbed.sweeps.worker import Workers, execute
@@ -141,7 +142,7 @@ class Index:
 
 def run(
     sweep: Sweep,
-    options: up.Options,
+    options: Options,
     folder: Path,
     jobs: int | None = None,
     report: ReportLine = lambda _: None,
@@ -205,7 +206,7 @@ def _summary(result: dict[str, Any]) -> str:
 @dataclass(slots=True)
 class _Runner:
     index: Index
-    options: up.Options
+    options: Options
     report: ReportLine
     count: int
     """Of cells to run."""
@@ -255,7 +256,7 @@ class _Runner:
             for cell in cells:
                 directory = self.index.begin(cell)
                 running[directory.path] = cell
-                timed = up.with_kept_code(self._timed(cell), directory, resume=False)
+                timed = preparing.with_kept_code(self._timed(cell), directory, resume=False)
                 directory.topology.write_text(timed.to_yaml(), encoding="utf-8")
                 yield directory.path
 

@@ -26,7 +26,8 @@ from testbed.fidelity.validity import Judgement, Validity
 from testbed.host import die_with_parent, run_module, subprocesses
 from testbed.host.signals import interrupting, uninterrupted
 from testbed.plan import Plan
-from testbed.run import up
+from testbed.run import planning, up
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.view import View
@@ -55,7 +56,7 @@ def execute(
     topology: Topology,
     plan: Plan,
     directory: RunDirectory,
-    options: up.Options,
+    options: Options,
     report: Callable[[str], object],
 ) -> dict[str, Any]:
     """Run it: `outcome`, `seconds` of wall time, `accuracy` and `loss` of the last evaluation, and
@@ -178,9 +179,9 @@ class _Worker:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     directory = RunDirectory(Path(request["directory"]))
-    options = up.Options("virtual", data_root=request["data"] and Path(request["data"]))
+    options = Options("virtual", data_root=request["data"] and Path(request["data"]))
     try:
-        topology, plan = up.planned(directory.topology, options)
+        topology, plan = planning.planned(directory.topology, options)
     except TestbedError as error:
         return {"outcome": "failed", "error": str(error)}
     return execute(topology, plan, directory, options, lambda _: None)

@@ -20,7 +20,7 @@ from benchmarks.papers.honest import Verdict
 from benchmarks.papers.results import Cell, Result
 from testbed import sweeps, topology
 from testbed.errors import BadInputError, RunFailedError
-from testbed.run.up import Options
+from testbed.run.options import Options
 from testbed.sweeps import sweeping
 from testbed.topology import yamlfile
 

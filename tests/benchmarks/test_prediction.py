@@ -13,7 +13,7 @@ import testbed
 from analysis.load import Run
 from benchmarks.prediction import Pair, by_runs, cells_of, table, uneven
 from testbed import sweeps
-from testbed.run import up
+from testbed.run.options import Options
 
 COSTS = {"step_time": "1ms", "sliced_step_time": "1300us", "update_time": "3ms", "packets": True}
 TOPOLOGY: dict[str, Any] = {
@@ -32,7 +32,7 @@ TOPOLOGY: dict[str, Any] = {
 
 @pytest.mark.parametrize("own", [True, False])
 def test_runs_of_the_model_itself_are_predicted_exactly(own: bool, tmp_path: Path) -> None:
-    options = up.Options("virtual")
+    options = Options("virtual")
     (tmp_path / "t.yaml").write_text(yaml.safe_dump(TOPOLOGY | {"stop": {"after": "10s"}}))
     variants = {"a": {}, "b": {"rule": {"name": "fedasync"}}}
     study = {"topology": "t.yaml", "variants": variants, "grid": {"seed": [1, 2]}}
@@ -63,7 +63,7 @@ def test_devices_are_as_fast_as_they_were_in_the_run(tmp_path: Path) -> None:
     fast, slow = TOPOLOGY["devices"]
     measured = testbed.simulate(TOPOLOGY, runs=tmp_path, devices=[fast, {**slow, "cpu": 0.08}])
     measured = replace(measured, manifest=predicted.manifest)
-    found = uneven(Pair("a", measured, (predicted,)), up.Options("virtual"), tmp_path / "uneven")
+    found = uneven(Pair("a", measured, (predicted,)), Options("virtual"), tmp_path / "uneven")
     assert found.measured is measured
     (again,) = found.predicted
     shares = {one["set"][0]: one["cpu"] for one in again.topology["scenario"]}

@@ -17,6 +17,7 @@ from testbed import attach
 from testbed.errors import BadInputError
 from testbed.plan import Plan
 from testbed.run import up
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.view import View
@@ -258,7 +259,7 @@ def test_up_ends_with_the_verdict(
     """A simulated run stands for an emulated one."""
 
     def run(
-        topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options, view: View
+        topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
     ) -> events.RunEnded:
         ended = real(topology, plan, directory, options, view)
         directory.write_manifest(**({} if validity is None else {"validity": validity}))

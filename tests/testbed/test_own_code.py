@@ -28,7 +28,8 @@ from testbed.images import wheels
 from testbed.own_code import Code
 from testbed.plan import model_check, preparation
 from testbed.plan.preparation import Prepared
-from testbed.run import up
+from testbed.run import planning, preparing
+from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
@@ -330,7 +331,7 @@ def test_what_does_not_fit_is_refused_with_its_place(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInputError) as refused:
-        up.planned(write(tmp_path, **changes), up.Options())
+        planning.planned(write(tmp_path, **changes), Options())
     assert said in str(refused.value)
     assert "inspection.py" not in str(refused.value)
 
@@ -710,7 +711,7 @@ def test_one_process_runs_one_version_after_the_other(tmp_path: Path) -> None:
 def test_of_a_sweep_the_content_of_the_code_counts_and_not_its_place(tmp_path: Path) -> None:
     def fingerprint(folder: str, module: str = MODULE) -> str:
         write(tmp_path / folder, module)
-        study = sweeps.of({"topology": "t.yaml"}, "study", tmp_path / folder, up.Options())
+        study = sweeps.of({"topology": "t.yaml"}, "study", tmp_path / folder, Options())
         return study.cells[0].fingerprint
 
     first = fingerprint("one")
@@ -720,13 +721,13 @@ def test_of_a_sweep_the_content_of_the_code_counts_and_not_its_place(tmp_path: P
 
 def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs", "t-1")
-    kept = up.with_kept_code(read(tmp_path), directory, resume=False)
+    kept = preparing.with_kept_code(read(tmp_path), directory, resume=False)
     assert kept.code == "code"
     directory.topology.write_text(kept.to_yaml())
-    up.with_kept_code(topology.load(directory.topology), directory, resume=True)
+    preparing.with_kept_code(topology.load(directory.topology), directory, resume=True)
     (directory.code / "own.py").write_text(MODULE + "# changed\n")
     with pytest.raises(BadInputError, match="code was changed since the run began"):
-        up.with_kept_code(topology.load(directory.topology), directory, resume=True)
+        preparing.with_kept_code(topology.load(directory.topology), directory, resume=True)
 
 
 def test_a_change_of_the_code_makes_its_own_layer_anew_alone() -> None:

@@ -21,7 +21,8 @@ from testbed.plan import datasets, preparation
 from testbed.plan.datasets import Columns, Dataset
 from testbed.plan.preparation import Prepared
 from testbed.plan.resolution import resolved
-from testbed.run import up
+from testbed.run import planning, preparing
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.topology.data import Data, Split
@@ -84,7 +85,7 @@ def test_a_sweep_knows_its_data_files_by_more_than_their_name(folder: Path) -> N
     study = {"topology": "own.yaml", "grid": {"seed": [1]}}
 
     def fingerprint() -> str:
-        (cell,) = sweeps.of(study, "study", folder, up.Options(runtime="virtual")).cells
+        (cell,) = sweeps.of(study, "study", folder, Options(runtime="virtual")).cells
         return cell.fingerprint
 
     before = fingerprint()
@@ -99,13 +100,13 @@ def test_a_run_that_goes_on_with_other_data_files_says_so(folder: Path) -> None:
             told.append(message)
 
     told: list[str] = []
-    read, _ = up.planned(folder / "own.yaml", up.Options(runtime="virtual"))
+    read, _ = planning.planned(folder / "own.yaml", Options(runtime="virtual"))
     directory = RunDirectory.create(folder / "runs", "own-1")
-    directory.write_manifest(**up.own_data(read, directory, Told()))
-    up.own_data(read, directory, Told())
+    directory.write_manifest(**preparing.own_data(read, directory, Told()))
+    preparing.own_data(read, directory, Told())
     assert told == []
     np.savez(folder / "mine" / "all.npz", x=np.zeros((90, 8, 8), np.uint8), y=np.arange(90) % 10)
-    up.own_data(read, directory, Told())
+    preparing.own_data(read, directory, Told())
     assert ["than when the run began" in message for message in told] == [True]
 
 

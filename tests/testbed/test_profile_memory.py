@@ -9,7 +9,8 @@ import pytest
 
 from testbed.errors import BadInputError
 from testbed.plan import Host, Plan, plan, resolution
-from testbed.run import up
+from testbed.run import planning
+from testbed.run.options import Options
 from testbed.topology import Topology, load, parse, profiles
 from testbed.topology.units import format_size
 from tests.running import Testbed
@@ -164,7 +165,7 @@ def test_the_plan_says_it(file: Path, testbed: Testbed) -> None:
 
 def test_the_run_keeps_what_was_asked_and_not_what_was_free(file: Path, tmp_path: Path) -> None:
     """A run that is resumed, and a sweep's cell, is the same when less memory is free."""
-    topology, made = up.planned(file, up.Options("process"))
+    topology, made = planning.planned(file, Options("process"))
     assert topology.devices[0].memory is None
     assert made.devices[0].memory < 2**50
     again = tmp_path / "again.yaml"

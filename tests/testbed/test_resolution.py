@@ -15,11 +15,12 @@ from testbed import plan
 from testbed import topology as testbed_topology
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
-from testbed.plan import resolution
+from testbed.plan import here, resolution
 from testbed.plan.calibration import Calibration, Host
 from testbed.plan.resolution import needs_calibration, on_host, on_nodes, resolved, with_shares
 from testbed.plan.work import Work
-from testbed.run import up
+from testbed.run import planning, up
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, load, profiles, traces
 from testbed.topology.devices import LinkTrace
@@ -199,12 +200,12 @@ def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest
 def test_plan_up_and_manifest_say_how_a_share_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up, "calibrate", lambda: HOST)
+    monkeypatch.setattr(here, "calibrate", lambda: HOST)
     file = tmp_path / "topology.yaml"
     _topology(tmp_path, "{name: a, profile: raspberry-pi-zero-2w}")
     with file.open("a") as text:
         text.write("runtime: {step_time: 1ms}\n")  # which is not measured then
-    topology, made = up.planned(file, up.Options(runtime="virtual"))
+    topology, made = planning.planned(file, Options(runtime="virtual"))
     (sentence,) = made.shares
     assert "for raspberry-pi-zero-2w by HPL alone" in sentence
     told: list[str] = []
@@ -214,7 +215,7 @@ def test_plan_up_and_manifest_say_how_a_share_was_found(
             told.append(message)
 
     directory = RunDirectory.create(tmp_path, "r")
-    up.run(topology, made, directory, up.Options(), Told())
+    up.run(topology, made, directory, Options(), Told())
     assert told[0] == sentence
     assert directory.read_manifest()["shares"] == [sentence]
 

@@ -16,7 +16,8 @@ import pytest
 from analysis import comparison
 from testbed import topology
 from testbed.plan import Plan
-from testbed.run import up
+from testbed.run import planning
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import sweeping, worker
 from testbed.topology import Topology
@@ -147,13 +148,13 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseExcepti
     remaining = iter(found)
 
     def execute(
-        topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options, report: Any
+        topology: Topology, plan: Plan, directory: RunDirectory, options: Options, report: Any
     ) -> dict[str, Any]:
         if plan.traits.simulated:
             return worker.execute(topology, plan, directory, options, report)
         step_time = topology.runtime.step_time or 0.1
         runtime = topology.runtime.model_copy(update={"name": "virtual", "step_time": step_time})
-        simulated = up.planned_here(topology.model_copy(update={"runtime": runtime}), up.Options())
+        simulated = planning.planned_here(topology.model_copy(update={"runtime": runtime}), Options())
         result = worker.execute(*simulated, directory, options, report)
         valid = next(remaining)
         if isinstance(valid, BaseException):

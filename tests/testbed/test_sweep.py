@@ -8,7 +8,7 @@ import pytest
 
 from testbed import sweeps
 from testbed.errors import BadInputError
-from testbed.run import up
+from testbed.run.options import Options
 from tests.running import TOPOLOGIES
 
 BASE = """
@@ -25,7 +25,7 @@ def read(folder: Path, text: str) -> sweeps.Sweep:
     (folder / "base.yaml").write_text(BASE)
     file = folder / "study.yaml"
     file.write_text(text)
-    return sweeps.load(file, up.Options())
+    return sweeps.load(file, Options())
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_a_mapping_is_a_sweep_as_its_file_is(tmp_path: Path) -> None:
         "variants": {"a": {"stop": {"after": "1s"}}},
         "grid": {"task.local.lr": (0.1, 0.2)},
     }
-    same = sweeps.of(mapping, "study", tmp_path, up.Options())
+    same = sweeps.of(mapping, "study", tmp_path, Options())
     assert [cell.fingerprint for cell in same.cells] == [cell.fingerprint for cell in study.cells]
     assert same.name == "study"
     mapping["grid"] = {"task.local.lr": [-1]}
     with pytest.raises(BadInputError, match=r"study:\d+:\d+: task\.local\.lr: found -1"):
-        sweeps.of(mapping, "study", tmp_path, up.Options())
+        sweeps.of(mapping, "study", tmp_path, Options())
 
 
 def test_values_name_cells_and_what_is_alike_in_name_is_numbered(tmp_path: Path) -> None:
@@ -184,6 +184,6 @@ def test_too_many_runs_are_refused_before_they_are_made(tmp_path: Path) -> None:
 
 
 def test_the_story_of_the_readme_is_a_sweep() -> None:
-    story = sweeps.load(TOPOLOGIES / "story" / "story.yaml", up.Options("virtual"))
+    story = sweeps.load(TOPOLOGIES / "story" / "story.yaml", Options("virtual"))
     assert [cell.label for cell in story.cells] == [cell.topology.rule.name for cell in story.cells]
     assert len(story.cells) == 6

@@ -17,7 +17,8 @@ from agents.nanoseconds import SECOND, to_seconds
 from agents.rules.area import AreaState
 from agents.vectors import Vector
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import up
+from testbed.run import planning, preparing
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 from testbed.virtual.run import Recorder, _simulation
@@ -54,9 +55,9 @@ TOPOLOGY = {
 def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, Simulation, list[events.Record]]:
     path = folder / "topology.yaml"
     path.write_text(yaml.safe_dump(TOPOLOGY | {"rule": rule}))
-    topology, plan = up.planned(path, up.Options())
+    topology, plan = planning.planned(path, Options())
     directory = RunDirectory.create(folder, "run")
-    spec, prepared = up._prepare(topology, plan, directory, up.Options(), View())
+    spec, prepared = preparing.prepare(topology, plan, directory, Options(), View())
     with closing(Recorder(directory, View())) as recorder:
         simulation = _simulation(spec, prepared, View(), recorder)
         simulation.run(0.0, lambda: False)

@@ -22,7 +22,8 @@ from agents.rules import RULES
 from agents.rules.area import AreaState
 from agents.rules.interface import Server
 from agents.vectors import Vector
-from testbed.run import up
+from testbed.run import planning, up
+from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
@@ -141,9 +142,9 @@ def topology(seed: int) -> str:
 
 
 def play(text: str, folder: Path) -> RunDirectory:
-    parsed, plan = up.planned_here(parse(text, "<fuzz>"), up.Options(runtime="virtual"))
+    parsed, plan = planning.planned_here(parse(text, "<fuzz>"), Options(runtime="virtual"))
     directory = RunDirectory.create(folder, "run")
-    up.run(parsed, plan, directory, up.Options(runtime="virtual"), View())
+    up.run(parsed, plan, directory, Options(runtime="virtual"), View())
     return directory
 
 

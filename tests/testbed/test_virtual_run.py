@@ -16,8 +16,9 @@ from analysis.load import Run, load
 from testbed import topology
 from testbed.errors import BadInputError, RunFailedError
 from testbed.plan.costs import given
-from testbed.run import up
+from testbed.run import planning, up
 from testbed.run.optimum import ending
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 from tests.running import TOPOLOGIES, Testbed, interrupt, started
@@ -26,8 +27,8 @@ THEORY = TOPOLOGIES / "theory"
 
 
 def _run(topology: Path, runs: Path, name: str = "run", data: Path | None = None) -> Run:
-    options = up.Options(data_root=data)
-    parsed, plan = up.planned(topology, options)
+    options = Options(data_root=data)
+    parsed, plan = planning.planned(topology, options)
     directory = RunDirectory.create(runs, name)
     up.run(parsed, plan, directory, options, View())
     return load(directory.path)
@@ -283,10 +284,10 @@ def test_a_population_costs_what_takes_part(tmp_path: Path) -> None:
 
 def test_a_virtual_run_is_not_resumed(tmp_path: Path) -> None:
     file = _topology(tmp_path)
-    parsed, plan = up.planned(file, up.Options())
+    parsed, plan = planning.planned(file, Options())
     directory = RunDirectory.create(tmp_path, "run")
     with pytest.raises(BadInputError, match="its seed gives it again"):
-        up.run(parsed, plan, directory, up.Options(resume=True), View())
+        up.run(parsed, plan, directory, Options(resume=True), View())
 
 
 def test_ctrl_c_closes_the_books(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from agents import events
 from agents.config import KEEPALIVE
 from agents.device_actions import SetCpu
 from testbed.errors import RunFailedError
-from testbed.run import up
+from testbed.run import planning, up
+from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 
@@ -37,9 +38,9 @@ def _run(folder: Path, scenario: list[dict[str, Any]], **changes: Any) -> list[e
     }
     path = folder / "topology.yaml"
     path.write_text(yaml.safe_dump(topology | changes))
-    parsed, plan = up.planned(path, up.Options())
+    parsed, plan = planning.planned(path, Options())
     directory = RunDirectory.create(folder, "run")
-    up.run(parsed, plan, directory, up.Options(), View())
+    up.run(parsed, plan, directory, Options(), View())
     return list(events.read(directory.events))
 
 

@@ -118,13 +118,13 @@ class Run:
         """Each update that arrived is in a version or reported as not, and nothing waits for ever."""
         sums = self.fleet.core.core._sums
         assert sums is not None
-        newest = [found.number for found in sums.waiting.values()]
+        newest = set(sums.waiting)
         for _ in range(TIMEOUT + 1):
             self.fleet.end_instant()
-        assert not sums.waiting.keys() & set(newest)
+        assert not sums.waiting & newest
         self.fleet.execute(self.fleet.core.end("interrupted by nobody", self.fleet.now))
         for _ in range(2):
-            if self.fleet.core.core._evaluating:
+            if self.fleet.core.core._evaluations:
                 self.fleet.execute(self.fleet.core.evaluated(0, 1.0, 0.5, self.fleet.now))
         ended = [
             (record.client, record.dispatch)

@@ -1,0 +1,126 @@
+"""Updates that the rule was given and that wait to be applied, and the records of what becomes of them.
+Pure.
+
+Their vectors are not kept: a rule that keeps a running sum is to need one model's memory, however many
+updates go into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from agents import buffers, events
+from agents.aggregator.actions import Log
+from agents.aggregator.dispatches import Dispatched
+from agents.aggregator.inputs import UpdateArrived
+from agents.buffers import Buffers
+from agents.nanoseconds import Nanoseconds, to_seconds
+from agents.rules.interface import Contribution
+from agents.wire import plain_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    record: partial[events.UpdateApplied]
+    """Lacks only what is known when the update is applied."""
+    buffers: Buffers
+
+
+class Arrivals:
+    """By client and dispatch, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, int], _Arrival] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """Client and dispatch of each."""
+        return iter(self._waiting)
+
+    def add(self, event: UpdateArrived, dispatch: Dispatched, epoch: Nanoseconds) -> None:
+        """It answers `dispatch`; `epoch` is what the client's clock showed at time 0."""
+        key = event.sender, event.message.dispatch
+        self._waiting[key] = _Arrival(_record(event, dispatch, epoch), event.message.buffers)
+
+    def of(self, client: str) -> tuple[int, ...]:
+        """The dispatches that the waiting updates of `client` have answered."""
+        return tuple(dispatch for sender, dispatch in self._waiting if sender == client)
+
+    def averaged_buffers(
+        self, old: Buffers, contributions: Sequence[Contribution], *, shares: bool
+    ) -> Buffers:
+        """Those of the version that `contributions`, of which there are some, make, as
+        `agents.buffers.averaged` has them."""
+        weights = {(used.client, used.dispatch): used.weight for used in contributions}
+        arrived = [key for key in self._waiting if key in weights]
+        used = [(weights[key], self._waiting[key].buffers) for key in arrived]
+        return buffers.averaged(old, used, shares=shares)
+
+    def applied(self, used: Contribution, version: int, at: Nanoseconds) -> Log:
+        """It went into `version` with that weight, and waits no longer."""
+        record = self._waiting.pop((used.client, used.dispatch)).record(
+            applied_version=version,
+            staleness=version - 1 - used.base_version,
+            weight=used.weight,
+            applied=to_seconds(at),
+        )
+        return Log(record)
+
+    def dropped(self, client: str, dispatch: int, at: Nanoseconds) -> Log:
+        """It will not be applied, and waits no longer."""
+        return _unapplied(self._waiting.pop((client, dispatch)), at)
+
+    def unapplied(self, at: Nanoseconds) -> list[Log]:
+        """All that still wait when the run ends, at time `at`."""
+        return [_unapplied(arrival, at) for arrival in self._waiting.values()]
+
+
+def _record(
+    event: UpdateArrived, dispatch: Dispatched, epoch: Nanoseconds
+) -> partial[events.UpdateApplied]:
+    """All but what is known at application."""
+    message, before = event.message, event.size
+    masked = message.masked
+    if message.compressed is not None:
+        before = plain_size(message, message.compressed.size)
+    elif masked is not None:
+        before = plain_size(message, masked.words.size)
+    return partial(
+        events.UpdateApplied,
+        client=event.sender,
+        sequence=message.sequence,
+        kind=message.kind,
+        base_version=message.base_version,
+        samples=message.samples,
+        steps=message.steps,
+        loss=message.loss,
+        bytes=event.size,
+        bytes_before=float(before),
+        dispatched=to_seconds(dispatch.at),
+        downloaded=to_seconds(message.downloaded - epoch),
+        train_start=to_seconds(message.train_start - epoch),
+        train_end=to_seconds(message.train_end - epoch),
+        sent=to_seconds(message.sent - epoch),
+        arrived=to_seconds(event.arrived),
+        dispatch=message.dispatch,
+        masking=0.0 if masked is None else to_seconds(masked.took),
+        outside=0 if masked is None else masked.outside,
+    )
+
+
+def _unapplied(arrival: _Arrival, at: Nanoseconds) -> Log:
+    known = arrival.record.keywords
+    return Log(
+        events.RoundUnfinished(
+            at=to_seconds(at),
+            client=known["client"],
+            base_version=known["base_version"],
+            dispatched=known["dispatched"],
+            until=known["arrived"],
+            dispatch=known["dispatch"],
+        )
+    )

@@ -1,0 +1,62 @@
+"""Which models are to be evaluated, and how many of these evaluations are not done. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from agents import events
+from agents.aggregator.actions import Action, Evaluate, Log
+from agents.nanoseconds import Nanoseconds, to_seconds
+from agents.vectors import Vector, norm
+
+_DIVERGED = (
+    "is not finite, or its norm is above 1.8e19: nothing that is trained from it is of use. The updates "
+    "were finite, so it is what the rule makes of them"
+)
+
+
+class Evaluations:
+    """They are done in the order of their requests. With `several`, there may be one before another is
+    done."""
+
+    def __init__(self, *, several: bool) -> None:
+        self._several = several
+        self._taken: deque[Nanoseconds] = deque()
+        """When the models were taken of those that are not done."""
+        self._newest = -1
+        """The last version whose evaluation was requested."""
+        self._diverged = False
+        """Whether an evaluated model was not finite."""
+
+    def __len__(self) -> int:
+        """How many are not done."""
+        return len(self._taken)
+
+    @property
+    def since(self) -> Nanoseconds:
+        """When the model was taken whose evaluation is done next."""
+        return self._taken[0]
+
+    def left(self, version: int) -> int:
+        """How many are to be done yet where the run ends with `version`."""
+        return len(self._taken) + (version != self._newest)
+
+    def request(self, version: int, w: Vector, at: Nanoseconds) -> list[Action]:
+        """Have the model `w`, shape (d,), evaluated as it is now, unless the last evaluation is still
+        going or nothing changed since."""
+        if (self._taken and not self._several) or version == self._newest:
+            return []
+        self._taken.append(at)
+        self._newest = version
+        if self._diverged or norm(w) < math.inf:
+            return [Evaluate(version)]
+        self._diverged = True
+        note = events.Note(to_seconds(at), f"version {version} of the model {_DIVERGED}")
+        return [Log(note), Evaluate(version)]
+
+    def done(self) -> Nanoseconds:
+        """One is done; when its model was taken."""
+        if not self._taken:
+            raise RuntimeError("an evaluation that was not requested")
+        return self._taken.popleft()

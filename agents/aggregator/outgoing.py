@@ -1,0 +1,55 @@
+"""What leaves when an instant is over: the broadcast, then the deferred models, then the requests, so
+that no request overtakes the model that it is about. Pure."""
+
+from __future__ import annotations
+
+from agents.rules.interface import Request, Send
+
+
+class Outgoing:
+    """At most one deferred model and one request of each client: a newer one takes its place.
+
+    A request is remembered until an update of its client was of use (`satisfied`), as the rule waits for
+    one: it may be sent anew (`request_again`)."""
+
+    def __init__(self) -> None:
+        self._broadcast = False
+        self._sends: dict[str, Send] = {}
+        self._requests: dict[str, Request] = {}
+        self._unsatisfied: dict[str, Request] = {}
+
+    def broadcast(self) -> None:
+        self._broadcast = True
+
+    def send(self, send: Send) -> None:
+        self._sends[send.client] = send
+
+    def request(self, request: Request) -> None:
+        self._requests[request.client] = self._unsatisfied[request.client] = request
+
+    def request_again(self, client: str) -> None:
+        """What the rule has requested of `client`, if anything, has not come."""
+        if client in self._unsatisfied:
+            self._requests[client] = self._unsatisfied[client]
+
+    def satisfied(self, client: str) -> None:
+        """The rule is given an update of `client`."""
+        self._unsatisfied.pop(client, None)
+        self._requests.pop(client, None)
+
+    def forget(self, client: str) -> None:
+        """`client` is gone."""
+        self.satisfied(client)
+        self._sends.pop(client, None)
+
+    def clear(self) -> None:
+        """Nothing more is to leave."""
+        self._broadcast = False
+        self._sends.clear()
+        self._requests.clear()
+
+    def take(self) -> tuple[bool, list[Send], list[Request]]:
+        """Whether there is a broadcast, the deferred models, and the requests: they leave now."""
+        taken = self._broadcast, [*self._sends.values()], [*self._requests.values()]
+        self.clear()
+        return taken

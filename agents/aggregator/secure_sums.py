@@ -1,0 +1,173 @@
+"""The sums that the rule has asked for where updates come masked: what each is made of, and what becomes
+of it. Pure.
+
+A masked update waits for the sum that it is to go into. A sum waits for the shares of its masks: it is
+`Opened` as soon as enough clients have answered, and `Lost` as soon as too few are left that can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+
+from agents.nanoseconds import Nanoseconds, from_seconds
+from agents.rules.interface import SumUp
+from agents.secure.field import Words
+from agents.secure.masked import Masked
+from agents.secure.sums import Sum, Summand, Sums
+from agents.vectors import Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Sum `number` waits for the shares of `holders`."""
+
+    number: int
+    holders: Set[str]
+    updates: list[tuple[str, int, int]]
+    """Client, dispatch and weight of each update in it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    number: int
+    wanted: SumUp
+    """With the weights that the updates have in `total`."""
+    total: Vector
+    """float64, shape (d,)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lost:
+    number: int
+    wanted: SumUp
+    """Nothing comes of its updates."""
+    reason: str
+    """What follows `its buffer`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Received:
+    """An update that waits for its sum."""
+
+    masked: Masked
+    lost_by: set[str] = field(default_factory=set)
+    """Clients that have left since, and with them their shares of its mask."""
+
+
+class SecureSums:
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+        self._received: dict[tuple[str, int], _Received] = {}
+        """By client and dispatch."""
+        self._wanted: dict[int, SumUp] = {}
+        """By number of those that are waiting."""
+
+    @property
+    def waiting(self) -> Set[int]:
+        """Numbers of the sums that are neither opened nor lost."""
+        return self._wanted.keys()
+
+    @property
+    def timeout(self) -> Nanoseconds:
+        """From when shares were asked for: what has not been opened by then is lost."""
+        return from_seconds(self._sums.settings.timeout)
+
+    def receive(self, client: str, dispatch: int, masked: Masked) -> None:
+        """An update that the rule is given."""
+        self._received[client, dispatch] = _Received(masked)
+
+    def drop(self, client: str, dispatch: int) -> None:
+        """The rule has no use for that update."""
+        self._received.pop((client, dispatch), None)
+
+    def begin(self, wanted: SumUp, present: Set[str]) -> Asked | Lost:
+        """A sum of updates that were received; `present` are those who can answer."""
+        summands, lost_by = [], {}
+        for used in wanted.contributions:
+            key = used.client, used.dispatch
+            received = self._received.pop(key)
+            summands.append(Summand(*key, used.weight, received.masked))
+            lost_by[key] = received.lost_by
+        found = self._sums.begin(summands, lost_by)
+        found.holders &= present
+        self._wanted[found.number] = wanted
+        if self._sums.lost(found):
+            return self._lose(found)
+        return Asked(found.number, found.holders, found.wanted)
+
+    def awaits(self, client: str, number: int) -> bool:
+        """Whether the shares of `client` for sum `number` are of use."""
+        found = self._sums.waiting.get(number)
+        return found is not None and client in found.holders and client not in found.answers
+
+    def unfit(self, shares: Words) -> str | None:
+        """Why they are no shares of a sum, or None."""
+        if shares.size != self._sums.code.length:
+            return f"a sum of shares of {shares.size} words"
+        return None
+
+    def answer(self, number: int, client: str, shares: Words | None) -> Opened | Lost | None:
+        """What comes of sum `number` as `client` has answered, None if it cannot. An answer that comes
+        late, as enough others were faster, is of no use."""
+        found = self._sums.answer(number, client, shares)
+        if found is None:
+            return None
+        if self._sums.complete(found):
+            return self._open(found)
+        return self._lose(found) if self._sums.lost(found) else None
+
+    def gone(self, client: str) -> list[Lost]:
+        """`client` has left: the sums that cannot be opened without it."""
+        for received in self._received.values():
+            received.lost_by.add(client)
+        return [self._lose(found) for found in self._sums.gone(client) if self._sums.lost(found)]
+
+    def give_up(self, number: int) -> Lost:
+        """Sum `number`, which is waiting, has waited for too long."""
+        return self._lose(self._sums.waiting[number])
+
+    def _open(self, found: Sum) -> Opened:
+        wanted, largest = self._wanted.pop(found.number), self._sums.settings.largest_weight
+        used = tuple(
+            replace(one, weight=found.weights[one.client, one.dispatch] / largest)
+            for one in wanted.contributions
+        )
+        return Opened(found.number, replace(wanted, contributions=used), self._sums.opened(found))
+
+    def _lose(self, found: Sum) -> Lost:
+        del self._sums.waiting[found.number]
+        reason = (
+            f"is lost: {len(found.answers)} of {self._sums.settings.needed} clients that are needed "
+            f"have answered, and {len(found.holders)} could"
+        )
+        return Lost(found.number, self._wanted.pop(found.number), reason)
+
+
+class Losses:
+    """Updates that were lost with their sum, of clients that remember what was applied of theirs: every
+    dispatch tells the client, until it has answered one that did."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, dict[int, int]] = {}
+        """By client and lost update's dispatch: the first dispatch that told of it, 0 for none yet."""
+
+    def add(self, client: str, dispatch: int) -> None:
+        """The update that answered `dispatch` is lost."""
+        self._told.setdefault(client, {})[dispatch] = 0
+
+    def tell(self, client: str, number: int) -> tuple[int, ...]:
+        """What dispatch `number` is to tell `client`: which of its dispatches were answered in vain."""
+        told = self._told.get(client, {})
+        for dispatch, first in told.items():
+            told[dispatch] = first or number
+        return tuple(told)
+
+    def heard(self, client: str, number: int) -> None:
+        """`client` has answered dispatch `number`, and so knows what that told it."""
+        if client in self._told:
+            told = self._told[client].items()
+            self._told[client] = {one: first for one, first in told if not 0 < first <= number}
+
+    def forget(self, client: str) -> None:
+        self._told.pop(client, None)

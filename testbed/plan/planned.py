@@ -1,0 +1,217 @@
+"""What a plan is: devices with quotas and limits, on the cores of one host or of several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from agents.clock import in_host_time
+from agents.config import Access, Duration, Link, Local, Named
+from testbed.host.die_with_parent import cpu_numbers
+from testbed.plan import feasibility
+from testbed.plan.gpus import PlannedGpu
+from testbed.plan.placement import PlannedNode
+from testbed.plan.shaper import Shaper
+from testbed.topology.units import format_duration
+from testbed.traits import Traits, traits
+
+_MIN_SLICE_MICROSECONDS = 5_000
+"""Of work at a time: each begins with cold caches, which take some of it."""
+_MIN_RATE_BITS_PER_SECOND = 8
+"""The kernel counts in bytes per second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDevice:
+    name: str
+    group: str
+    cpu: float | None
+    """Share of one host core; given where the runtime is real."""
+    memory: int
+    """Bytes."""
+    local: Local
+    link: Link | None = None
+    """Its own, as the run begins."""
+    access: Access | None = None
+    """Its access link, shared with others."""
+    think: Duration | None = None
+    timing: Duration | None = None
+    """Of a training at the least, from when it could begin; still to be divided by `speed`."""
+    gflops: float | None = None
+    """1e9 operations per second; still to be multiplied by `speed`."""
+    speed: float = 1.0
+    """This device's own, as drawn."""
+    compression: Named | None = None
+    """Of its updates (`agents.compression`)."""
+    byzantine: Named | None = None
+    """The attack that its client makes (`agents.client.byzantine`)."""
+    power: Mapping[str, float] | None = None
+    """Watts, by state."""
+    gpu: PlannedGpu | None = None
+    """What it trains on in place of the CPU."""
+    dilation: float = 1.0
+    """Seconds of the host that make one of the device's: it gets as much less of everything."""
+    core: float = 1.0
+    """How fast a core of its machine is, in cores of this host."""
+
+    @property
+    def share(self) -> float:
+        """Of a host core, for a device that is to be launched. Raises ValueError where it has no cpu."""
+        if self.cpu is None:
+            raise ValueError(f"{self.name} has no cpu: it exists in virtual time only")
+        return self.cpu / self.dilation
+
+    @property
+    def host_link(self) -> Link | None:
+        """The link as the host has to make it."""
+        return None if self.link is None else Link(**dilated(asdict(self.link), self.dilation))
+
+    @property
+    def host_access(self) -> Access | None:
+        """As the host has to make it."""
+        return None if self.access is None else Access(**dilated(asdict(self.access), self.dilation))
+
+    @property
+    def host_end_to_end(self) -> Link | None:
+        """The whole path from device to server, as the host has to make it, for a device alone on it."""
+        return None if self.direct else (self.host_link or Link()).behind(self.host_access)
+
+    @property
+    def direct(self) -> bool:
+        """Whether its path to the server is not shaped."""
+        return self.link is None and self.access is None
+
+    @property
+    def shared(self) -> str:
+        """Name of the part of that path that it shares with other devices; else its own name."""
+        return self.name if self.access is None else self.access.name
+
+    @property
+    def period(self) -> int:
+        """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in; the kernel
+        takes no more than 1 s. In stretched time there is more time between two slices, and caches are
+        colder: as much work gets done in a second of CPU if slices are longer (`make dilation`)."""
+        least = _MIN_SLICE_MICROSECONDS * math.sqrt(self.dilation)
+        return min(max(10_000, round(least / self.share)), 1_000_000)
+
+    @property
+    def quota(self) -> int:
+        """CFS quota in µs per period."""
+        return round(self.share * self.period)
+
+    @property
+    def weight(self) -> int:
+        """CPU weight against other devices that want a core at once: as the shares are, so that a
+        period's quota is met also where another's slice is as long as the period."""
+        return max(2, round(10_000 * self.share))
+
+    @property
+    def threads(self) -> int:
+        """Torch threads: more than the quota's cores only wait for each other."""
+        return max(1, -(-self.quota // self.period))
+
+    @property
+    def profile(self) -> str:
+        """This device's hardware in a table: `0.25 cpu, 512 MiB` or `10 gflops`."""
+        facts = (
+            f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB" if self.cpu is not None else "",
+            f"{self.gflops:g} gflops" if self.gflops is not None else "",
+            f"timing {told_duration(self.timing)}" if self.timing is not None else "",
+        )
+        return ", ".join(filter(None, facts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will be launched. In virtual time nothing is, and no cores are assigned."""
+
+    runtime: str
+    """Its name in `testbed.traits.RUNTIMES`."""
+    devices: tuple[PlannedDevice, ...]
+    infrastructure_cpus: str = ""
+    """cpuset of broker and aggregator, as in `0` or `0-1`."""
+    device_cpus: str = ""
+    """cpuset of the devices."""
+    evaluation_cpus: str = ""
+    """cpuset of the aggregator's evaluations; empty: the aggregator's."""
+    device_capacity: float = 0.0
+    """Cores that the devices can have in all."""
+    dilation: float = 1.0
+    """Seconds of the host that make one of device time."""
+    shaper: Shaper | None = None
+    """The links' shaper; None where no device has a link."""
+    oversubscribed: bool = False
+    """Whether the devices may ask for more than `device_capacity`."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what of the devices' profiles is emulated in another way, or not at all."""
+    nodes: tuple[PlannedNode, ...] = ()
+    """The machines, where there are several: this one first."""
+    placement: Mapping[str, str] = field(default_factory=dict)
+    """Id of each device's node, where there are several."""
+    shares: tuple[str, ...] = ()
+    """Sentences on how the CPU shares of profiles were found."""
+
+    @property
+    def cpus(self) -> set[int]:
+        """Numbers of the CPUs of broker, aggregator and devices."""
+        return cpu_numbers(self.infrastructure_cpus) | cpu_numbers(self.device_cpus)
+
+    @property
+    def aggregator_cpus(self) -> str:
+        """cpuset of the aggregator, evaluations included."""
+        return ",".join(filter(None, (self.infrastructure_cpus, self.evaluation_cpus)))
+
+    def node_of(self, device: str) -> PlannedNode | None:
+        """The machine that `device` is on, where there are several."""
+        return next((node for node in self.nodes if node.id == self.placement[device]), None)
+
+    def cpus_of(self, device: str) -> str:
+        """cpuset of `device`, on its machine."""
+        node = self.node_of(device)
+        return self.device_cpus if node is None else cpuset(node.devices)
+
+    @property
+    def traits(self) -> Traits:
+        """What the runtime can do."""
+        return traits(self.runtime)
+
+    def too_much(self, shares: Iterable[float]) -> str | None:
+        """What is wrong with `shares` of the devices, in cores of device time; None where they fit."""
+        if self.oversubscribed:
+            return None
+        return feasibility.too_much(shares, self.device_capacity * self.dilation)
+
+    def too_little(self, share: float) -> str | None:
+        """What is wrong with a device's `share` of a core, in device time; None where it can be had."""
+        return feasibility.too_little(share, self.dilation) if self.traits.cgroups else None
+
+
+def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
+    """Fields of a link in device time, as the host has to make them."""
+    made = in_host_time(changes, dilation)
+    for name in ("up", "down"):
+        if made.get(name) is not None:
+            made[name] = max(_MIN_RATE_BITS_PER_SECOND, round(made[name]))
+    return made
+
+
+def cpuset(cores: Sequence[int]) -> str:
+    """The kernel's notation: `0`, `1-3`, `0,2-3`."""
+    ranges: list[list[int]] = []
+    for core in cores:
+        if ranges and core == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [core]
+        else:
+            ranges.append([core])
+    return ",".join("-".join(map(str, span)) for span in ranges)
+
+
+def told_duration(duration: Duration | None) -> str | None:
+    """`200ms`, or the name of the distribution."""
+    if duration is None:
+        return None
+    if duration.distribution == "constant":
+        return format_duration(duration.params["value"])
+    return duration.distribution

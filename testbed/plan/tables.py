@@ -1,0 +1,82 @@
+"""Tables of a plan, for `testbed plan`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from agents.config import Link, Local
+from testbed.plan.feasibility import gib
+from testbed.plan.planned import Plan, PlannedDevice, cpuset, told_duration
+from testbed.topology.units import format_duration, format_rate, format_size
+from testbed.traits import Traits
+
+_OPTIONAL = (
+    *("cpu", "quota", "memory", "gpu", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
+    *("compression", "byzantine", "node"),
+)
+
+
+def describe(plan: Plan) -> list[dict[str, Any]]:
+    """A row per device with what it is given, for `testbed plan`: values that no device has get no
+    column."""
+    names = {node.id: node.name for node in plan.nodes}
+    rows = [
+        {**_row(device, plan.traits), "node": names.get(plan.placement.get(device.name, ""))}
+        for device in plan.devices
+    ]
+    unused = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
+    return [{name: value for name, value in row.items() if name not in unused} for row in rows]
+
+
+def by_node(plan: Plan) -> list[dict[str, Any]]:
+    """A row for each of several machines: what its devices ask for, and what it has for them; its `core`
+    is in cores of this host, where that is known."""
+    on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
+    for device in plan.devices:
+        on[plan.placement[device.name]].append(device)
+    measured = any(node.core is not None for node in plan.nodes)
+    return [
+        {
+            "node": node.name,
+            "devices": len(on[node.id]),
+            "cores": f"{math.fsum(one.share for one in on[node.id]):.3g} of {node.capacity:g}",
+            **({"core": f"{node.core or 1.0:.2f}"} if measured else {}),
+            "memory": f"{gib(sum(one.memory for one in on[node.id]))} of {gib(node.memory)}",
+            "device cpus": cpuset(node.devices),
+            "others": f"cpu {cpuset(node.infrastructure)}: "
+            + ("broker, aggregator, router" if node.here else "router"),
+        }
+        for node in plan.nodes
+    ]
+
+
+def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
+    link = device.link or Link()
+    quota = None if traits.simulated else f"{device.quota / 1000:g}/{device.period / 1000:g} ms"
+    return {
+        "device": device.name,
+        "cpu": device.cpu,
+        "quota": quota,
+        "memory": format_size(device.memory) if traits.cgroups else None,
+        "gpu": None if device.gpu is None else device.gpu.told,
+        "gflops": device.gflops,
+        "timing": told_duration(device.timing),
+        "speed": None if device.speed == 1 else round(device.speed, 3),
+        "up": link.up and format_rate(link.up),
+        "down": link.down and format_rate(link.down),
+        "rtt": format_duration(link.rtt) if link.rtt else None,
+        "jitter": format_duration(link.jitter) if link.jitter else None,
+        "loss": f"{link.loss:.3g}" if link.loss else None,
+        "access": None if device.access is None else device.access.name,
+        "think": told_duration(device.think),
+        "local": _local(device.local),
+        "compression": None if device.compression is None else device.compression.name,
+        "byzantine": None if device.byzantine is None else device.byzantine.name,
+    }
+
+
+def _local(local: Local) -> str:
+    number, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
+    other = "" if local.optimizer == "sgd" else f", {local.optimizer}"
+    return f"{number} {unit}{'' if number == 1 else 's'} x {local.batch_size}{other}"

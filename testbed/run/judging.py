@@ -1,0 +1,54 @@
+"""The verdict on an emulated run: what its devices got, held against what was requested."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agents import events
+from agents.clock import in_device_time
+from testbed.fidelity import Clock, measure, requested
+from testbed.fidelity.validity import Judgement, Validity, verdict
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.tail import Samples
+
+if TYPE_CHECKING:
+    from testbed.run.controller import Controller
+
+
+def judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
+    """The fidelity of the run's last part, saved in the run directory; the validity of the whole run;
+    and of how many parts it is, each from a start of the run clock."""
+    records = list(events.read(spec.directory.events))
+    begins = [record.at for record in records if isinstance(record, events.RunStarted)]
+    begin = begins[-1] if begins else 0.0
+    end = max((record.at for record in records), default=math.inf)
+    dilation = spec.plan.dilation
+    devices = requested.devices(spec, records)
+    trainings = requested.trainings(devices, records)
+    fidelity = measure(
+        devices,
+        (in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
+        Clock(epoch / dilation, begin=begin, end=end),
+        trainings,
+    )
+    fidelity = replace(fidelity, clocks=controller.clocks)
+    fidelity.save(spec.directory.fidelity)
+    steps = tuple(requested.steps(records))
+    last = verdict(
+        controller.host_samples,
+        fidelity,
+        steps=steps,
+        trainings=trainings.values(),
+        failures=controller.failures,
+        others=controller.other_samples,
+        disruptions=[
+            record for record in records if isinstance(record, events.Disrupted) and record.at >= begin
+        ],
+    )
+    former = spec.directory.read_manifest()
+    earlier = former.get("validity")
+    covered = 0 if earlier is None else former.get("judged_parts", 1)
+    whole = last.after(Validity.from_dict(earlier or {}), max(0, len(begins) - 1 - covered))
+    return Judgement(fidelity, whole, steps), len(begins)

@@ -1,0 +1,70 @@
+"""From a topology to its plan on this host, or on the machines that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from testbed import console
+from testbed.errors import BadInputError
+from testbed.host.nodes import Node
+from testbed.plan import Plan, here
+from testbed.plan.calibration import Calibration, calibrate
+from testbed.plan.resolution import resolved
+from testbed.run.options import Options
+from testbed.runtimes import emulator
+from testbed.topology import Topology, load, machines
+from testbed.traits import emulated, those, traits
+
+
+def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
+    """The topology and its plan on this host. Raises BadInputError."""
+    return planned_here(load(path), options)
+
+
+def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
+    """`topology`, resolved, and its plan on this host. Raises BadInputError."""
+    topology = resolved(topology)
+    here.check_model(topology)
+    runtime = chosen_runtime(options, topology.runtime.name)
+    if not traits(runtime).images:
+        here.check_requirements(topology)
+    nodes = _nodes(runtime, options)
+    return here.planned(
+        topology,
+        runtime,
+        nodes,
+        lambda: _speeds(nodes, topology, options),
+        oversubscribe=options.oversubscribe,
+    )
+
+
+def chosen_runtime(options: Options, requested: str = "auto") -> str:
+    """Name of the runtime: the command line's, else the topology's; `auto` is resolved for this host."""
+    runtime = options.runtime or requested
+    if runtime == "auto":
+        single = (name for name in emulated() if not traits(name).many_hosts)
+        return next(name for name in single if emulator(name).available())
+    return runtime
+
+
+def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
+    """The machines to plan for, as described or as they are; none where the runtime has this one alone.
+    Raises BadInputError."""
+    if traits(runtime).many_hosts:
+        from testbed.host import swarm  # with the Docker SDK
+
+        return tuple(swarm.here() if options.nodes is None else machines.read(options.nodes))
+    if options.nodes is not None:
+        other = those(lambda t: t.many_hosts)
+        raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
+    return ()
+
+
+def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict[str, Calibration]:
+    """How fast a core of each node is: as described, by this host's, or as measured there."""
+    if options.nodes is not None:
+        return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
+    from testbed.runtimes import swarm_visit  # with the Docker SDK, which takes half a second
+
+    return swarm_visit.calibrations(nodes, topology.runtime.registry, console.remark)

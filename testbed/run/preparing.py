@@ -1,0 +1,81 @@
+"""What a run needs before anything is started: its data, its code, and what its directory holds from the
+start."""
+
+from __future__ import annotations
+
+import time
+
+from testbed.errors import BadInputError
+from testbed.plan import Plan, datasets, model_check, preparation
+from testbed.plan.agent_configs import RunSpec
+from testbed.plan.preparation import Prepared
+from testbed.run import manifest
+from testbed.run.options import Options
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import Topology
+from testbed.view import View
+
+
+def prepare(
+    topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
+) -> tuple[RunSpec, Prepared]:
+    """Partition the data and write what the run directory holds from the start. Raises
+    TestbedError."""
+    if options.resume and (why := plan.traits.unresumable):
+        raise BadInputError(
+            f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
+            f"testbed up {directory.topology}"
+        )
+    topology = with_kept_code(topology, directory, resume=options.resume)
+    if not options.resume:
+        directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
+        directory.write_manifest(run=directory.run, created=time.time())
+        if topology.task.initial is not None or model_check.freezes(topology):
+            from testbed.plan import models
+
+            models.write_start(topology, directory)
+    directory.claim()
+    task = topology.task
+    chosen = datasets.source(topology)
+    data = f"{chosen.name}, {task.partition.scheme} partition" if chosen else task.name
+    for sentence in plan.shares:
+        view.progress(sentence)
+    view.progress(f"Preparing the data: {data}")
+    prepared = preparation.prepare(topology, options.data_root, view.progress)
+    model_check.check_data(topology, prepared)
+    model_check.try_step(topology, prepared)
+    for remark in prepared.remarks:
+        view.progress(remark)
+    samples = {client: len(own) for client, own in prepared.indices.items()}
+    spec = RunSpec(directory, topology, plan, samples, options.verbose)
+    remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
+    own = own_data(topology, directory, view)
+    described = manifest.describe(spec, preparation.label_counts(prepared))
+    directory.write_manifest(**described, **remarks, **own)
+    return spec, prepared
+
+
+def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
+    """What the manifest has of the run's own data files; `view` is told where a run goes on with others
+    than it began with. Raises BadInputError."""
+    files = datasets.own_files(topology)
+    if directory.read_manifest().get("data_files", files) != files:
+        view.progress(
+            "Warning: the data files have other sizes, or times of change, than when the run began; if "
+            "their content is another, too, start a new run"
+        )
+    return {"data_files": files} if files else {}
+
+
+def with_kept_code(topology: Topology, directory: RunDirectory, *, resume: bool) -> Topology:
+    """`topology` with its own code as `directory` keeps it, by the path from there: a copy, so that a
+    run that goes on, or is replayed, is of the same code. Raises BadInputError where it was changed."""
+    code = topology.own_code
+    if code is None:
+        return topology
+    if not resume:
+        code.copy(directory.code)
+        directory.write_manifest(code=code.digest)
+    elif directory.read_manifest().get("code") != code.digest:
+        raise BadInputError(f"{directory.code} was changed since the run began: start a new run with it")
+    return topology.with_code(directory.code.name)

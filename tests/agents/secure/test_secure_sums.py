@@ -1,0 +1,164 @@
+"""What becomes of the sums that a rule has asked for, as clients answer and leave. All masks are 0 here,
+and so are their shares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.aggregator.secure_sums import Asked, Losses, Lost, Opened, SecureSums
+from agents.config import SecureRun
+from agents.rules.interface import Contribution, SumUp
+from agents.secure.masked import Masked
+from agents.secure.sums import Sums
+
+_CLIENTS = ["a", "b", "c", "d"]
+_SETTINGS = SecureRun(
+    clients=_CLIENTS,
+    updates=2,
+    largest_weight=2,
+    colluding=1,
+    needed=3,
+    range=127.0,
+    bits=8,
+    timeout=30.0,
+)
+_SHARE = np.zeros(2, np.uint32)
+
+
+def sums_of(*clients: str) -> SecureSums:
+    """With an update of each of `clients`, 1 in three places, that answers dispatch 1. All have a share
+    of its mask."""
+    sums = SecureSums(Sums(_SETTINGS, 3))
+    for client in clients:
+        sums.receive(client, 1, Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0))
+    return sums
+
+
+def wanted(*clients: str, weight: float = 1.0) -> SumUp:
+    return SumUp(tuple(Contribution(client, 1, 0, weight) for client in clients))
+
+
+def begun(sums: SecureSums, *clients: str) -> Asked:
+    asked = sums.begin(wanted(*clients), set(_CLIENTS))
+    assert isinstance(asked, Asked)
+    return asked
+
+
+def test_the_sum_has_the_weights_that_were_used_up_to_rounding() -> None:
+    sums = sums_of("a", "b")
+    asked = sums.begin(
+        SumUp((Contribution("a", 1, 0, 1.0), Contribution("b", 1, 0, 0.6))), set(_CLIENTS)
+    )
+    assert isinstance(asked, Asked)
+    assert asked.updates == [("a", 1, 2), ("b", 1, 1)]
+    assert sums.answer(asked.number, "a", _SHARE) is sums.answer(asked.number, "b", _SHARE) is None
+    opened = sums.answer(asked.number, "c", _SHARE)
+    assert isinstance(opened, Opened)
+    assert [used.weight for used in opened.wanted.contributions] == [1.0, 0.5]
+    assert opened.total.tolist() == [1.5, 1.5, 1.5]
+
+
+_EVENTS = st.lists(
+    st.tuples(st.sampled_from(_CLIENTS), st.sampled_from(["answers", "cannot", "leaves"])), max_size=8
+)
+
+
+@given(_EVENTS)
+def test_it_is_opened_when_three_have_answered_and_lost_when_two_cannot(
+    events: list[tuple[str, str]],
+) -> None:
+    """Whichever is first; who has answered may leave."""
+    sums = sums_of("a", "b")
+    number = begun(sums, "a", "b").number
+    answered: set[str] = set()
+    unable: set[str] = set()
+    for client, what in events:
+        known = client in answered | unable
+        assert sums.awaits(client, number) == (number in sums.waiting and not known)
+        if what == "leaves":
+            came: Opened | Lost | None = next(iter(sums.gone(client)), None)
+        else:
+            came = sums.answer(number, client, _SHARE if what == "answers" else None)
+        if not known:
+            (answered if what == "answers" else unable).add(client)
+        if len(answered) == 3:
+            assert isinstance(came, Opened)
+        elif len(unable) == 2:
+            assert isinstance(came, Lost)
+            assert came.wanted.contributions == wanted("a", "b").contributions
+            assert came.reason == (
+                f"is lost: {len(answered)} of 3 clients that are needed have answered, and 2 could"
+            )
+        else:
+            assert came is None
+        if came is not None:
+            assert number not in sums.waiting
+            assert sums.answer(number, "d", _SHARE) is None  # late
+            assert sums.gone("d") == []
+            return
+
+
+def test_who_left_has_lost_its_shares_of_what_had_come_and_is_not_asked() -> None:
+    sums = sums_of("a", "b")
+    assert sums.gone("d") == []
+    sums.receive("c", 1, Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0))
+    assert begun(sums, "b", "c").holders == {"a", "b", "c"}
+    sums = sums_of("a", "b")
+    asked = sums.begin(wanted("a", "b"), {"a", "b", "c"})
+    assert isinstance(asked, Asked)
+    assert asked.holders == {"a", "b", "c"}
+
+
+def test_what_too_few_can_open_is_lost_at_once() -> None:
+    lost = sums_of("a", "b").begin(wanted("a", "b"), {"a", "b"})
+    assert isinstance(lost, Lost)
+    assert lost.reason == "is lost: 0 of 3 clients that are needed have answered, and 2 could"
+
+
+def test_one_client_keeps_several_sums_from_being_opened() -> None:
+    sums = sums_of("a", "b", "c", "d")
+    numbers = [begun(sums, "a", "b").number, begun(sums, "c", "d").number]
+    assert sums.gone("a") == []
+    assert [lost.number for lost in sums.gone("d")] == numbers
+    assert not sums.waiting
+
+
+def test_what_has_waited_for_too_long_is_lost_alone() -> None:
+    sums = sums_of("a", "b", "c", "d")
+    first, second = begun(sums, "a", "b").number, begun(sums, "c", "d").number
+    assert sums.timeout == 30_000_000_000
+    assert sums.give_up(first).number == first
+    assert set(sums.waiting) == {second}
+
+
+def test_what_the_rule_has_no_use_for_is_in_no_sum() -> None:
+    sums = sums_of("a", "b")
+    sums.drop("a", 1)
+    sums.drop("a", 1)
+    with pytest.raises(KeyError):
+        sums.begin(wanted("a", "b"), set(_CLIENTS))
+
+
+def test_shares_are_of_one_length() -> None:
+    assert sums_of().unfit(_SHARE) is None
+    assert sums_of().unfit(np.zeros(3, np.uint32)) == "a sum of shares of 3 words"
+
+
+def test_a_client_is_told_of_a_loss_until_it_answers_what_told_it() -> None:
+    losses = Losses()
+    losses.add("a", 1)
+    losses.heard("a", 4)  # an answer to what was sent before the loss was known
+    assert losses.tell("a", 5) == (1,)
+    losses.add("a", 2)
+    assert losses.tell("a", 6) == (1, 2)
+    assert losses.tell("b", 7) == ()
+    losses.heard("a", 5)
+    assert losses.tell("a", 8) == (2,)
+    losses.heard("a", 8)
+    assert losses.tell("a", 9) == ()
+    losses.add("a", 3)
+    losses.forget("a")
+    assert losses.tell("a", 10) == ()

@@ -1,0 +1,85 @@
+"""Updates that wait to be applied, and the records of what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents import events
+from agents.aggregator.arrivals import Arrivals
+from agents.aggregator.dispatches import Dispatched
+from agents.aggregator.inputs import UpdateArrived
+from agents.buffers import NONE, Buffers
+from agents.nanoseconds import SECOND, from_seconds
+from agents.rules.interface import Contribution
+from tests.agents.helpers import message
+
+
+def arrivals(*keys: tuple[str, int], buffers: tuple[Buffers, ...] = ()) -> Arrivals:
+    """Of the model of version 3, sent at 0.0625 s and back at 1 s of a run that began at 100 s."""
+    found = Arrivals()
+    for place, (client, dispatch) in enumerate(keys):
+        update = message(client, dispatch, base_version=3, buffers=buffers[place] if buffers else NONE)
+        event = UpdateArrived(SECOND, client, 1000, SECOND, update)
+        found.add(event, Dispatched(3, from_seconds(0.0625)), epoch=100 * SECOND)
+    return found
+
+
+def test_the_record_of_one_that_is_applied_is_in_seconds_of_the_run() -> None:
+    waiting = arrivals(("a", 1), ("b", 2))
+    record = waiting.applied(Contribution("a", 1, base_version=3, weight=0.5), 6, 2 * SECOND).record
+    assert record == events.UpdateApplied(
+        client="a",
+        sequence=1,
+        kind="delta",
+        base_version=3,
+        samples=10,
+        steps=2,
+        loss=0.5,
+        bytes=1000,
+        bytes_before=1000.0,
+        dispatched=0.0625,
+        downloaded=0.125,
+        train_start=0.25,
+        train_end=0.375,
+        sent=0.5,
+        arrived=1.0,
+        dispatch=1,
+        masking=0.0,
+        outside=0,
+        applied_version=6,
+        staleness=2,
+        weight=0.5,
+        applied=2.0,
+    )
+    assert [*waiting] == [("b", 2)]
+
+
+def test_of_one_that_is_not_its_round_is_unfinished() -> None:
+    waiting = arrivals(("a", 1), ("b", 2), ("a", 3))
+    expected = events.RoundUnfinished(
+        at=2.0, client="b", base_version=3, dispatched=0.0625, until=1.0, dispatch=2
+    )
+    assert waiting.dropped("b", 2, 2 * SECOND).record == expected
+    others = [replace(expected, client="a", dispatch=number, at=3.0) for number in (1, 3)]
+    assert [log.record for log in waiting.unapplied(3 * SECOND)] == others
+
+
+def test_they_wait_in_the_order_of_their_arrival() -> None:
+    waiting = arrivals(("a", 1), ("b", 2), ("a", 3))
+    assert (len(waiting), [*waiting]) == (3, [("a", 1), ("b", 2), ("a", 3)])
+    assert (waiting.of("a"), waiting.of("c")) == ((1, 3), ())
+
+
+def test_buffers_are_of_those_that_are_used_and_integers_of_the_last_to_arrive() -> None:
+    made = tuple(
+        Buffers(np.array([value], np.float32), np.array([value], np.int64)) for value in (1, 4, 7)
+    )
+    waiting = arrivals(("a", 1), ("b", 2), ("c", 3), buffers=made)
+    used = [Contribution("b", 2, 3, weight=1.0), Contribution("a", 1, 3, weight=2.0)]
+    found = waiting.averaged_buffers(made[2], used, shares=False)
+    assert found.floats.tolist() == pytest.approx([2.0])
+    assert found.integers.tolist() == [4]
+    assert len(waiting) == 3

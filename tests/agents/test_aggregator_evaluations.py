@@ -1,0 +1,54 @@
+"""Which models are evaluated, and which evaluations are not done."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agents import events
+from agents.aggregator.actions import Evaluate, Log
+from agents.aggregator.evaluations import Evaluations
+
+_W = np.zeros(2, np.float32)
+
+
+def test_one_at_a_time_and_each_version_once() -> None:
+    evaluations = Evaluations(several=False)
+    assert evaluations.request(0, _W, at=5) == [Evaluate(0)]
+    assert evaluations.request(1, _W, at=6) == []  # 0 is not done
+    assert (len(evaluations), evaluations.since, evaluations.done()) == (1, 5, 5)
+    assert evaluations.request(0, _W, at=7) == []  # nothing has changed
+    assert evaluations.request(1, _W, at=8) == [Evaluate(1)]
+    assert evaluations.since == 8
+
+
+def test_or_several_which_are_done_in_their_order() -> None:
+    evaluations = Evaluations(several=True)
+    for version in (0, 1, 3):
+        assert evaluations.request(version, _W, at=10 * version) == [Evaluate(version)]
+    assert evaluations.request(3, _W, at=40) == []
+    assert [evaluations.done() for _ in range(3)] == [0, 10, 30]
+    with pytest.raises(RuntimeError, match="not requested"):
+        evaluations.done()
+
+
+def test_what_is_left_at_the_end_includes_the_last_version() -> None:
+    evaluations = Evaluations(several=True)
+    assert evaluations.left(0) == 1
+    evaluations.request(0, _W, at=0)
+    assert evaluations.left(0) == 1
+    assert evaluations.left(1) == 2
+    evaluations.done()
+    assert evaluations.left(0) == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2e19])
+def test_that_the_model_has_diverged_is_told_once(value: float) -> None:
+    evaluations = Evaluations(several=True)
+    diverged = np.array([0, value], np.float32)
+    told, evaluate = evaluations.request(1, diverged, at=2_000_000_000)
+    assert isinstance(told, Log)
+    assert isinstance(told.record, events.Note)
+    assert (told.record.at, evaluate) == (2.0, Evaluate(1))
+    assert told.record.message.startswith("version 1 of the model is not finite")
+    assert evaluations.request(2, diverged, at=3) == [Evaluate(2)]

@@ -1,0 +1,232 @@
+"""Which updates a rule is given: those that can be what a client made of the model that it was sent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import vectors
+from agents.aggregator.dispatches import Dispatched
+from agents.aggregator.inputs import UpdateArrived
+from agents.aggregator.settings import Settings
+from agents.aggregator.validation import Validation
+from agents.buffers import Buffers
+from agents.client_side import ClientSide, Kind
+from agents.compression import TopK
+from agents.config import Bounds, SecureRun, Stop
+from agents.nanoseconds import SECOND, from_seconds
+from agents.rules.interface import Server
+from agents.secure.masked import DIVERGED, Masked
+from agents.secure.sums import Sums
+from agents.vectors import Vector
+from agents.wire import UpdateMessage
+from tests.agents.helpers import message
+
+_W = np.array([1, 2, 2], np.float32)
+_SECURE = SecureRun(
+    clients=["a", "b", "c"],
+    updates=2,
+    largest_weight=1,
+    colluding=1,
+    needed=2,
+    range=1.0,
+    bits=20,
+    timeout=30.0,
+)
+_MASKED = Masked(np.array([1, 2, 3], np.uint32), holders=(0, 1), outside=0, took=SECOND // 4)
+
+
+def validation(*, secure: SecureRun | None = None, version: int = 0, **settings: Any) -> Validation:
+    """Of a run whose model is `_W`, of `version`, with deltas from clients of any number of samples, or
+    as `settings` say."""
+    defaults: dict[str, Any] = {"side": ClientSide(), "importance": {"a": 1.0}, "stop": Stop(after=1.0)}
+    asked = Settings(run="run", schema="s", evaluate_every=1, **defaults | settings)
+    server = Server(_W.copy(), {}, np.random.default_rng(0), version=version)
+    return Validation(asked, server, None if secure is None else Sums(secure, _W.size))
+
+
+def update(*vector: float, **fields: Any) -> UpdateMessage:
+    """One from 100.125 to 100.5 s on its client's clock that is all right."""
+    return message("a", 1, vector=np.array(vector or (0, 0, 1), np.float32), **fields)
+
+
+def masked(**fields: Any) -> UpdateMessage:
+    return replace(update(masked=replace(_MASKED, **fields)), vector=np.zeros(0, np.float32))
+
+
+def judged(
+    checks: Validation, found: UpdateMessage, base: Vector | None = None, dispatched: int = 0
+) -> UpdateMessage | str:
+    """An answer to the model of version `dispatched`, sent at 100 and come at 101 s of its clock."""
+    event = UpdateArrived(SECOND, "a", 1, SECOND, found)
+    begin, end = from_seconds(100.0), from_seconds(101.0)
+    return checks.usable(event, Dispatched(dispatched, 0), base, begin, end)
+
+
+def test_what_is_all_right_is_given_to_the_rule_as_it_is() -> None:
+    fine = update()
+    assert judged(validation(), fine) is fine
+
+
+_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "another kind": ({"kind": "model"}, "kind model, the rule takes delta"),
+    "another schema": ({"schema": "t"}, "another model: schema t"),
+    "too long": ({"vector": np.zeros(4, np.float32)}, "another model: 4 parameters, expected 3"),
+    "not finite": ({"vector": np.array([0, np.nan, 0], np.float32)}, "not finite"),
+    "too large": ({"vector": np.array([0, 3e19, 0], np.float32)}, "its norm is above"),
+    "buffers": (
+        {"buffers": Buffers(np.zeros(1, np.float32), np.zeros(0, np.int64))},
+        "another model: 1 numbers in its buffers, expected 0",
+    ),
+    "another base": ({"base_version": 1}, "base version 1, it was sent 0"),
+    "masked": ({"masked": _MASKED}, "masked, in a run without secure aggregation"),
+    "no samples": ({"samples": 0}, "0 samples, expected at least 1"),
+    "many samples": ({"samples": 2**63}, "a count of more than"),
+    "less than no step": ({"steps": -1}, "-1 steps"),
+    "no effective steps": ({"effective_steps": 0.0}, "0 effective steps"),
+    "many effective steps": ({"effective_steps": 1.1e12}, "effective steps, expected above 0"),
+    "effective steps that are none": ({"effective_steps": math.nan}, "nan effective steps"),
+    "a loss that is no float32": ({"loss": -1e39}, "a loss of -1e+39"),
+}
+
+
+@pytest.mark.parametrize(("fields", "problem"), _FAULTS.values(), ids=_FAULTS)
+def test_what_is_wrong_is_told(fields: dict[str, Any], problem: str) -> None:
+    told = judged(validation(), replace(update(), **fields))
+    assert isinstance(told, str)
+    assert problem in told
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"steps": 0}, {"loss": math.nan}, {"loss": math.inf}, {"effective_steps": 1e12}],
+    ids=str,
+)
+def test_what_can_happen_to_a_client_is_no_fault(fields: dict[str, Any]) -> None:
+    found = update(**fields)
+    assert judged(validation(), found) is found
+
+
+@given(st.lists(st.integers(98, 103), min_size=4, max_size=4))
+def test_it_trains_between_dispatch_and_arrival_one_thing_after_the_other(times: list[int]) -> None:
+    downloaded, start, end, sent = times
+    names = ("downloaded", "train_start", "train_end", "sent")
+    found = update(**{name: at * SECOND for name, at in zip(names, times, strict=True)})
+    possible = 100 <= downloaded <= start <= end <= 101 and 100 <= sent <= 101
+    assert (judged(validation(), found) is found) == possible
+
+
+def test_samples_are_those_of_the_clients_shard() -> None:
+    known = validation(samples={"a": 10})
+    assert isinstance(judged(known, update(samples=10)), UpdateMessage)
+    assert judged(known, update(samples=11)) == "11 samples, its shard has 10"
+
+
+@pytest.mark.parametrize("staleness", [0, 2, 3])
+def test_what_is_staler_than_the_bound_is_dropped(staleness: int) -> None:
+    bounded = validation(bounds=Bounds(staleness=2), version=5)
+    old = 5 - staleness
+    told = judged(bounded, update(base_version=old), dispatched=old)
+    if staleness <= 2:
+        assert isinstance(told, UpdateMessage)
+    else:
+        assert told == "staleness 3, the bound is 2"
+
+
+_NUMBERS = st.floats(-4, 4, width=32)
+
+
+@given(st.tuples(_NUMBERS, _NUMBERS, _NUMBERS))
+@pytest.mark.parametrize("kind", ["delta", "model"])
+def test_what_is_longer_than_the_bound_is_cut_to_it_and_keeps_its_direction(
+    kind: str, move: tuple[float, float, float]
+) -> None:
+    """The move that a model makes is its difference to the global one."""
+    origin = _W if kind == "model" else np.zeros(3, np.float32)
+    found = update(*origin + np.array(move, np.float32), kind=kind)
+    checks = validation(bounds=Bounds(norm=2.0))
+    moved = found.vector - origin
+    length = checks.over_norm(found)
+    if length is None:
+        assert vectors.norm(moved) <= 2
+    else:
+        assert length == vectors.norm(moved) > 2
+        clipped = checks.clipped(found, length)
+        np.testing.assert_allclose(clipped - origin, moved * (2 / length), rtol=1e-5, atol=1e-6)
+        assert not np.shares_memory(clipped, found.vector)
+
+
+def test_or_it_is_dropped() -> None:
+    dropping = validation(bounds=Bounds(norm=2.0, over_norm="drop"))
+    assert isinstance(judged(dropping, update(0, 0, 2)), UpdateMessage)
+    assert judged(dropping, update(0, 0, 2.5)) == "norm 2.5, the bound is 2"
+
+
+def compressed(vector: Vector, kind: Kind = "delta", **arrays: Any) -> UpdateMessage:
+    """All of `vector`; with these `arrays` in place of its own."""
+    packed = TopK(share=1.0).compress(vector)
+    packed = replace(packed, arrays={**packed.arrays, **arrays})
+    return replace(update(kind=kind, compressed=packed), vector=np.zeros(0, np.float32))
+
+
+@pytest.mark.parametrize(("kind", "base"), [("delta", None), ("model", _W)])
+def test_a_compressed_one_is_expanded_a_model_from_what_it_was_trained_from(
+    kind: Kind, base: Vector | None
+) -> None:
+    moved = np.array([0, -1, 3], np.float32)
+    found = judged(validation(side=ClientSide(kind)), compressed(moved, kind), base)
+    assert isinstance(found, UpdateMessage)
+    assert found.compressed is None
+    assert found.vector.tolist() == (moved if base is None else base + moved).tolist()
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (compressed(_W, "model"), "the model that it was trained from is not kept"),
+        (compressed(np.zeros(4, np.float32)), "another model: 4 parameters, expected 3"),
+        (compressed(_W, indices=np.array([0, 1, 3])), "compressed: indices that do not ascend"),
+        (compressed(np.array([0, np.inf, 0], np.float32)), "not finite"),
+    ],
+    ids=["no base", "too long", "forged", "not finite"],
+)
+def test_or_why_it_cannot_be(found: UpdateMessage, problem: str) -> None:
+    told = judged(validation(side=ClientSide(as_model=True)), found)
+    assert isinstance(told, str)
+    assert problem in told
+
+
+_MASKING_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "too long": ({"words": np.zeros(4, np.uint32)}, "another model: 4 parameters, expected 3"),
+    "diverged": ({"outside": DIVERGED}, "not finite"),
+    "few holders": ({"holders": (0,)}, "1 clients have a share of its mask, 2 are needed"),
+    "an unknown holder": ({"holders": (0, 3)}, "a client that is not of this run"),
+    "longer than the round": ({"took": SECOND}, "a mask that took longer than the round"),
+    "less than no time": ({"took": -1}, "less than no time"),
+}
+
+
+@pytest.mark.parametrize(("fields", "problem"), _MASKING_FAULTS.values(), ids=_MASKING_FAULTS)
+def test_a_mask_that_cannot_be_taken_off_is_told(fields: dict[str, Any], problem: str) -> None:
+    told = judged(validation(secure=_SECURE), masked(**fields))
+    assert isinstance(told, str)
+    assert problem in told
+
+
+def test_of_a_masked_one_only_what_a_model_was_trained_from_is_known() -> None:
+    found = judged(validation(secure=_SECURE), masked())
+    assert isinstance(found, UpdateMessage)
+    assert found.vector.size == 0
+    models = validation(secure=_SECURE, side=ClientSide("model"))
+    found = judged(models, replace(masked(), kind="model"), base=_W)
+    assert isinstance(found, UpdateMessage)
+    assert found.vector is _W
+    told = judged(models, replace(masked(), kind="model"))
+    assert told == "masked, and the model that it was trained from is not kept"
+    assert judged(validation(secure=_SECURE), update()) == "not masked, in a run with secure aggregation"

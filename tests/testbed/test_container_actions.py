@@ -1,0 +1,144 @@
+"""What actions come to over the life of devices in containers, with a list in the engine's place."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.device_actions import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+)
+from testbed.errors import BadInputError, HostError
+from testbed.plan import Host, plan
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.directory import RunDirectory
+from testbed.runtimes.container_actions import Device, Devices, respond
+from testbed.runtimes.containers import CpuLimits
+from testbed.runtimes.launch import UNLIMITED, planned_limits, starting_limits
+from testbed.topology import parse
+
+_ACTIONS = st.sampled_from(
+    [
+        *(Crash(), Restart(), Leave(), Join(), Pause(), Resume(), Disconnect(), Reconnect()),
+        *(SetCpu(0.1), SetCpu(0.5), SetLink({"up": 1e6})),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
+    """Of the devices d-1 and d-2, and of `late`, which joins in mid-run."""
+    topology = parse(
+        "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
+        "devices: [{name: d, count: 2, cpu: 0.2}, {name: late, cpu: 0.1}]\nstop: {after: 10s}\n"
+        "scenario: [{at: 5s, join: late}]\n"
+    )
+    directory = RunDirectory.create(tmp_path_factory.mktemp("runs"), "actions")
+    return RunSpec(directory, topology, plan(topology, "docker", Host((0, 1), 2**34)), {})
+
+
+class Engine:
+    """Devices, and what the engine is told and tells."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.told: list[tuple[str, CpuLimits]] = []
+        self.ended: dict[str, int] = {}
+        self.refuses = False
+        self.devices = Devices(spec, self.ended.get, self._set)
+
+    def _set(self, name: str, limits: CpuLimits) -> None:
+        if self.refuses:
+            raise HostError("refused")
+        self.told.append((name, limits))
+
+
+def test_who_was_not_limited_when_the_clock_starts_is_then(spec: RunSpec) -> None:
+    """It gets ready in mid-run, and is to take nothing from the others."""
+    engine = Engine(spec)
+    engine.devices.limit("d-1")
+    assert engine.told == [("d-1", planned_limits(spec, spec.plan.devices[0]))]
+    engine.devices.begin()
+    later = {"d-2": starting_limits(spec, "d-2"), "late": starting_limits(spec, "late")}
+    assert dict(engine.told[1:]) == later
+    engine.devices.begin()
+    assert len(engine.told) == 3
+
+
+def test_who_joins_later_is_away_until_it_is_told_to(spec: RunSpec) -> None:
+    engine = Engine(spec)
+    away = {name: device.away for name, device in engine.devices.states.items()}
+    assert away == {"d-1": False, "d-2": False, "late": True}
+    assert [order for order, _ in engine.devices.act("late", Join())] == ["late"]
+    assert not engine.devices.states["late"].away
+    assert engine.told == [("late", UNLIMITED)]
+    engine.devices.begin()
+    assert "late" not in dict(engine.told[1:])
+
+
+@given(st.lists(_ACTIONS, max_size=8))
+def test_actions_one_after_the_other_are_for_that_device_alone(
+    spec: RunSpec, actions: list[Action]
+) -> None:
+    engine = Engine(spec)
+    before = dict(engine.devices.states)
+    device = before["d-1"]
+    told = []
+    for action in actions:
+        expected = respond(spec, device, action)
+        assert engine.devices.act("d-1", action) == expected.orders
+        device = expected.device
+        told += [("d-1", expected.limits)] if expected.limits else []
+    assert engine.told == told
+    assert engine.devices.states == before | {"d-1": device}
+
+
+@given(st.lists(_ACTIONS, max_size=4), st.sampled_from([SetCpu(0.5), SetCpu(0.1)]))
+def test_a_new_share_holds_from_then_on(spec: RunSpec, later: list[Action], share: SetCpu) -> None:
+    engine = Engine(spec)
+    engine.devices.act("d-1", share)
+    for action in later:
+        engine.devices.act("d-1", action)
+    shares = [action.share for action in later if isinstance(action, SetCpu)]
+    engine.devices.limit("d-1")
+    assert engine.devices.states["d-1"].planned.cpu == [share.share, *shares][-1]
+    assert engine.told[-1][1].weight == round(10_000 * [share.share, *shares][-1])
+
+
+@pytest.mark.parametrize("action", [SetCpu(0.5), Join()])
+def test_what_the_engine_refuses_is_as_if_it_had_not_been_asked(spec: RunSpec, action: Action) -> None:
+    engine = Engine(spec)
+    before = dict(engine.devices.states)
+    engine.refuses = True
+    with pytest.raises(HostError):
+        engine.devices.act("late", action)
+    assert engine.devices.states == before
+    engine.refuses = False
+    engine.devices.begin()
+    assert dict(engine.told) == {name: starting_limits(spec, name) for name in before}
+
+
+@pytest.mark.parametrize("action", [Restart(), Join()])
+def test_whose_container_has_ended_does_not_start_again(spec: RunSpec, action: Action) -> None:
+    """Nor does it keep others from it, or itself from being told that it is over."""
+    engine = Engine(spec)
+    engine.devices.act("d-1", Crash())
+    engine.devices.act("d-2", Crash())
+    engine.ended["d-1"] = 137
+    with pytest.raises(BadInputError, match=r"d-1 cannot start again.*exit code 137"):
+        engine.devices.act("d-1", action)
+    assert engine.devices.states["d-1"] == Device(spec.plan.devices[0], away=True)
+    assert engine.told == []
+    assert engine.devices.act("d-2", action)
+    assert engine.told == [("d-2", UNLIMITED)]
+    assert engine.devices.act("d-1", Leave())
