@@ -128,6 +128,12 @@ def raised(error: BaseException) -> bool:
     return bool(_own_lines(error))
 
 
+def caused(error: BaseException, task: str) -> bool:
+    """Whether own code is to blame for `error`: it comes from within that, or from what runs of the own
+    task `task`, such as a model of torch's layers, which our notes name."""
+    return raised(error) or (is_own(task) and hasattr(error, "__notes__"))
+
+
 def place(error: BaseException) -> str:
     """The line of own code that `error` comes from, such as " (mlp.py, line 12)"; empty where there is
     none."""

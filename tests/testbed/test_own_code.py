@@ -126,6 +126,11 @@ class Mean(Mine):
         return Task.loss(self, outputs, y).mean()
 
 @dataclass(frozen=True)
+class Unscored(Mine):
+    def correct(self, outputs, y):
+        return super().correct(outputs, y) if len(y) < 100 else 0.5
+
+@dataclass(frozen=True)
 class NoModel(Task):
     dataset: ClassVar[str] = "digits"
 
@@ -420,6 +425,15 @@ def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:
     assert told.index("in loss") < told.index("in impossible")
     assert "agents/" not in told
     assert "testbed/" not in told.replace(str(tmp_path), "")
+
+
+def test_what_is_wrong_in_an_evaluation_is_own_codes(tmp_path: Path) -> None:
+    """Also where the error itself is raised by what takes its result."""
+    file = write(tmp_path, task=task("Unscored"))
+    with pytest.raises(RunFailedError, match=r"^own:Unscored and own:Plain failed:") as raised:
+        simulate(file, runs=tmp_path / "runs")
+    assert str(raised.value).endswith("in the evaluation of version 0")
+    assert "has no attribute 'double'" in str(raised.value)
 
 
 def learning(name: str, **more: Any) -> dict[str, Any]:
