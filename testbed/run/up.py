@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from agents import events
 from agents.clock import in_device_time
 from agents.events import COMPLETE
+from agents.texts import counted
 from testbed import broker as brokers
 from testbed import console
 from testbed.broker import BROKER
@@ -304,7 +305,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
             if refused := _refused(spec):
                 entries["refused"] = refused
                 view.progress(
-                    f"The broker refused {sum(refused.values())} requests: see "
+                    f"The broker refused {counted(sum(refused.values()), 'request')}: see "
                     f"{spec.directory.log(BROKER)}"
                 )
             if controller.epoch is not None:
