@@ -136,7 +136,9 @@ class NoModel(Task):
 
 @dataclass(frozen=True)
 class NoDataset(Task):
-    def model(self): ...
+    def model(self):
+        from torch import nn
+        return nn.Linear(3, 2)
 
 @dataclass(frozen=True)
 class Elsewhere(Mine):
@@ -543,6 +545,13 @@ def test_an_own_task_learns_from_the_topologys_own_data(testbed: Testbed, tmp_pa
     assert done.evaluations["accuracy"].iloc[-1] > 0.3  # of ten classes
     told = testbed("evaluate", done.path, "--json")
     assert [row["part"] for row in json.loads(told.out)][-3:] == ["test set", "device", "device"]
+
+
+def test_where_the_topology_names_the_data_an_own_task_need_not(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.ones((40, 3)), y=np.arange(40) % 2)
+    data = {"path": "mine.npz", "input": "x", "label": "y"}
+    done = simulate(write(tmp_path, task={**task("NoDataset"), "data": data}), runs=tmp_path / "runs")
+    assert len(done.updates) == 4
 
 
 def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp_path: Path) -> None:
