@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,11 +42,16 @@ class SweepResult:
 
     def table(self, target: float | None = None) -> pd.DataFrame:
         """What an accuracy of `target` (None: the sweep's, else the highest that all runs of a task
-        reached) cost each configuration, over its seeds: what `testbed compare` prints, as numbers."""
+        reached) cost each configuration, over its seeds: what `testbed compare` prints, as numbers.
+
+        A row for each, with the fields of `analysis.comparison.Row`; of an interval such as `time`
+        (s) the columns `time_mean`, `time_low` and `time_high`.
+        """
         import pandas as pd
 
         tasks = results.compare([*map(results.read_slim, self.paths)], target or self.target)
-        return pd.DataFrame([row for rows in tasks for row in rows])
+        table = pd.json_normalize([asdict(row) for rows in tasks for row in rows], sep="_")
+        return table.drop(columns=table.filter(regex="_count$").columns)
 
 
 def sweep(
