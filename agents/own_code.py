@@ -23,7 +23,7 @@ HOSTS = {"flower": "agents.tasks.flower:Flower"}
 """Tasks of ours that consist of own code: they are planned, copied and looked at as that is."""
 FAILED = 3
 """Exit code of a process that own code has ended, with its traceback as the last thing in the log."""
-_OURS = {"__main__", "agents", "analysis", "importlib", "testbed"}
+_OURS = {"__main__", "agents", "analysis", "concurrent", "importlib", "testbed"}
 """Top-level modules whose frames lead to own code, and are none of it."""
 _in_use: list[str] = []
 """The folder, if there is one."""

@@ -6,6 +6,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import yaml
 
 from agents import own_code
 from agents.aggregator import snapshot
+from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.flat import first_model
 from agents.rules import RULES
 from agents.rules.interface import Rule, Server
 from agents.shards import Shard
@@ -436,6 +439,21 @@ def test_what_is_wrong_in_an_evaluation_is_own_codes(tmp_path: Path) -> None:
         simulate(file, runs=tmp_path / "runs")
     assert str(raised.value).endswith("in the evaluation of version 0")
     assert "has no attribute 'double'" in str(raised.value)
+
+
+def test_an_aggregator_tells_what_was_wrong_in_an_evaluation(tmp_path: Path) -> None:
+    write(tmp_path)
+    own_code.use(str(tmp_path))
+    mine = own_code.find("own:Unscored", TASKS, Task)()
+    samples = Shard(np.ones((100, 8, 8), np.float32), np.zeros(100, np.int64))
+    done: Future[Future[Evaluation]] = Future()
+    Evaluator(mine, samples, done.set_result).submit(3, first_model(mine, 0)[0])
+    error = done.result(timeout=30).exception()
+    assert error is not None
+    assert own_code.caused(error, "own:Unscored")
+    assert not own_code.caused(error, "digits-logreg")
+    told = "AttributeError: 'float' object has no attribute 'double'\nin the evaluation of version 3"
+    assert own_code.told(error) == told
 
 
 def learning(name: str, **more: Any) -> dict[str, Any]:
