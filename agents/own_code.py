@@ -23,7 +23,7 @@ HOSTS = {"flower": "agents.tasks.flower:Flower"}
 """Tasks of ours that consist of own code: they are planned, copied and looked at as that is."""
 FAILED = 3
 """Exit code of a process that own code has ended, with its traceback as the last thing in the log."""
-_OURS = {"__main__", "agents", "analysis", "importlib", "testbed"}
+_OURS = {"__main__", "agents", "analysis", "concurrent", "importlib", "testbed"}
 """Top-level modules whose frames lead to own code, and are none of it."""
 _in_use: list[str] = []
 """The folder, if there is one."""
@@ -126,6 +126,12 @@ def _module(name: str) -> object:
 def raised(error: BaseException) -> bool:
     """Whether `error` comes from within own code."""
     return bool(_own_lines(error))
+
+
+def caused(error: BaseException, task: str) -> bool:
+    """Whether own code is to blame for `error`: it comes from within that, or from what runs of the own
+    task `task`, such as a model of torch's layers, which our notes name."""
+    return raised(error) or (is_own(task) and hasattr(error, "__notes__"))
 
 
 def place(error: BaseException) -> str:

@@ -1,4 +1,5 @@
-"""Texts that others sent, as they may be recorded and printed: bounded, and inert on a screen."""
+"""Texts that others sent, as they may be recorded and printed: bounded, and inert on a screen; and
+numbers of things."""
 
 from __future__ import annotations
 
@@ -13,6 +14,11 @@ def visible(text: str, most: int, keep: str = "") -> str:
         return text
     inert = (each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
     return "".join(inert)[:most]
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """`1 run`, `1,200 runs`; `plural` where that is not the singular with an s."""
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 def shown(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 
 from agents.events import COMPLETE
@@ -49,6 +49,13 @@ class Row:
     speed_up: float
     """Mean time to the target of the first row of the same task ÷ that of this one; NaN where either
     is."""
+
+
+def slim(run: Run) -> Run:
+    """`run` with no more than the functions here take: of many runs at once, the rest may not fit into
+    memory."""
+    updates = run.updates[["applied", "applied_version", "bytes"]].copy()
+    return replace(run, updates=updates, telemetry=run.telemetry[:0].copy(), parts=run.parts[:0].copy())
 
 
 def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:

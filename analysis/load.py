@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from agents import events, files
 from agents.clock import in_device_time
+from agents.texts import counted
 from analysis import manifest as manifests
 from analysis import records
 from analysis.yamlloader import Loader
@@ -97,8 +98,9 @@ class Run:
 
     def __repr__(self) -> str:
         """One line: the tables are long."""
-        made = f"{len(self.updates):,} updates in {self.versions_made:,} versions"
-        return f"<run {self.name}: {len(self.devices):,} devices, {made}, {self.duration:.1f} s>"
+        made = f"{counted(len(self.updates), 'update')} in {counted(self.versions_made, 'version')}"
+        devices = counted(len(self.devices), "device")
+        return f"<run {self.name}: {devices}, {made}, {self.duration:.1f} s>"
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from agents import events
+from agents.texts import counted
 from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
 from analysis.charts.actions import describe
@@ -125,7 +126,7 @@ def _headline(run: Run) -> str:
     line = summary.headline(run)
     task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
     ended = "not ended" if line.ended is None else f"ended: {events.ended_by(line.ended)}"
-    fleet = f"{line.rule} on {task}, {len(run.devices)} devices ({runtime})"
+    fleet = f"{line.rule} on {task}, {counted(len(run.devices), 'device')} ({runtime})"
     return f"{fleet}: {line.quality}; {line.applied}, {line.duration:.1f} s of device time, {ended}"
 
 

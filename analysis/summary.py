@@ -11,6 +11,7 @@ from typing import get_args
 import numpy as np
 import pandas as pd
 
+from agents.texts import counted
 from analysis import manifest, metrics, privacy
 from analysis.load import Run
 from analysis.manifest import Verdict as Verdict
@@ -47,7 +48,7 @@ class Headline:
     def applied(self) -> str:
         """`9 updates in 3 versions`, and how many were dropped, if any."""
         dropped = f", {self.dropped:,} dropped" if self.dropped else ""
-        return f"{_count(self.updates, 'update')} in {_count(self.versions, 'version')}{dropped}"
+        return f"{counted(self.updates, 'update')} in {counted(self.versions, 'version')}{dropped}"
 
     @property
     def quality(self) -> str:
@@ -60,10 +61,6 @@ class Headline:
         if isnan(self.loss):
             return "loss nan: the model diverged" if self.evaluated else "never evaluated"
         return f"loss {self.loss:.6g}{perplexity}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def headline(run: Run) -> Headline:

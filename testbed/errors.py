@@ -19,6 +19,7 @@ from pathlib import Path
 
 _MAX_NAMED = 12
 """Names that a message lists."""
+_NOT_YOURS = "you may not write there; name another place"
 
 
 class TestbedError(Exception):
@@ -61,6 +62,44 @@ def of_os(error: OSError, place: Path | None = None) -> HostError:
 def _is_new(path: Path) -> bool:
     """Whether `path` would have been made, in a folder that can be entered."""
     return os.access(path.parent, os.X_OK) and not path.exists()
+
+
+def writable_file(path: Path, option: str = "--to") -> Path:
+    """`path`, which the user has named with `option`, if a file can be written there. Raises
+    BadInputError, before there is anything to write: that may take long to make."""
+    folder = path.absolute().parent
+    problem = None
+    if os.path.isdir(path):  # noqa: PTH112  (Path's raises PermissionError)
+        problem = "this is a folder; name a file in it"
+    elif not os.path.isdir(folder):  # noqa: PTH112
+        problem = f"there is no folder {path.parent}; make it first"
+    elif not _may_write(path if path.exists() else folder):
+        problem = _NOT_YOURS
+    return _unless(problem, path, option)
+
+
+def writable_folder(path: Path, option: str = "--to") -> Path:
+    """The same of a folder for several files, which is made where it is not there. Raises
+    BadInputError."""
+    there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
+    problem = None
+    if not os.path.isdir(there):  # noqa: PTH112
+        problem = f"{there} is no folder"
+    elif not _may_write(there):
+        problem = _NOT_YOURS
+    return _unless(problem, path, option)
+
+
+def _unless(problem: str | None, path: Path, option: str) -> Path:
+    if problem is not None:
+        raise BadInputError(f"{option} {path}: {problem}".strip())
+    return path
+
+
+def _may_write(path: Path) -> bool:
+    """Whether this user may write to a file, or make one in a folder."""
+    needed = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
+    return os.access(path, needed, effective_ids=True)
 
 
 @contextmanager

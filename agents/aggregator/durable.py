@@ -24,6 +24,7 @@ from agents.buffers import NONE, Buffers
 from agents.config import Durability
 from agents.nanoseconds import Nanoseconds, to_seconds
 from agents.rules.interface import Server
+from agents.texts import counted
 from agents.vectors import Vector
 
 _APPLIED = f'{{"event":"{events.UpdateApplied.event}",'
@@ -232,8 +233,9 @@ class DurableCore:
             self.handle(inputs.Suspended(state.at, part))
             self._due = not self._logs
         if undone:
-            text = f"the run goes on from its last checkpoint: {undone} updates that were applied since"
-            self.write(events.Note(to_seconds(state.at), f"{text} are lost"))
+            lost = counted(undone, "update, applied since, is", "updates, applied since, are")
+            text = f"the run goes on from its last checkpoint: {lost} lost"
+            self.write(events.Note(to_seconds(state.at), text))
         self.sync(told=True)
 
     def _replay(self, state: State) -> None:

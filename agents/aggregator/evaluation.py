@@ -93,6 +93,13 @@ class Evaluator:
         return self.evaluate(version, *self._kept(version))
 
     def evaluate(self, version: int, w: Vector, buffers: Buffers = NONE) -> Evaluation:
+        try:
+            return self._evaluate(version, w, buffers)
+        except Exception as error:
+            error.add_note(f"in the evaluation of version {version}")
+            raise
+
+    def _evaluate(self, version: int, w: Vector, buffers: Buffers) -> Evaluation:
         self._flat.load(w, buffers)
         with torch.no_grad():
             penalty = 0.5 * self._task.l2 * float(self._flat.w @ self._flat.w)

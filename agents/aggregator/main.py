@@ -87,7 +87,7 @@ def main() -> None:
     except (ConnectionFailedError, RecordingError, SnapshotError) as error:
         sys.stderr.write(f"aggregator: {error}\n")
     except Exception as error:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
-        if own_code.raised(error):
+        if own_code.caused(error, cfg.task.name):
             code = own_code.FAILED
             sys.stderr.write(f"{own_code.told(error)}\n")
         else:

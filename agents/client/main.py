@@ -33,6 +33,7 @@ from agents.secure.masked import Masked
 from agents.secure.wire import PartyError
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
+from agents.texts import counted
 from agents.transport import Connection, ConnectionFailedError, Received
 from agents.vectors import Vector
 
@@ -278,8 +279,7 @@ class Client:
                 )
         self._keep_pace()
         how = "is cut short" if self._cut or self._stopped.is_set() else "ends"
-        steps = f"{result.steps} step{'' if result.steps == 1 else 's'}"
-        self._log(f"round {sequence} {how}: {steps}, loss {result.loss:.4g}")
+        self._log(f"round {sequence} {how}: {counted(result.steps, 'step')}, loss {result.loss:.4g}")
         if self._stopped.is_set():
             return
         outcome = core.Outcome(result.end, result.loss, result.buffers)

@@ -23,9 +23,9 @@ class Task(Protocol):
     Defaults for all that a task does not override: cross-entropy and accuracy of a classifier.
     """
 
-    dataset: ClassVar[str | Callable[[Any], Splits] | None]
+    dataset: ClassVar[str | Callable[[Any], Splits] | None] = ""
     """Name in `testbed.plan.datasets.DATASETS`, or a method that returns the data, the same each time;
-    None where `shards` brings them, device by device."""
+    None where `shards` brings them, device by device; empty where each topology names its own."""
     has_accuracy: ClassVar[bool] = True
     """Whether `correct` means something."""
     fits: ClassVar[bool] = False

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from agents.rules import RULES
 from agents.rules.interface import Rule
 from agents.tasks import TASKS
-from testbed.errors import BadInputError
+from testbed.errors import BadInputError, writable_file
 from testbed.topology.fields import docstrings
 from testbed.topology.profiles import Profiles
 from testbed.topology.units import format_duration
@@ -112,8 +112,7 @@ def add_profile(
     from testbed.plan import elementary
     from testbed.topology import own_profiles
 
-    if not (folder := Path(to).absolute().parent).is_dir():  # before some minutes of measuring
-        raise BadInputError(f"--to {to}: there is no folder {folder}")
+    writable_file(Path(to))  # before some minutes of measuring
     if (file := Path(what)).is_file():
         entries = file.read_text(encoding="utf-8")
     elif not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", what):
@@ -134,7 +133,7 @@ def profile_script(to: str | Path) -> Path:
     """Write the program that measures a device, and needs nothing but PyTorch there; its path."""
     from testbed.plan import elementary
 
-    path = Path(to)
+    path = writable_file(Path(to), "--script")
     path.write_text(Path(elementary.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     return path
 

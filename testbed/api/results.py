@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agents.events import COMPLETE
 from testbed import tracking
 from testbed.api.running import read
-from testbed.errors import BadInputError
+from testbed.errors import BadInputError, writable_file, writable_folder
 from testbed.run import live_runs
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
@@ -36,20 +36,30 @@ class StepCosts:
     """Settings of a topology's `runtime` that give virtual time these costs."""
 
 
-def load_all(names: Iterable[str | Path], runs: str | Path = "runs") -> list[Result]:
+def load_all(
+    names: Iterable[str | Path], runs: str | Path = "runs", *, slim: bool = False
+) -> list[Result]:
     """The tables of runs, each once: of ids, run directories, or folders of runs such as a sweep's, of
-    which those that came to their end are taken. Raises BadInputError."""
+    which those that came to their end are taken. `slim`: no more of them than `compare` needs. Raises
+    BadInputError."""
     given = [str(name) for name in names]
     found: dict[Path, Result] = {}
     for name in given:
         for directory in _directories(name, Path(runs)):
             path = directory.path.resolve()
             if path not in found:
-                found[path] = read(directory.path)
+                found[path] = read_slim(path) if slim else read(directory.path)
     ordered = list(found.values())
     if len(given) == 1:  # else it is the user's
         ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
     return ordered
+
+
+def read_slim(path: Path) -> Result:
+    """What `compare` needs of the run directory `path`. Raises BadInputError."""
+    from analysis import comparison
+
+    return comparison.slim(read(path))
 
 
 def compare(found: Sequence[Result], target: float | None = None) -> list[list[Row]]:
@@ -66,11 +76,11 @@ def compare(found: Sequence[Result], target: float | None = None) -> list[list[R
 
 def report(found: Sequence[Result], to: str | Path = "report.html", target: float | None = None) -> Path:
     """Write one HTML file with charts, tables and all other facts about runs, which works offline; its
-    path. `target` as of `compare`. Raises BadInputError without runs."""
+    path. `target` as of `compare`. Raises BadInputError without runs, or where it cannot be written."""
     from analysis import report as writer
 
     _check_some(found)
-    path = Path(to)
+    path = writable_file(Path(to))
     path.write_text(writer.html(found, target), encoding="utf-8")
     return path
 
@@ -90,9 +100,7 @@ def writable_figure(path: Path) -> Path:
     """`path`, where a figure can be written to. Raises BadInputError."""
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise BadInputError(f"--figure {path}: expected a name that ends in .png, .pdf or .svg")
-    if not path.absolute().parent.is_dir():
-        raise BadInputError(f"--figure {path}: there is no folder {path.parent}; make it first")
-    return path
+    return writable_file(path, "--figure")
 
 
 def step_time(found: Sequence[Result]) -> StepCosts:
@@ -118,11 +126,13 @@ def export(
     directories = _directories(str(run), Path(runs))
     if folder is None:
         (one,) = directories
-        return [*read(one.path).export(Path(to or one.path / "tables"), form)]
+        place = writable_folder(Path(to or one.path / "tables"))
+        return [*read(one.path).export(place, form)]
     from analysis import tables
 
+    place = writable_folder(Path(to or folder / "tables"))
     found = (read(directory.path) for directory in directories)
-    return [*tables.export_runs(found, Path(to or folder / "tables"), form)]
+    return [*tables.export_runs(found, place, form)]
 
 
 def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Path = "runs") -> list[str]:
@@ -146,5 +156,5 @@ def _directories(name: str, runs: Path) -> list[RunDirectory]:
     found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     ended = [one for one in found if one.read_manifest().get("outcome") in COMPLETE]
     if not ended:
-        raise BadInputError(f"{folder}: none of its {len(found)} runs has ended")
+        raise BadInputError(f"{folder}: no run of {len(found)} has ended")
     return ended

@@ -93,9 +93,10 @@ def read(path: Path) -> Result:
         return load.load(path)
 
 
-def ps() -> list[LiveRun]:
-    """The runs that have something running or left over on this machine, by name."""
-    return live_runs.find()
+def ps(runs: str | Path = "runs") -> list[LiveRun]:
+    """The runs that have something running or left over on this machine, by name. Those that have
+    nothing beside a controller in the foreground, as in virtual time, are found in the folder `runs`."""
+    return live_runs.find_all(Path(runs))
 
 
 def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:

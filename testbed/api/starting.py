@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from testbed import bundle
-from testbed.errors import BadInputError
+from testbed.errors import BadInputError, writable_file, writable_folder
 from testbed.own_code import is_taken
 
 _TEMPLATES = Path(__file__).parents[1] / "catalog" / "new"
@@ -36,6 +36,7 @@ def examples(folder: str | Path = "examples") -> list[Path]:
     to = Path(folder)
     if there := [name for name in _EXAMPLES if (to / name).exists()]:
         raise BadInputError(f"{to / there[0]} is there already: name another folder")
+    writable_folder(to, "")
     ignored = shutil.ignore_patterns("__pycache__", ".*", "runs")
     for name, origin in _EXAMPLES.items():
         shutil.copytree(origin, to / name, ignore=ignored)
@@ -83,6 +84,8 @@ def _write(folder: Path, files: dict[str, str]) -> list[Path]:
     paths = {folder / name: text for name, text in files.items()}
     if there := [str(path) for path in paths if path.exists()]:
         raise BadInputError(f"{' and '.join(there)} would be overwritten: choose another name")
+    for path in paths:
+        writable_file(path, "")
     for path, text in paths.items():
         with path.open("x", encoding="utf-8") as new:
             new.write(text)

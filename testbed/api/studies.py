@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.api import results
 from testbed.api.given import data_root, plain
 from testbed.api.running import read
+from testbed.console import counted
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.options import Options
 from testbed.traits import RUNTIMES, is_simulated, those
@@ -22,24 +24,34 @@ if TYPE_CHECKING:
     from testbed.sweeps import Sweep
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SweepResult:
     folder: Path
     """Of the run directories, and the index by which the next call finds what is done."""
-    runs: tuple[Result, ...]
-    """Those that are done, as tables, in the order of the sweep."""
+    paths: tuple[Path, ...]
+    """The directories of the runs that are done, in the order of the sweep."""
     failed: int
     """How many are not."""
     target: float | None
     """The accuracy whose cost `table` gives, as the sweep names it; None: it names none."""
 
+    @cached_property
+    def runs(self) -> tuple[Result, ...]:
+        """Those that are done, as tables, all at once. Raises BadInputError where one is damaged."""
+        return tuple(map(read, self.paths))
+
     def table(self, target: float | None = None) -> pd.DataFrame:
         """What an accuracy of `target` (None: the sweep's, else the highest that all runs of a task
-        reached) cost each configuration, over its seeds: what `testbed compare` prints, as numbers."""
+        reached) cost each configuration, over its seeds: what `testbed compare` prints, as numbers.
+
+        A row for each, with the fields of `analysis.comparison.Row`; of an interval such as `time`
+        (s) the columns `time_mean`, `time_low` and `time_high`.
+        """
         import pandas as pd
 
-        tasks = results.compare(self.runs, target or self.target)
-        return pd.DataFrame([row for rows in tasks for row in rows])
+        tasks = results.compare([*map(results.read_slim, self.paths)], target or self.target)
+        table = pd.json_normalize([asdict(row) for rows in tasks for row in rows], sep="_")
+        return table.drop(columns=table.filter(regex="_count$").columns)
 
 
 def sweep(
@@ -73,10 +85,10 @@ def sweep(
         told = str(study)
         planned = sweeps.load(Path(study), options)
     folder = Path(runs) / (name or planned.name)
-    on_progress(f"{told}: {len(planned.cells)} runs, into {folder}")
+    on_progress(f"{told}: {counted(len(planned.cells), 'run')}, into {folder}")
     done = sweeping.run(planned, options, folder, jobs, on_progress)
     failed = len({cell.fingerprint for cell in planned.cells}) - len(done)
-    return SweepResult(folder, tuple(read(one.path) for one in done), failed, planned.target)
+    return SweepResult(folder, tuple(one.path for one in done), failed, planned.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +162,11 @@ def _accurate(
     from testbed.sweeps import sweeping
 
     runtime = study.cells[0].plan.runtime
-    report(f"{file}: {len(study.cells)} runs ({runtime}), into {folder}")
+    report(f"{file}: {counted(len(study.cells), 'run')} ({runtime}), into {folder}")
     done = sweeping.run(study, options, folder, jobs, report)
     if missing := len({cell.fingerprint for cell in study.cells}) - len(done):
-        raise RunFailedError(f"{missing} runs failed; `testbed agree {file}` tries them again")
+        failed = counted(missing, "run")
+        raise RunFailedError(f"{failed} failed; `testbed agree {file}` makes what is left")
     index = sweeping.Index.read(folder)
     found = [read(one.path) for one in map(index.run_of, study.cells) if one is not None]
     if not any(run.evaluations["accuracy"].notna().any() for run in found):

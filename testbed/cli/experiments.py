@@ -24,8 +24,8 @@ from testbed.cli.arguments import (
     RuntimeName,
     Strict,
 )
-from testbed.console import closing, out, print_text, remark, written
-from testbed.errors import BadInputError, RunFailedError
+from testbed.console import closing, counted, out, print_text, remark, written
+from testbed.errors import BadInputError, RunFailedError, writable_file
 from testbed.traits import emulated
 
 if TYPE_CHECKING:
@@ -90,18 +90,20 @@ def sweep(
             on_progress=lambda text: _print(text, quiet=as_json),
             runs=runs,
         )
-    verdicts = _verdicts(done.runs)
-    if done.runs:
-        _compare(done.runs, done.target, as_json=as_json)
-        _draw(done.runs, figure, quiet=as_json)
+    found = [*map(results.read_slim, done.paths)] if figure is None else [*done.runs]
+    verdicts = _verdicts(found)
+    if found:
+        _compare(found, done.target, as_json=as_json)
+        _draw(found, figure, quiet=as_json)
     if done.failed:
         if verdicts:
             _print(verdicts, quiet=as_json)
-        raise RunFailedError(f"{done.failed} runs failed; `testbed sweep {file}` tries them again")
+        failed = counted(done.failed, "run")
+        raise RunFailedError(f"{failed} failed; `testbed sweep {file}` makes what is left")
     if not as_json:
         folder = done.folder
         closing(verdicts, f"testbed report {folder} · testbed compare {folder} --figure out.pdf")
-    if strict and "not valid" in summary.verdicts(done.runs):
+    if strict and "not valid" in summary.verdicts(found):
         raise typer.Exit(1)
 
 
@@ -154,7 +156,7 @@ def compare(
     share = _share(target)
     if figure is not None:
         results.writable_figure(figure)
-    found = results.load_all(given, runs)
+    found = results.load_all(given, runs, slim=figure is None)
     _compare(found, share, as_json=as_json)
     _draw(found, figure, quiet=as_json)
 
@@ -169,6 +171,7 @@ def report(
     """Write one HTML file with charts, tables and all other facts about runs; it works offline."""
     from testbed.api import results
 
+    writable_file(to)
     results.report(results.load_all(given, runs), to, _share(target))
     written([to], as_json=as_json)
     if not as_json:
@@ -219,7 +222,7 @@ def export(
         written(files, as_json=True)
         return
     for folder, count in Counter(file.parent for file in files).items():
-        print_text(f"{folder}: {count} {'table' if count == 1 else 'tables'}")
+        print_text(f"{folder}: {counted(count, 'table')}")
     last = next(file for file in reversed(files) if file.stem in ("runs", "updates"))
     closing("", f'pandas.read_{form}("{last}")')
 

@@ -43,8 +43,8 @@ from testbed.cli.arguments import (
     Strict,
     Track,
 )
-from testbed.console import closing, print_json, print_text, remark, show, written
-from testbed.errors import BadInputError, TestbedError, of_os
+from testbed.console import closing, counted, print_json, print_text, remark, show, written
+from testbed.errors import BadInputError, TestbedError, of_os, writable_file
 from testbed.host.signals import interrupting
 from testbed.traits import RUNTIMES
 
@@ -233,7 +233,8 @@ def model(
     """Write a model of a run as a state_dict, which PyTorch loads without the testbed."""
     from testbed.api.running import attach
 
-    path = attach(run, runs=runs).save_model(to, version)
+    handle = attach(run, runs=runs)
+    path = handle.save_model(writable_file(to or handle.path / "model.pt"), version)
     written([path], as_json=as_json)
     if not as_json:
         remark(f"In Python: module.load_state_dict(torch.load({str(path)!r}))")
@@ -257,6 +258,8 @@ def evaluate(
     """Evaluate the models that a run has kept, once it is over."""
     from testbed.api.running import attach
 
+    if to is not None:
+        writable_file(to)
     found = attach(run, runs=runs).evaluate(data=data, classes=classes, devices=devices)
     if to is not None:
         found.to_csv(to, index=False)
@@ -268,13 +271,16 @@ def evaluate(
 
 
 @app.command()
-def ps(as_json: AsJson = False) -> None:
-    """List the runs that are running on this machine."""
+def ps(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
+    """List the runs that are running on this machine.
+
+    A run in virtual time that is not in the background is found in the folder --runs.
+    """
     from testbed.api import running
 
     rows = [
         {**asdict(live), "directory": _shown(live.directory, whole=as_json) if live.directory else None}
-        for live in running.ps()
+        for live in running.ps(runs)
     ]
     show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
 
@@ -306,8 +312,9 @@ def list_runs(
         ]
     empty = f"No runs in {runs}. Next: testbed up TOPOLOGY"
     if not rows and matching and (every := running.list_runs(runs)):
-        empty = f"None of the {len(every)} runs in {runs} has {matching!r} in its row."
-    spare = [name for name in ("devices", "runtime", "task", "duration", "rule") if name != sort]
+        empty = f"None of {counted(len(every), 'run')} in {runs} has {matching!r} in its row."
+    columns = ("devices", "runtime", "task", "duration", "rule", "verdict", "outcome", "accuracy")
+    spare = [name for name in columns if name != sort]
     show(rows, empty, as_json=as_json, spare=spare)
     for folder in [] if as_json else running.list_folders(runs):
         remark(f"Those of {folder.name}: testbed runs --runs {folder}")
@@ -384,7 +391,7 @@ def plan_command(
     )
     plan = launch.plan
     if draw_to is not None:
-        launch.drawing(draw_to)
+        launch.drawing(writable_file(draw_to, "--draw-to"))
     if as_json:
         print_json(launch.devices())
     else:
@@ -402,13 +409,15 @@ def plan_command(
         (console.err() if as_json else console.out()).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
         print_text(
-            f"{plan.runtime}: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}"
+            f"{plan.runtime}: {counted(len(plan.devices), 'device')} in simulated time. "
+            f"Next: testbed up {topology}"
         )
     elif not as_json:
         total = sum(device.share for device in plan.devices)
+        asking = counted(len(plan.devices), "device asks", "devices ask")
         cores = "core" if plan.device_capacity == 1 else "cores"
         print_text(
-            f"{plan.runtime}: {len(plan.devices)} devices ask for {total:g} of {plan.device_capacity:g} "
+            f"{plan.runtime}: {asking} for {total:g} of {plan.device_capacity:g} "
             f"{cores} (cpu {plan.device_cpus}); broker and aggregator use cpu "
             f"{plan.infrastructure_cpus}."
             + (f" Evaluations use cpu {plan.evaluation_cpus}." if plan.evaluation_cpus else "")
@@ -450,7 +459,8 @@ def _show(judgement: Judgement | None) -> None:
     console.out().print(fidelity_table.render(judgement.fidelity))
     if judgement.steps:
         latest = max(step.done - step.due for step in judgement.steps)
-        print_text(f"Scenario: {len(judgement.steps)} steps done, at most {1e3 * latest:.0f} ms late")
+        done = counted(len(judgement.steps), "step")
+        print_text(f"Scenario: {done} done, at most {1e3 * latest:.0f} ms late")
     validity = judgement.validity
     for title, style, sentences in (
         ("Not valid", "bold red", validity.reasons),

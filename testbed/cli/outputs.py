@@ -56,7 +56,7 @@ class Live(Output):
 
     run: str
     runtime: str | None
-    """Null while nothing but its controller lives."""
+    """Null until it is known."""
     parts: int
     """Containers or processes that run, the controller aside."""
     directory: str | None

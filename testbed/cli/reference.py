@@ -12,7 +12,7 @@ from testbed import console
 from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
-from testbed.console import print_json, print_text, remark, show, table, written
+from testbed.console import counted, print_json, print_text, remark, show, table, written
 
 if TYPE_CHECKING:
     from testbed.api.catalog import Entry
@@ -184,8 +184,9 @@ def prune(
     """Remove the testbed's images that nobody uses: of other versions, and the remains of builds.
 
     Images that a container uses stay, and so do those of this checkout. On the other nodes of a Swarm,
-    all images go that runs have copied there; the next run copies them again. Another user of this
-    engine may have to build again what no container of theirs uses.
+    all images go that runs have copied there; the next run copies them again. What nodes have pulled
+    from a registry stays there: `docker image prune -a` on each removes it. Another user of this engine
+    may have to build again what no container of theirs uses.
     """
     from testbed.api import machine
 
@@ -200,7 +201,7 @@ def prune(
         return
     for one in gone:
         print_text(f"{one.image}: removed")
-    print_text(f"{len(gone)} images removed, {freed / 1e6:.0f} MB freed.")
+    print_text(f"{counted(len(gone), 'image')} removed, {freed / 1e6:.0f} MB freed.")
 
 
 def build(

@@ -10,6 +10,7 @@ import typer
 from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.console import print_text, remark
+from testbed.errors import writable_file
 
 To = Annotated[Path | None, typer.Option("--to", help="File to write (default: print it).")]
 
@@ -105,6 +106,6 @@ def _write(text: str, to: Path | None, following: str) -> None:
     if to is None:
         print_text(text.rstrip("\n"))
         return
-    to.write_text(text, encoding="utf-8")
+    writable_file(to).write_text(text, encoding="utf-8")
     print_text(f"{to}: written")
     remark(f"Next: {following}")

@@ -89,11 +89,6 @@ def _found(kind: str, name: str) -> Any:
         raise _RefusedError(str(error)) from error
     if getattr(cls, method) is getattr(base, method):
         raise _RefusedError(f"{name} has no method {method}, which every {kind} needs")
-    if is_task and not hasattr(cls, "dataset"):
-        raise _RefusedError(
-            f'{name} does not say its dataset, as in dataset: ClassVar[str] = "digits"; nor has it a '
-            "method dataset that returns it"
-        )
     if is_task and not (isinstance(cls.dataset, str | None) or callable(cls.dataset)):
         raise _RefusedError(
             f"its dataset is {cls.dataset!r:.80}, expected the name of one, or a method that returns it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from agents.texts import counted
 from testbed.host.gpus import MPS_CLIENTS, Gpu, Gpus
 from testbed.plan.feasibility import gib
 from testbed.topology import Topology
@@ -125,7 +126,7 @@ def _too_much(topology: Topology, first: str, gpus: Gpus) -> Problem:
     )
     total = sum(gpu.share * count for gpu, _, count in asking if gpu is not None)
     have = ", ".join(f"{gpu.name} with {gib(gpu.memory)}" for gpu in gpus.found)
-    count = "1 GPU" if len(gpus.found) == 1 else f"{len(gpus.found)} GPUs"
+    count = counted(len(gpus.found), "GPU")
     return topology.source.problem(
         ("devices",),
         f"ask for {total:g} GPUs ({parts}), and this host has {count} ({have}; MPS serves {MPS_CLIENTS} "

@@ -78,6 +78,12 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
             f"{topology.task.name} learns from {dataset!r}, expected {', '.join(DATASETS)}, a method "
             "dataset, or data in the topology"
         )
+        if not dataset:
+            message = (
+                f"{topology.task.name} does not say its dataset, as in dataset: ClassVar[str] = "
+                '"digits", nor does the topology, as in data: {path: mine.parquet}, and there is no '
+                "method dataset that returns it"
+            )
         raise topology.source.error([topology.source.problem(("task", "name"), message)])
     frozen = topology.task.frozen
     mark = fingerprint(task, frozen)

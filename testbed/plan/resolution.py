@@ -12,6 +12,7 @@ from typing import Any
 from agents.rules.interface import ClientSide
 from agents.secure.field import FIELD
 from agents.tasks.interface import Task
+from agents.texts import counted
 from testbed.errors import BadInputError
 from testbed.plan import memory, model_check
 from testbed.plan.calibration import Calibration, seconds, share
@@ -375,7 +376,7 @@ def _rounded(size: int) -> int:
 def _core_notes(group: DeviceGroup, device: PlannedDevice, known: Profiles) -> Iterator[str]:
     profile = _profile(group, known)
     if profile is not None and (profile.cores or 1) > 1:
-        threads = "1 thread" if device.threads == 1 else f"{device.threads} threads"
+        threads = counted(device.threads, "thread")
         yield (
             f"{group.name}: {device.cpu:g} cpu in {threads} for the {profile.cores} cores of "
             f"{group.profile}."

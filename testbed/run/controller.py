@@ -20,6 +20,7 @@ from agents.device_actions import Crash, SetCpu
 from agents.inbox import Inbox
 from agents.messages import AddressedOrder, MessageError, Note
 from agents.rate_limit import RateLimit
+from agents.texts import counted
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.broker import BROKER
@@ -157,8 +158,7 @@ class Controller:
                 self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
 
     def _run(self) -> events.RunEnded:
-        count = len(self._devices)
-        fleet = f"{count} device{'' if count == 1 else 's'} ({self._spec.plan.runtime})"
+        fleet = f"{counted(len(self._devices), 'device')} ({self._spec.plan.runtime})"
         self._view.progress(f"Starting broker, aggregator and {fleet}")
         begin = time.monotonic()
         broker = self._runtime.start()
@@ -227,7 +227,7 @@ class Controller:
             ready = {name for name in living - self._unmeasured if self._status.get(name) == "ready"}
             if len(ready) > reported:
                 reported = len(ready)
-                self._view.progress(f"Ready: {reported} of {len(self._awaited)} devices")
+                self._view.progress(f"Ready: {reported} of {counted(len(self._awaited), 'device')}")
             late = time.monotonic() >= deadline
             # Absent devices measure their links now, too.
             measured = self._unmeasured <= self._exit_codes.keys()
@@ -271,7 +271,7 @@ class Controller:
     def _fail_late(self, ready: set[str]) -> None:
         missing = ", ".join(sorted(self._awaited - ready)) or AGGREGATOR
         raise RunFailedError(
-            f"{len(ready)} of {len(self._awaited)} devices were ready after start.timeout = "
+            f"{len(ready)} of {counted(len(self._awaited), 'device')} ready after start.timeout = "
             f"{self._spec.topology.start.timeout:g} s; not ready: {missing}. See "
             f"{self._spec.directory.logs}, or give the fleet more time (start.timeout) or a quorum "
             "(start.quorum)."
@@ -396,7 +396,7 @@ class Controller:
             if name in (BROKER, ROUTER, MPS) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
-                often = f", after {self._restarts} restarts" if self._restarts else ""
+                often = f", after {counted(self._restarts, 'restart')}" if self._restarts else ""
                 raise RunFailedError(
                     f"the {name} ended with exit code {code}{often}.{_hint({code})}"
                     f"{self._log_tail(name)}"

@@ -6,8 +6,10 @@ what a crash left behind is found without the topology, the run directory or the
 
 from __future__ import annotations
 
+import os
 import platform
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -30,6 +32,24 @@ def find() -> list[LiveRun]:
         if live.run not in runs or runs[live.run].runtime is None:
             runs[live.run] = live
     return [runs[name] for name in sorted(runs)]
+
+
+def find_all(runs: Path) -> list[LiveRun]:
+    """As `find`, with those in the folder `runs` that no label tells of. Of those that have nothing but
+    a controller, the runtime is as their manifest says."""
+    found = {live.run: live for live in (*leftovers(None, runs), *find())}
+    return [_with_runtime(found[name]) for name in sorted(found)]
+
+
+def _with_runtime(live: LiveRun) -> LiveRun:
+    return live if live.runtime is not None else replace(live, runtime=_runtime(_existing(live)))
+
+
+def _runtime(directory: RunDirectory | None) -> str | None:
+    """As the manifest says; None where it does not yet, or is damaged."""
+    with suppress(BadInputError):
+        return None if directory is None else directory.read_manifest().get("runtime")
+    return None
 
 
 def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
@@ -80,6 +100,8 @@ def resumable(runs: Path, run: str) -> RunDirectory:
     Raises BadInputError where there is none, or nothing to carry on.
     """
     directory = directory_of(run, runs)
+    for path in (runs / run, Path(run)) if directory is None else (directory.path,):
+        _check_access(path)
     if directory is None:
         raise BadInputError(f"no run {run} in {runs}; `testbed runs` shows what there is")
     outcome = _recorded_end(directory) or directory.read_manifest().get("outcome")
@@ -87,6 +109,12 @@ def resumable(runs: Path, run: str) -> RunDirectory:
         raise BadInputError(f"{directory.run} is complete (it ended by `{outcome}`); start a new run")
     if directory.controller() or directory.run in {live.run for live in find()}:
         raise BadInputError(f"{directory.run} still lives: `testbed down {directory.run}` ends it")
+    runtime = _runtime(directory)
+    if runtime in RUNTIMES and (why := RUNTIMES[runtime].unresumable):
+        raise BadInputError(
+            f"{directory.run} is of the {runtime} runtime, which resumes none: {why}, testbed up "
+            f"{directory.topology}"
+        )
     if not directory.checkpoint.is_file():
         raise BadInputError(
             f"{directory.run} has no state to go on from: it never got as far as a first model, or has "
@@ -94,6 +122,16 @@ def resumable(runs: Path, run: str) -> RunDirectory:
         )
     directory.open()
     return directory
+
+
+def _check_access(run: Path) -> None:
+    """Raise BadInputError where this user may not go on with the run in the folder `run`."""
+    for folder in (run, run / "state"):
+        allowed = os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
+        if os.path.isdir(folder) and not allowed:  # noqa: PTH112  (Path's raises PermissionError)
+            raise BadInputError(
+                f"you may not read and write {folder}: a run goes on as the user who has started it"
+            )
 
 
 def _recorded_end(directory: RunDirectory) -> str | None:
@@ -118,10 +156,7 @@ def take_down(live: LiveRun) -> None:
     if directory is not None:
         _ask_controller(directory)
     process.remove(live.run)  # the controller, before it starts more
-    runtime = None
-    if directory is not None:
-        with suppress(BadInputError):  # a damaged manifest keeps nothing from being removed
-            runtime = directory.read_manifest().get("runtime")
+    runtime = _runtime(directory)
     try:
         for name in emulated():
             if not emulator(name).take_down(live.run, directory) and name == runtime:

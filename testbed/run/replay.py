@@ -18,6 +18,7 @@ from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import RecordingError, Torn
 from agents.buffers import Buffers
 from agents.rules.interface import Server
+from agents.texts import counted
 from agents.vectors import Vector
 from testbed.errors import BadInputError, RunFailedError
 from testbed.rundir.directory import RunDirectory
@@ -37,7 +38,8 @@ class Replayed:
     records: int = 0
 
     def __str__(self) -> str:
-        return f"{self.models} models and {self.records} records, {self.updates} updates among them"
+        models, records = counted(self.models, "model"), counted(self.records, "record")
+        return f"{models} and {records}, {counted(self.updates, 'update')} among them"
 
 
 class _DifferenceError(Exception):

@@ -8,6 +8,7 @@ from typing import Any
 
 from agents import events
 from agents.events import COMPLETE
+from agents.texts import counted
 from testbed import broker as brokers
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, of_os
@@ -92,7 +93,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
             if refused := _refused(spec):
                 entries["refused"] = refused
                 view.progress(
-                    f"The broker refused {sum(refused.values())} requests: see "
+                    f"The broker refused {counted(sum(refused.values()), 'request')}: see "
                     f"{spec.directory.log(BROKER)}"
                 )
             if controller.epoch is not None:

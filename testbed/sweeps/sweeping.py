@@ -20,6 +20,7 @@ from typing import Any
 
 from agents import files
 from agents.events import COMPLETE
+from agents.texts import counted
 from testbed import console, topology
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
@@ -160,7 +161,7 @@ def run(
         cells = _each_once(sweep.cells, report)
         todo = [cell for cell in cells if index.run_of(cell) is None]
         if done := len(cells) - len(todo):
-            report(f"{done} of {len(cells)} runs are there already, in {folder}")
+            report(f"{done} of {counted(len(cells), 'run')} there already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
         runner = _Runner(index, options, report, len(todo), _measured(cells, index))
         runner.simulate(virtual, min(jobs or len(os.sched_getaffinity(0)), len(virtual)))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.checks import at_least
+from agents.texts import counted
 from testbed.errors import BadInputError
 from testbed.topology import seeds
 
@@ -470,7 +471,7 @@ def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) 
 def _check_enough(labels: Indices, clients: Sequence[str], least: int) -> None:
     if len(labels) < least * len(clients):
         raise BadInputError(
-            f"{len(clients)} devices for {len(labels)} training samples: each needs at least {least}. "
-            f"Use at most {len(labels) // least} devices, a larger dataset, or "
+            f"{counted(len(clients), 'device')} for {len(labels)} training samples: each needs at least "
+            f"{least}. Use at most {len(labels) // least} devices, a larger dataset, or "
             "task.partition: {scheme: resampled}."
         )

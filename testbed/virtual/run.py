@@ -86,8 +86,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
             simulation.run(time.time(), interrupted)
     except Exception as error:
         task = spec.topology.task.name
-        in_training = own_code.is_own(task) and hasattr(error, "__notes__")  # of its model, by torch
-        if not in_training and not own_code.raised(error):
+        if not own_code.caused(error, task):
             raise
         names = " and ".join(filter(own_code.is_own, (task, spec.topology.rule.name)))
         raise RunFailedError(f"{names} failed:\n{own_code.told(error)}") from error

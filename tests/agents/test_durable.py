@@ -345,7 +345,7 @@ def test_without_a_log_the_run_goes_on_from_its_checkpoint_and_says_what_is_lost
     assert (durable.server.version, durable.server.w.tolist()) == (0, [np.float32(0.3)])
     *_, note = written(folder)
     assert isinstance(note, events.Note)
-    assert "last checkpoint: 2 updates that were applied since are lost" in note.message
+    assert "last checkpoint: 2 updates, applied since, are lost" in note.message
     assert not [r for r in written(folder) if isinstance(r, events.UpdateApplied)]
     with pytest.raises(SnapshotError, match="needs `durability: update`"):
         again(durable, folder, part="2", **options)

@@ -92,6 +92,16 @@ def test_runs_that_did_not_come_to_their_end_are_marked(by_hand: Run, directory:
         assert told.startswith("Not finished: fedasync. ")
 
 
+def test_what_is_left_of_a_run_is_enough_to_compare_it(by_hand: Run, sooner: Run) -> None:
+    whole = [by_hand, sooner]
+    slim = [comparison.slim(run) for run in whole]
+    for target in (None, 0.8):
+        assert repr(comparison.compare(slim, target)) == repr(comparison.compare(whole, target))
+    assert comparison.common_target(slim) == comparison.common_target(whole)
+    assert comparison.remarks(slim) == comparison.remarks(whole)
+    assert (len(slim[0].updates.columns), len(slim[0].telemetry)) == (3, 0)
+
+
 def test_runs_that_were_changed_by_hand_are_told(directory: Path) -> None:
     change = Acted(7.5, "slow", "scenario", 0.0, {"action": "set", "cpu": 0.1})
     assert comparison.remarks([with_records(directory, change)]) == []

@@ -15,6 +15,7 @@ from typing import Any
 
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
@@ -178,7 +179,10 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert sorted(len(run.updates) for run in found.runs) == [3, 3, 6, 6]
     assert (found.failed, found.folder, found.target) == (0, tmp_path / "mine", None)
     assert told[0] == f"mine: 4 runs, into {tmp_path / 'mine'}"
-    assert found.table()["runs"].tolist() == [2, 2]
+    table = found.table(0.05)
+    assert table["runs"].tolist() == [2, 2]
+    assert (table["loss_low"] <= table["loss_mean"]).all()
+    assert all(pd.api.types.is_numeric_dtype(table[name]) for name in table.columns[2:])
 
 
 def test_a_sweep_may_have_paths_and_numbers_of_numpy(tmp_path: Path) -> None:

@@ -43,6 +43,26 @@ def test_a_plan_on_a_narrow_terminal_breaks_no_figure(monkeypatch: pytest.Monkey
     assert any(line.startswith("Not shown, as the terminal is too narrow: quota") for line in lines)
 
 
+def test_a_list_of_runs_on_a_narrow_terminal_breaks_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    run = "quickstart-20261122-074415-370d"
+    facts = {"rule": "fedbuff", "task": "digits-logreg", "runtime": "process", "outcome": "interrupted"}
+    finished(tmp_path, run, **facts)
+    _, row, *remark = cli("runs", "--runs", tmp_path).stdout.splitlines()
+    assert row.split() == [run, "–", "interrupted"]
+    assert " ".join(remark).startswith("Not shown, as the terminal is too narrow: devices, runtime")
+
+
+def test_one_device_is_told_in_the_singular(testbed: Testbed, tmp_path: Path) -> None:
+    topology = write_topology(tmp_path, devices=[{"name": "alone", "cpu": 0.1}], rule={"name": "fedavg"})
+    said = testbed("plan", topology, "--runtime", "virtual").out
+    assert "virtual: 1 device in simulated time." in said
+    said = testbed("plan", topology, "--runtime", "process").out
+    assert "process: 1 device asks for 0.1 of " in said
+
+
 def test_completion_is_installed_for_one_name() -> None:
     """Also by `python -m testbed`, which is no name of a command."""
     assert "Usage: testbed up " in cli("up", "--help").stdout

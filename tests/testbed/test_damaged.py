@@ -7,6 +7,8 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from math import isnan
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from agents import events, files
 from analysis import load, records
 from analysis.charts import CHARTS
 from testbed import topology
-from testbed.errors import BadInputError, HostError, of_os
+from testbed.errors import BadInputError, HostError, of_os, writable_file, writable_folder
 from testbed.plan import preparation
 from testbed.run import live_runs, replay
 from testbed.rundir.directory import RunDirectory
@@ -219,6 +221,67 @@ def test_a_full_disk_is_told_with_a_place_and_the_mend() -> None:
         Path("/dev/full").write_text("x")
     told = "runs/a: No space left on device. Make room on that disk"
     assert str(of_os(raised.value, Path("runs/a"))).startswith(told)
+
+
+@pytest.fixture
+def closed() -> Iterator[Path]:
+    """A folder with two runs, as if it were another user's: one may be read, the other not even that.
+    Root could do both."""
+    with tempfile.TemporaryDirectory() as name:
+        modes = {(folder := Path(name)): 0o555, folder / "run": 0o555, folder / "hidden": 0}
+        for run in [*modes][1:]:
+            run.mkdir()
+            (run / "manifest.json").write_text("{}")
+        for one, mode in modes.items():
+            one.chmod(mode)
+        if os.getuid() == 0:
+            os.seteuid(65534)
+        yield folder
+        os.seteuid(os.getuid())
+        for one in modes:
+            one.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report no-such-run --to CLOSED/report.html",  # before any run is looked for
+        "compare no-such-run --figure CLOSED/figure.pdf",
+        "evaluate no-such-run --to CLOSED/models.csv",
+        "export CLOSED/run",
+        "export CLOSED/run --to CLOSED/new/tables",
+        "model CLOSED/run",
+        "profiles --script CLOSED/measure.py",
+        "examples CLOSED/new/folder",
+    ],
+)
+def test_a_place_that_may_not_be_written_to_is_bad_input(
+    testbed: Testbed, closed: Path, command: str
+) -> None:
+    said = testbed(*command.replace("CLOSED", str(closed)).split())
+    assert said.code == 2
+    assert "you may not write there; name another place" in said.err
+
+
+@pytest.mark.parametrize("run", ["run", "hidden"])
+def test_a_run_of_another_user_is_not_resumed(testbed: Testbed, closed: Path, run: str) -> None:
+    for arguments in (("--resume", closed / run), ("--resume", run, "--runs", closed)):
+        said = testbed("up", *arguments)
+        assert said.code == 2
+        assert f"you may not read and write {closed / run}: " in said.err
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert writable_folder(tmp_path / "new" / "folder") == tmp_path / "new" / "folder"
+    assert writable_file(tmp_path / "file") == tmp_path / "file"
+    for place, why in (("file/tables", "file is no folder"), ("file", "file is no folder")):
+        with pytest.raises(BadInputError, match=why):
+            writable_folder(tmp_path / place)
+    for place, why in ((".", "this is a folder"), ("none/file", "there is no folder .*none; make it")):
+        with pytest.raises(BadInputError, match=f"^--to .*: {why}"):
+            writable_file(tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_that_may_not_be_made_is_told_with_the_mend(tmp_path: Path) -> None:

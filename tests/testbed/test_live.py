@@ -155,6 +155,26 @@ def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the
     ]
 
 
+def test_a_run_in_virtual_time_has_a_line_each_second_that_passes_here_and_each_tenth_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = 1000.0
+    monkeypatch.setattr("testbed.watching.live.time.monotonic", lambda: seconds)
+    console = Console(file=io.StringIO(), width=80)
+    assert isinstance(console.file, io.StringIO)
+    overview = Overview(rule="fedbuff", stop=Stop(after=100.0), devices=fleet(1), runtime="virtual")
+    view = LiveView(console, overview)
+    view.record(events.RunStarted(0.0, 1.7e9, ("pi-1",), ()))
+    for at in range(35):  # at once
+        view.record(events.Evaluated(float(at), at, 2.0, 0.2))
+    seconds += 1.0
+    view.record(events.Evaluated(35.0, 35, 2.0, 0.2))
+    view.record(events.Evaluated(36.0, 36, 2.0, 0.2))
+    view.record(events.RunEnded(37.0, "after", 36, 0))
+    lines = console.file.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["0.0", "10.0", "20.0", "30.0", "35.0", "36.0", "37.0"]
+
+
 def test_notices_wait_a_second_for_their_like() -> None:
     console = Console(file=io.StringIO(), width=80)
     assert isinstance(console.file, io.StringIO)

@@ -6,6 +6,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import yaml
 
 from agents import own_code
 from agents.aggregator import snapshot
+from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.flat import first_model
 from agents.rules import RULES
 from agents.rules.interface import Rule, Server
 from agents.shards import Shard
@@ -127,12 +130,19 @@ class Mean(Mine):
         return Task.loss(self, outputs, y).mean()
 
 @dataclass(frozen=True)
+class Unscored(Mine):
+    def correct(self, outputs, y):
+        return super().correct(outputs, y) if len(y) < 100 else 0.5
+
+@dataclass(frozen=True)
 class NoModel(Task):
     dataset: ClassVar[str] = "digits"
 
 @dataclass(frozen=True)
 class NoDataset(Task):
-    def model(self): ...
+    def model(self):
+        from torch import nn
+        return nn.Linear(3, 2)
 
 @dataclass(frozen=True)
 class Elsewhere(Mine):
@@ -423,6 +433,30 @@ def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:
     assert "testbed/" not in told.replace(str(tmp_path), "")
 
 
+def test_what_is_wrong_in_an_evaluation_is_own_codes(tmp_path: Path) -> None:
+    """Also where the error itself is raised by what takes its result."""
+    file = write(tmp_path, task=task("Unscored"))
+    with pytest.raises(RunFailedError, match=r"^own:Unscored and own:Plain failed:") as raised:
+        simulate(file, runs=tmp_path / "runs")
+    assert str(raised.value).endswith("in the evaluation of version 0")
+    assert "has no attribute 'double'" in str(raised.value)
+
+
+def test_an_aggregator_tells_what_was_wrong_in_an_evaluation(tmp_path: Path) -> None:
+    write(tmp_path)
+    own_code.use(str(tmp_path))
+    mine = own_code.find("own:Unscored", TASKS, Task)()
+    samples = Shard(np.ones((100, 8, 8), np.float32), np.zeros(100, np.int64))
+    done: Future[Future[Evaluation]] = Future()
+    Evaluator(mine, samples, done.set_result).submit(3, first_model(mine, 0)[0])
+    error = done.result(timeout=30).exception()
+    assert error is not None
+    assert own_code.caused(error, "own:Unscored")
+    assert not own_code.caused(error, "digits-logreg")
+    told = "AttributeError: 'float' object has no attribute 'double'\nin the evaluation of version 3"
+    assert own_code.told(error) == told
+
+
 def learning(name: str, **more: Any) -> dict[str, Any]:
     local = {"steps": 30, "batch_size": 32, "lr": 0.3}
     return {"name": f"own:{name}", "local": local, **more}
@@ -530,6 +564,13 @@ def test_an_own_task_learns_from_the_topologys_own_data(testbed: Testbed, tmp_pa
     assert done.evaluations["accuracy"].iloc[-1] > 0.3  # of ten classes
     told = testbed("evaluate", done.path, "--json")
     assert [row["part"] for row in json.loads(told.out)][-3:] == ["test set", "device", "device"]
+
+
+def test_where_the_topology_names_the_data_an_own_task_need_not(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.ones((40, 3)), y=np.arange(40) % 2)
+    data = {"path": "mine.npz", "input": "x", "label": "y"}
+    done = simulate(write(tmp_path, task={**task("NoDataset"), "data": data}), runs=tmp_path / "runs")
+    assert len(done.updates) == 4
 
 
 def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp_path: Path) -> None:

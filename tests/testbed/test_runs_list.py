@@ -55,7 +55,7 @@ def test_the_command(runs: Path, testbed: Testbed) -> None:
     said = testbed("runs", "--runs", runs, "--sort", "accuracy")
     names = [line.split()[0] for line in said.out.splitlines()]
     assert [name for name in names if name in ("a", "b")] == ["b", "a"]
-    assert testbed("runs", "--runs", runs, "--find", "nothing").out.startswith("None of the 2 runs")
+    assert testbed("runs", "--runs", runs, "--find", "nothing").out.startswith("None of 2 runs")
     assert testbed("runs", "--runs", runs, "--sort", "colour").code == 2
 
 

@@ -63,7 +63,7 @@ def test_a_sweep_runs_what_is_not_done(testbed: Testbed) -> None:
     first = runs_in(folder)
     write_sweep("[1, 2, 3]")
     code, out, _ = testbed("sweep", "study.yaml")
-    assert "2 of 3 runs are there already" in out
+    assert "2 of 3 runs there already" in out
     assert "1 of 1  fedavg, seed 3" in out
     assert len(first) == 2
     assert first < runs_in(folder)
@@ -107,9 +107,9 @@ def test_a_cell_that_fails_is_told_of_and_the_others_go_on(testbed: Testbed) -> 
     assert code == 1
     assert "bad, seed 0: failed:" in out
     assert "good, seed 0: loss" in out
-    assert "1 runs failed" in err
+    assert "1 run failed" in err
     _, out, _ = testbed("sweep", "study.yaml", "--data", "empty")
-    assert "1 of 2 runs are there already" in out
+    assert "1 of 2 runs there already" in out
 
 
 def test_ctrl_c_leaves_what_is_finished_and_nothing_else(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_repetition_that_is_interrupted_is_made_up_for(
     assert len(runs_in(folder)) == 1 + killed
     code, out, _ = testbed("sweep", "study.yaml")
     assert code == 0
-    assert "1 of 1 runs are there already" in out
+    assert "1 of 1 run there already" in out
     assert "try 2 of at most 2" in out
     assert last_line(out).startswith("Verdicts: 1 valid · ")
     (entry,) = json.loads((folder / "index.json").read_text())["cells"].values()

@@ -16,10 +16,11 @@ from analysis.load import Run, load
 from testbed import topology
 from testbed.errors import BadInputError, RunFailedError
 from testbed.plan.costs import given
-from testbed.run import planning, up
+from testbed.run import live_runs, planning, up
 from testbed.run.optimum import ending
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
+from testbed.runtimes import LiveRun
 from testbed.view import View
 from tests.running import TOPOLOGIES, Testbed, interrupt, started
 
@@ -290,16 +291,19 @@ def test_a_virtual_run_is_not_resumed(tmp_path: Path) -> None:
         up.run(parsed, plan, directory, Options(resume=True), View())
 
 
-def test_ctrl_c_closes_the_books(tmp_path: Path) -> None:
+def test_a_run_in_the_foreground_is_listed_and_ctrl_c_closes_its_books(tmp_path: Path) -> None:
     file = _topology(tmp_path, stop={"updates": 10_000_000}, evaluate={"every": "100s"})
     with started("up", file, "--runs", tmp_path / "runs") as running:
         assert running.stdout is not None
         while "accuracy" not in running.stdout.readline():
             pass
+        (path,) = (tmp_path / "runs").iterdir()
+        listed = {live.run: live for live in live_runs.find_all(tmp_path / "runs")}
+        assert listed[path.name] == LiveRun(path.name, "virtual", 0, path)
         seconds, _ = interrupt(running)
         assert running.returncode == 130
         assert seconds < 10
-    (path,) = (tmp_path / "runs").iterdir()
+    assert path.name not in {live.run for live in live_runs.find_all(tmp_path / "runs")}
     records = list(events.read(path / "events.jsonl"))
     assert isinstance(records[-1], events.RunEnded)
     assert records[-1].reason == "interrupted"
