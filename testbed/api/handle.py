@@ -237,16 +237,16 @@ class RunHandle:
 
         watch.watch(self._directory, out())
 
-    def logs(self, part: str, lines: int = 50) -> str:
+    def logs(self, component: str, lines: int = 50) -> str:
         """The last lines that `aggregator`, `broker`, `controller`, a device or each device of a group
         has printed. Raises BadInputError where there is no such log."""
-        return "\n".join(self.all_logs(part, lines).values())
+        return "\n".join(self.all_logs(component, lines).values())
 
-    def all_logs(self, part: str | None = None, lines: int = 50) -> dict[str, str]:
-        """`logs` of each part of the run, by name, or of `part` alone. Raises as `logs`."""
+    def all_logs(self, component: str | None = None, lines: int = 50) -> dict[str, str]:
+        """`logs` of each component of the run, by name, or of `component` alone. Raises as `logs`."""
         from testbed.run import logs
 
-        return dict(logs.read(self._directory, part, lines))
+        return dict(logs.read(self._directory, component, lines))
 
     def replay(self) -> Replayed:
         """Apply the recorded updates again (docs/rules.md): what was found the same. Raises

@@ -70,7 +70,7 @@ class Launch:
         return [*self.plan.shares, *self.plan.notes, *remarks]
 
     def memory(self) -> str:
-        """What the parts of a run need of it, in a sentence."""
+        """What the components of a run need of it, in a sentence."""
         topology, plan = self.topology, self.plan
         model = 4 * model_check.check(topology)
         count, side = len(plan.devices), topology.rule.build().client_side

@@ -319,11 +319,11 @@ _NO_ROUNDS = "(empty; a device logs each round of a run that was started with -v
 @app.command()
 def logs(
     run: Run,
-    part: Annotated[
+    component: Annotated[
         str | None,
         typer.Argument(
             help="aggregator, broker, controller, router, a device or a group (default: all).",
-            autocompletion=completion.parts,
+            autocompletion=completion.components,
         ),
     ] = None,
     tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,
@@ -334,9 +334,9 @@ def logs(
     from testbed.api.running import attach
 
     handle = attach(run, runs=runs)
-    found = handle.all_logs(part, tail)
+    found = handle.all_logs(component, tail)
     if as_json:
-        print_json([{"part": name, "text": text} for name, text in found.items()])
+        print_json([{"component": name, "text": text} for name, text in found.items()])
         return
     for name, text in found.items():
         console.out().print(f"── {name} ", style="bold")
