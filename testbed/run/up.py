@@ -309,9 +309,9 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
                 )
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
-                    judgement, parts = _judged(spec, controller, controller.epoch)
+                    judgement, segments = _judged(spec, controller, controller.epoch)
                     entries["host_load"] = host_load.summary(controller.host_samples)
-                    entries |= {"validity": judgement.validity.as_dict(), "judged_parts": parts}
+                    entries |= {"validity": judgement.validity.as_dict(), "judged_segments": segments}
                     view.judged(judgement)
 
 
@@ -329,8 +329,8 @@ def _refused(spec: RunSpec) -> dict[str, int]:
 
 
 def _judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
-    """The fidelity of the run's last part, saved in the run directory; the validity of the whole run;
-    and of how many parts it is, each from a start of the run clock."""
+    """The fidelity of the run's last segment, saved in the run directory; the validity of the whole run;
+    and of how many segments it is, each from a start of the run clock."""
     records = list(events.read(spec.directory.events))
     begins = [record.at for record in records if isinstance(record, events.RunStarted)]
     begin = begins[-1] if begins else 0.0
@@ -360,6 +360,6 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgem
     )
     former = spec.directory.read_manifest()
     earlier = former.get("validity")
-    covered = 0 if earlier is None else former.get("judged_parts", 1)
+    covered = 0 if earlier is None else former.get("judged_segments", 1)
     whole = judged.after(Validity.from_dict(earlier or {}), max(0, len(begins) - 1 - covered))
     return Judgement(fidelity, whole, steps), len(begins)
