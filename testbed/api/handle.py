@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from agents import events, files
 from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
 from testbed.api import background
-from testbed.api.given import data_root
+from testbed.api.topology_input import data_root
 from testbed.errors import BadInputError, RunFailedError, reading
 from testbed.host.signals import uninterrupted
 from testbed.rundir import commands

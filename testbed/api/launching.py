@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed import topology as topologies
 from testbed import tracking
-from testbed.api.given import Given, TopologyLike, data_root, text_of
+from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of
 from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.errors import BadInputError
@@ -46,7 +46,7 @@ class Launch:
     """Resolved."""
     plan: Plan
     options: upping.Options = field(repr=False)
-    given: Given = field(repr=False)
+    given: TopologyInput = field(repr=False)
     runs: Path = Path("runs")
     resumed: RunDirectory | None = None
 
@@ -134,11 +134,11 @@ def read(directory: RunDirectory) -> Launch:
     options = launch["options"]
     paths = {name: Path(options[name]) for name in ("data_root", "nodes") if options[name] is not None}
     made = upping.Options(**{**options, **paths, "track": tuple(options["track"])})
-    return _planned(Given(**launch["given"]), made, directory.path.parent, directory)
+    return _planned(TopologyInput(**launch["given"]), made, directory.path.parent, directory)
 
 
 def planned(
-    topology: TopologyLike | Given | None = None,
+    topology: TopologyLike | TopologyInput | None = None,
     *,
     runtime: str | None = None,
     data: str | Path | None = None,
@@ -187,7 +187,7 @@ def planned(
 
 
 def _planned(
-    given: Given, options: upping.Options, runs: Path, resumed: RunDirectory | None = None
+    given: TopologyInput, options: upping.Options, runs: Path, resumed: RunDirectory | None = None
 ) -> Launch:
     topology, plan = upping.planned_here(topologies.parse(given.text, given.name), options)
     return Launch(topology, plan, options, given, runs, resumed)

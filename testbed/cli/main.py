@@ -242,11 +242,13 @@ def model(
 @app.command()
 def evaluate(
     run: Run,
-    classes: Annotated[bool, typer.Option("--classes", help="Also on each class.")] = False,
+    classes: Annotated[bool, typer.Option("--classes", help="Also evaluate on each class.")] = False,
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices", min=1, help="Also on each device's training data, at most so many samples."
+            "--devices",
+            min=1,
+            help="Also evaluate on each device's training data, at most this many samples of each.",
         ),
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", help="CSV file to write all figures to.")] = None,

@@ -32,7 +32,7 @@ from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
-from testbed.run.returning import Returning
+from testbed.run.awaited_devices import AwaitedDevices
 from testbed.run.scenario_player import ScenarioPlayer, parsed
 from testbed.rundir.commands import CommandFolder
 from testbed.rundir.tail import Follower, Samples
@@ -109,7 +109,7 @@ class Controller:
         self._ended: events.RunEnded | None = None
         self._orders: list[AddressedOrder] = []
         self._dilation = spec.plan.dilation
-        self._returning = Returning(spec.topology.start.timeout)
+        self._returning = AwaitedDevices(spec.topology.start.timeout)
         self._player = ScenarioPlayer(
             spec.steps(), runtime, self._orders.append, self._record_failure, self._dilation
         )

@@ -15,7 +15,7 @@ import docker
 from testbed import images
 from testbed.host import docker_engine, swarm
 from testbed.host.nodes import Node
-from testbed.plan import agent_configs, elementary
+from testbed.plan import agent_configs, device_benchmark
 from testbed.plan.calibration import (
     Calibration,
     Host,
@@ -77,7 +77,7 @@ def calibrations(
 
 def _measured(proxies: EngineProxies, node: Node, image: str) -> Calibration:
     """Of a node: on its last core, which is for devices."""
-    script = Path(elementary.__file__).read_text("utf-8")
+    script = Path(device_benchmark.__file__).read_text("utf-8")
     told = docker_engine.output(
         proxies.engines[node.id],
         image,

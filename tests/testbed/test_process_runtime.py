@@ -165,8 +165,8 @@ def test_a_relay_says_what_it_cannot_read_and_goes_on(make: Make, tmp_path: Path
     assert "devices of its run" in refused(
         messages.encode(messages.DeviceOrder("stranger", Disconnect()))
     )
-    door = config.load(ClientConfig, run.directory.config("d-1")).broker
-    log_in(door)
+    broker = config.load(ClientConfig, run.directory.config("d-1")).broker
+    log_in(broker)
     for component in ("d-1", "stranger"):  # of which the second says that the first was obeyed
         controller.publish(
             names.control(ROUTER), messages.encode(messages.DeviceOrder(component, Disconnect()))
@@ -174,7 +174,7 @@ def test_a_relay_says_what_it_cannot_read_and_goes_on(make: Make, tmp_path: Path
     failures.get(timeout=10)
     time.sleep(0.1)
     with pytest.raises(ConnectionFailedError):
-        Connection(door, [], lambda _: None).open(2.0)
+        Connection(broker, [], lambda _: None).open(2.0)
     controller.close()
 
 
