@@ -33,11 +33,11 @@ class Buffers:
 
     def equals(self, other: Buffers) -> bool:
         """Whether both are the same to the bit."""
-        return [part.tobytes() for part in self._parts] == [part.tobytes() for part in other._parts]
+        return [one.tobytes() for one in self._arrays] == [one.tobytes() for one in other._arrays]
 
     def unfit(self, other: Buffers) -> str | None:
         """Why `other` cannot be buffers of the same model, or None."""
-        sizes, expected = ([part.size for part in each._parts] for each in (other, self))
+        sizes, expected = ([array.size for array in each._arrays] for each in (other, self))
         if sizes != expected:
             return f"another model: {sum(sizes)} numbers in its buffers, expected {sum(expected)}"
         if not norm(other.floats) < np.inf:
@@ -45,7 +45,7 @@ class Buffers:
         return None
 
     @property
-    def _parts(self) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
         return self.floats, self.integers
 
 

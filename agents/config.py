@@ -363,8 +363,8 @@ class AggregatorConfig:
     run_directory: str
     threads: int
     start: Start = Start()
-    part: str = ""
-    """Another one each time that all processes of the run are started."""
+    segment: str = ""
+    """Id of this segment of the run: another one each time that all its processes are started."""
     durability: Durability = "update"
     patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By client, as far as it is known: for how long it may be silent, whatever its rounds took."""

@@ -166,7 +166,8 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedPart:
-    """The global model on a part of the data; the version's `evaluation` follows."""
+    """The global model on a part of the data: one class, or one device. The version's `evaluation`
+    follows."""
 
     event: ClassVar[str] = "evaluation_part"
     at: float

@@ -163,8 +163,8 @@ def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
         if sum(b.numel() for b in chosen) != source.size:
             raise ValueError(f"buffers of {source.size} numbers for a model with other ones")
         with torch.no_grad():
-            for b, part in zip(chosen, _split(source, chosen), strict=True):
-                b.copy_(torch.from_numpy(part).view(b.shape))
+            for b, values in zip(chosen, _split(source, chosen), strict=True):
+                b.copy_(torch.from_numpy(values).view(b.shape))
 
 
 def check(module: torch.nn.Module) -> None:
@@ -206,7 +206,7 @@ def _travels(buffer: torch.Tensor) -> bool:
 
 
 def _split(source: Vector, like: Sequence[torch.Tensor]) -> list[Vector]:
-    """`source` in parts of the sizes of `like`."""
+    """`source` cut into vectors of the sizes of `like`."""
     ends = np.cumsum([tensor.numel() for tensor in like])
     return np.split(source, ends[:-1]) if like else []
 

@@ -297,17 +297,17 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`part`, a device or the router, could not do an order."""
+    """`component`, a device or the router, could not do an order."""
 
-    part: Name
+    component: Name
     reason: Line
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where `part`, a client, the aggregator or the router, stands."""
+    """Where `component`, a client, the aggregator or the router, stands."""
 
-    part: Name
+    component: Name
     state: Annotated[State, _one_of(State)]
 
 
@@ -361,7 +361,7 @@ class Report:
 AggregatorOrder = Start | Stop | Log | Note
 Order = AggregatorOrder | DeviceOrder
 AddressedOrder = tuple[str, Order]
-"""To which part of the run, as in `Topics.control`, and what."""
+"""To which component of the run, as in `Topics.control`, and what."""
 Telemetry = Sample | Probe
 """What devices send."""
 Message = (
@@ -430,9 +430,9 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
             telemetry: type[Telemetry] = Probe if "probe" in fields else Sample
             return _of_device(name, telemetry, fields)
         case "failure":
-            return _build(Failure, {"part": name, "reason": text})
+            return _build(Failure, {"component": name, "reason": text})
         case "status":
-            return _build(Status, {"part": name, "state": text})
+            return _build(Status, {"component": name, "state": text})
         case "request" if text.isdecimal() and len(text) < 20:
             return _build(Acknowledgement, {"client": name, "dispatch": int(text)})
         case "request" if (about := text.removeprefix(_REPORT)) != text:

@@ -69,7 +69,7 @@ class Topics:
         return self._topic("sums", client)
 
     def control(self, device: str) -> str:
-        """controller -> one device or the aggregator: the emulator's hand, not part of FL."""
+        """controller -> one device or the aggregator: orders of the emulation, outside of FL."""
         return self._topic("control", device)
 
     def telemetry(self, device: str) -> str:

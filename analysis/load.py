@@ -38,7 +38,7 @@ _MAX_TABLES = 50
 _MAX_BYTES = 64 * 2**20
 """Of `topology.yaml` and `fidelity.json`."""
 _AFTER_SECONDS = 1.5
-"""Of a part of a run, until which samples still count to it: they are a second apart."""
+"""Of a segment of a run, until which samples still count to it: they are a second apart."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -53,7 +53,7 @@ class Run:
     manifest: Mapping[str, Any]
     topology: Mapping[str, Any]
     starts: tuple[events.RunStarted, ...]
-    """One for each part of the run: a resumed one has several."""
+    """One for each segment of the run: a resumed one has several."""
     ended: events.RunEnded | None
     """None while the run goes on (a resumed one too), and where a crash ended it."""
     devices: pd.DataFrame
@@ -87,8 +87,8 @@ class Run:
     telemetry: pd.DataFrame
     """One row per sample: `device`, `at` (s), `cpu` (CPU time so far, s of one host core), `periods`,
     `throttled_periods` (CFS, so far), `throttled` (s), `memory` (bytes), `received`, `sent` (bytes so
-    far), `monotonic` (the host's clock in the last part of the run, s). Without `monotonic_zero` in the
-    manifest `at` is NaN."""
+    far), `monotonic` (the host's clock in the last segment of the run, s). Without `monotonic_zero` in
+    the manifest `at` is NaN."""
     probes: pd.DataFrame
     """What devices measured of their links: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter`
     (s), `loss` (share), `monotonic` (s)."""
@@ -178,7 +178,7 @@ class Follower:
         """`monotonic_zero` of the newest samples."""
         self._topology = _topology(self._path / "topology.yaml")
         self._starts: list[events.RunStarted] = []
-        """One of each part of the run: a resumed one has several."""
+        """One of each segment of the run: a resumed one has several."""
         self._ended: events.RunEnded | None = None
         self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
         """The manifest, and the state of its file then."""
@@ -268,11 +268,13 @@ class Follower:
         return self._known[1]
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """Samples with `at` by the run clock. A resumed run has one for each of its parts; between two,
-        while it is interrupted or about to go on, there is none, and `at` is NaN."""
+        """Samples with `at` by the run clock. A resumed run has one for each of its segments; between
+        two, while it is interrupted or about to go on, there is none, and `at` is NaN."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
-        earlier = (samples["monotonic_zero"] - zero).fillna(0.0)  # reboots and sleep are between parts
+        earlier = (samples["monotonic_zero"] - zero).fillna(
+            0.0
+        )  # reboots and sleep are between segments
         monotonic = (samples["at"] + earlier).to_numpy()
         timed = samples.drop(columns="monotonic_zero").assign(at=np.nan, monotonic=monotonic)
         if self._starts:
@@ -280,9 +282,9 @@ class Follower:
             began = np.array([start.wall_clock for start in self._starts])
             at = np.array([start.at for start in self._starts])
             over = np.append(at[1:], np.inf)
-            part = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
-            found = at[part] + (unix - began[part]) / dilation
-            timed["at"] = np.where(found <= over[part] + _AFTER_SECONDS, found, np.nan)
+            segment = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
+            found = at[segment] + (unix - began[segment]) / dilation
+            timed["at"] = np.where(found <= over[segment] + _AFTER_SECONDS, found, np.nan)
         if "rtt" in timed:  # the link was measured by the host's clock
             measured = {name: timed[name] for name in records.PROBED}
             timed = timed.assign(**in_device_time(measured, dilation))

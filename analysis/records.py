@@ -59,8 +59,8 @@ _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "recei
 PROBED = ("up", "down", "rtt", "jitter", "loss")
 _TAKEN = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
 """By which device and when, on the host's monotonic clock; and the Unix time at which that showed 0, in
-the part of the run that it was in. A line of its own tells that at the begin of each part; of older
-runs, none does."""
+the segment of the run that it was in. A line of its own tells that at the begin of each segment; of
+older runs, none does."""
 _SAMPLE = pa.schema(
     _TAKEN
     + [(name, pa.float64()) for name in _NUMBERS]

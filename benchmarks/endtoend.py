@@ -9,7 +9,7 @@ client, applied, and acknowledged; with `durability: update`, the default, it is
 disk too. Bare is the least that carries as much: Mosquitto with its own settings, a server and as many
 clients, each with a paho client that answers what comes with a payload of that size, QoS 1; nothing is
 decoded, checked, applied or kept.
-`bare` sends it in one message, as paho's users do; `lean` is the leanest that we found: in parts of 64
+`bare` sends it in one message, as paho's users do; `lean` is the leanest that we found: in chunks of 64
 KiB, of which paho copies less, in processes that keep the memory that they free, as ours do.
 
 All have broker and server on the first CPU and the clients on the others. They alternate; the ratios are
@@ -50,7 +50,7 @@ _WARM_S = 3.0
 """From the first model on, before updates count."""
 _KINDS = ("bare", "lean", "none", "update")
 _LEAN = 2**16
-"""Bytes of a part."""
+"""Bytes of a chunk."""
 _KEEPS = {"MALLOC_MMAP_THRESHOLD_": f"{2**25}", "MALLOC_TRIM_THRESHOLD_": f"{2**26}"}
 """glibc's environment for what `agents.process` does."""
 _TASK = """
@@ -211,8 +211,8 @@ def _serve(port: int, payload: Sequence[bytes], asked: Connection) -> None:
         if message.payload:
             arrived[message.topic] += 1
         if arrived[message.topic] % len(payload) == 0:  # also to the first, which is empty
-            for part in payload:
-                server.publish(message.topic.replace("update", "model"), part, qos=1)
+            for chunk in payload:
+                server.publish(message.topic.replace("update", "model"), chunk, qos=1)
 
     server = paho.Client(CallbackAPIVersion.VERSION2)
     server.on_message = answer
@@ -238,8 +238,8 @@ def _answer(port: int, topic: str, payload: Sequence[bytes], cpus: Sequence[int]
         nonlocal arrived
         arrived += 1
         if arrived % len(payload) == 0:
-            for part in payload:
-                client.publish(f"update/{topic}", part, qos=1)
+            for chunk in payload:
+                client.publish(f"update/{topic}", chunk, qos=1)
 
     client.on_subscribe, client.on_message = begin, answer
     client.connect(HOST, port)

@@ -62,7 +62,7 @@ def main() -> None:
             time.sleep(max(0.0, begin + _MIDDLE - time.time()))
             (run,) = runs.iterdir()
             for info in process.find():
-                if (info.run, info.part) == (run.name, _FLOODS):
+                if (info.run, info.component) == (run.name, _FLOODS):
                     info.process.send_signal(signal.SIGUSR2)
             up.communicate()
         finished = Finished.only_one_in(runs)

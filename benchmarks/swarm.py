@@ -1,4 +1,4 @@
-"""What docs/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm PART...`:
+"""What docs/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm NAME...`:
 
     fidelity   `testbed fidelity`, with devices on both nodes
     services   how fast a Swarm makes what a device needs, and how fast a node's engine answers
@@ -31,9 +31,9 @@ from agents.transport import Connection
 from testbed import images
 from testbed.broker import Account, Limits, Listeners, accounts, write_mosquitto
 from testbed.host import docker_engine, swarm
-from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
+from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.process import HOST, find_mosquitto, free_ports
-from testbed.runtimes.swarm_visit import doors
+from testbed.runtimes.swarm_maintenance import engine_proxies
 from tests import two_engines
 from tests.running import TESTBED
 from tests.two_engines import Engine
@@ -80,7 +80,7 @@ def services(engines: Engines) -> None:
     base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
     api: Any = manager.client.api
     made: list[str] = []
-    labels = {RUN_LABEL: "services", PART_LABEL: "device"}
+    labels = {RUN_LABEL: "services", COMPONENT_LABEL: "device"}
 
     def secret(number: int) -> None:
         api.create_secret(f"s-{number}", bytes(1500), labels)
@@ -100,9 +100,10 @@ def services(engines: Engines) -> None:
             time.sleep(0.1)
         took = time.monotonic() - begin
         print(f"tasks: {_SERVICES / took:.1f}/s started, on both nodes together")
-        with doors(manager.client, swarm.nodes(manager.client), base, "services") as found:
+        nodes = swarm.nodes(manager.client)
+        with engine_proxies(manager.client, nodes, base, "services") as found:
             for node, engine in found.engines.items():
-                where = "manager" if node == found.here else "other node, through its door"
+                where = "manager" if node == found.here else "other node, through its engine proxy"
                 count = len(engine.api.containers(all=True))
                 begin = time.perf_counter()
                 for _ in range(50):
@@ -229,7 +230,7 @@ if __name__ == "__main__":
         sys.exit(f"python -m benchmarks.swarm {' '.join(ON_NODES)} broker")
     if "broker" in chosen:
         broker()
-    if wanted := [ON_NODES[part] for part in chosen if part in ON_NODES]:
+    if wanted := [ON_NODES[name] for name in chosen if name in ON_NODES]:
         with _engines() as made:
-            for part in wanted:
-                part(made)
+            for benchmark in wanted:
+                benchmark(made)

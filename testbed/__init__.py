@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from testbed.api.running import start as start
     from testbed.api.running import up as up
     from testbed.api.simulating import simulate as simulate
-    from testbed.api.starting import examples as examples
-    from testbed.api.starting import new as new
     from testbed.api.studies import AgreeResult as AgreeResult
     from testbed.api.studies import SweepResult as SweepResult
     from testbed.api.studies import agree as agree
     from testbed.api.studies import sweep as sweep
+    from testbed.api.templates import examples as examples
+    from testbed.api.templates import new as new
     from testbed.api.traces import convert_trace as convert_trace
     from testbed.api.traces import fedscale_devices as fedscale_devices
     from testbed.errors import BadInputError as BadInputError
@@ -110,8 +110,8 @@ _WHERE = {
     "add_profile": "testbed.api.catalog",
     "profile_script": "testbed.api.catalog",
     "schema": "testbed.api.catalog",
-    "new": "testbed.api.starting",
-    "examples": "testbed.api.starting",
+    "new": "testbed.api.templates",
+    "examples": "testbed.api.templates",
     "convert_trace": "testbed.api.traces",
     "fedscale_devices": "testbed.api.traces",
     "BadInputError": "testbed.errors",

@@ -131,7 +131,7 @@ class Progress:
 
 
 def time_left(taken: float, done: float, total: float) -> str:
-    """`about 40 s left`, where `done` of `total` equal parts took `taken` seconds; empty where that is
+    """`about 40 s left`, where `done` of `total` equal pieces took `taken` seconds; empty where that is
     too early to say, or hardly worth it."""
     left = taken / done * (total - done) if done else math.inf
     return "" if taken < _WORTH_SECONDS else about(left)

@@ -24,7 +24,7 @@ class Traits:
     images: bool = False
     """Whether the agents run in images of ours, and not with the packages of this host."""
     gpus: bool = False
-    """Whether a device can have a GPU of the host, or a part of one."""
+    """Whether a device can have a GPU of the host, or a fraction of one."""
     lossless: str = ""
     """Why no link can lose packets, as in `whose links are TCP relays`; empty: links can."""
     shaper: str | None = None

@@ -25,7 +25,7 @@ class View:
         """What stays useful throughout the run, or is told at its end."""
 
     def past(self, records: Sequence[events.Record]) -> None:
-        """The records of the earlier parts of a run that goes on."""
+        """The records of the earlier segments of a run that goes on."""
 
     def record(self, record: events.Record) -> None:
         """The next record of the run's events."""

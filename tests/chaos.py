@@ -347,7 +347,7 @@ def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
         case _:
             sent = {"kill": signal.SIGKILL, "break": signal.SIGUSR1, "flood": signal.SIGUSR2}[fault.what]
             for info in process.find():
-                if (info.run, info.part) == (name, fault.part):
+                if (info.run, info.component) == (name, fault.part):
                     info.process.send_signal(sent)
     if (fault.what, runtime) == ("kill", "process") and fault.part in CLIENTS:
         time.sleep(1.0)

@@ -190,7 +190,7 @@ def kill(runtime: str, runs: Path, device: str) -> Callable[[], object]:
         container = f"testbed-{run.name}-{device}"
         in_docker("kill", container)
         return lambda: in_docker("start", container)
-    (found,) = [info for info in process.find() if (info.run, info.part) == (run.name, device)]
+    (found,) = [info for info in process.find() if (info.run, info.component) == (run.name, device)]
     environment = found.process.environ()
     found.process.kill()
     config = RunDirectory(run).config(device)

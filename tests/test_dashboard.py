@@ -70,7 +70,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
             assert "sequence" in eventually(lambda: hovered(page))
             eventually(lambda: "working" in page.words("table-0"))
             assert {"fast", "slow"} <= set(eventually(lambda: page.layers("cpu-over-time-0")))
-            log = fetched(url.replace("/run?", "/logs?") + "&part=aggregator")[1]
+            log = fetched(url.replace("/run?", "/logs?") + "&component=aggregator")[1]
             assert "<option selected>aggregator</option>" in log
             assert cli("kill", str(path), "slow").returncode == 0
             eventually(lambda: ("slow", "offline") in lanes(page))

@@ -17,7 +17,7 @@ from agents.config import Local
 from agents.device_actions import Crash, SetCpu
 from agents.tasks.flower import Flower
 from testbed import BadInputError, simulate, topology, up
-from testbed.api.given import text_of
+from testbed.api.topology_input import text_of
 from tests.conftest import unavailable
 
 APP = Path(__file__).parent / "flower_app"

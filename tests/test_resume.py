@@ -58,7 +58,7 @@ def test_a_resumed_run_goes_on(testbed: Testbed, tmp_path: Path) -> None:
     assert done.code == 0, done.out + done.err
     after = Finished.only_one_in(runs)
     *_, last = re.findall(r"updates +(\d+)", done.out)
-    assert int(last) == len(after.updates)  # the earlier parts' too, as its version
+    assert int(last) == len(after.updates)  # the earlier segments' too, as its version
 
     for earlier, later in ((interrupted, crashed), (crashed, after)):
         assert later.records[: len(earlier.records)] == earlier.records
@@ -115,9 +115,9 @@ def test_a_crashed_run_goes_on_from_its_checkpoint(testbed: Testbed, tmp_path: P
     assert resumed.code == 0, resumed.out + resumed.err
     after = Finished.only_one_in(runs)
     assert after.manifest["outcome"] == "updates"
-    lost = "1 earlier part of the run: ended without a verdict"
+    lost = "1 earlier segment of the run: ended without a verdict"
     assert lost in after.manifest["validity"]["unjudged"]
-    assert after.manifest["judged_parts"] == 2
+    assert after.manifest["judged_segments"] == 2
     assert sum(isinstance(record, events.RunStarted) for record in after.records) == 2
     (note,) = [record.message for record in after.records if isinstance(record, events.Note)]
     assert "goes on from its last checkpoint" in note

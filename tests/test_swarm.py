@@ -26,10 +26,10 @@ from testbed.host.swarm import nodes
 from testbed.plan import Host, plan, preparation
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import doors, executor, swarm_executor, swarm_removal
-from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
+from testbed.runtimes import executor, swarm_engine_proxies, swarm_executor, swarm_removal
+from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.swarm import launcher
-from testbed.runtimes.swarm_gates import GATE
+from testbed.runtimes.swarm_node_agents import NODE_AGENT
 from testbed.topology import load
 from testbed.view import View
 from tests.conftest import unavailable
@@ -122,13 +122,13 @@ def test_a_run_on_both_engines(
     with started("up", file, "--runtime", "swarm", "--runs", runs) as up:
         until_printed(up, "the run clock starts")
         until(up, runs, lambda run: "resume" in acted(run))
-        (broker,) = parts(on_swarm[0], BROKER)
+        (broker,) = containers(on_swarm[0], BROKER)
         on_swarm[0].client.api.kill(broker)
         # Over each node's router to the new one; second-2 may still be starting.
         ended = "the broker ended with exit code 137"
         run = until(up, runs, lambda run: since(run, ended) >= {"first", "second-1"})
         for one, device in zip(on_swarm, ("first", "second-1"), strict=True):
-            (container,) = parts(one, device)
+            (container,) = containers(one, device)
             executor.put(one.client, container, DISK, {"kept": b"by its client"})
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
@@ -150,13 +150,13 @@ def test_a_run_on_both_engines(
     before = Finished.only_one_in(runs)
     with started("up", "--resume", name, "--runs", runs) as up:
         until_printed(up, "the run clock starts")
-        (second,) = parts(on_swarm[1], "second-1")
+        (second,) = containers(on_swarm[1], "second-1")
         assert executor.read_file(on_swarm[1].client, second, f"{DISK}/kept") == b"by its client"
         until(up, runs, lambda run: going_on(run) == NAMES)
         for command in (["set", name, "first", "--cpu", "0.1"], ["kill", name, "second-1"]):
             done = cli(*command, cwd=tmp_path)
             assert done.returncode == 0, done.stdout + done.stderr
-        (aggregator,) = parts(on_swarm[0], AGGREGATOR)
+        (aggregator,) = containers(on_swarm[0], AGGREGATOR)
         on_swarm[0].client.api.kill(aggregator)
         ended = "the aggregator ended with exit code 137"
         until(up, runs, lambda run: since(run, ended) >= {"first", "second-2"})
@@ -177,42 +177,44 @@ def test_a_run_on_both_engines(
         assert times == sorted(times)
     assert {s["device"] for s in run.telemetry} == NAMES
     assert '"clocks"' in (run.path / "fidelity.json").read_text()
-    assert {path.stem for path in (run.path / "logs").iterdir()} >= {*NAMES, BROKER, "node.gate"}
+    assert {path.stem for path in (run.path / "logs").iterdir()} >= {*NAMES, BROKER, "node.agent"}
 
 
 def test_what_ends_by_itself_ends_the_run_with_its_name(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    """A device while the fleet is launched, and a node's gate, without which nobody hears of its devices
-    any more."""
+    """A device while the fleet is launched, and a node agent, without which nobody hears of the node's
+    devices any more."""
     file, worker = topology(tmp_path, stop={"after": "5min"}), on_swarm[1]
     with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "device") as up:
-        eventually(lambda: [one for one in parts(worker, "second-1") if has_shard(worker, one)], 90)
-        worker.client.api.kill(*parts(worker, "second-1"))
+        eventually(lambda: [one for one in containers(worker, "second-1") if has_shard(worker, one)], 90)
+        worker.client.api.kill(*containers(worker, "second-1"))
         told = up.communicate(timeout=90)[0]
     assert up.returncode == 1, told
     assert "second-1 ended before the run clock could start" in told
 
-    with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "gate") as up:
+    with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "agent") as up:
         until_printed(up, "the run clock starts")
-        worker.client.api.kill(*parts(worker, GATE))
+        worker.client.api.kill(*containers(worker, NODE_AGENT))
         told = up.communicate(timeout=90)[0]
     assert up.returncode == 1, told
-    assert f"the gate of the node {os.uname().nodename}-2 has ended" in told
+    assert f"the node agent of {os.uname().nodename}-2 has ended" in told
     nothing_is_left(on_swarm)
 
 
-def test_what_an_absent_node_owes_is_fetched_through_doors_of_the_same_image(
+def test_a_pending_clean_up_is_done_through_engine_proxies_of_the_same_image(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     """It may have that from a registry, and under no other name."""
     manager, image = on_swarm[0].client, "registry.example:5000/testbed-base:1"
-    made = doors.Doors(manager, nodes(manager), image, "r-1", {RUN_LABEL: "r-1"}, tmp_path)
-    made.lost |= {made.others[0].id}
+    made = swarm_engine_proxies.EngineProxies(
+        manager, nodes(manager), image, "r-1", {RUN_LABEL: "r-1"}, tmp_path
+    )
+    made.unreachable |= {made.others[0].id}
     try:
         with pytest.raises(HostError, match=f"{os.uname().nodename} does not answer .* down r-1"):
             swarm_removal.remove(manager, made, "r-1", None)
-        assert doors.image_of(manager, "r-1") == image
+        assert swarm_engine_proxies.image_of(manager, "r-1") == image
     finally:
         swarm_executor.remove_rest(manager, "r-1")
     nothing_is_left(on_swarm)
@@ -237,7 +239,7 @@ def test_a_node_that_has_gone_since_the_run_was_planned_is_told_and_one_that_has
     with launcher(spec, View()) as runtime:
         try:
             runtime.start()
-            assert len(parts(on_swarm[0], "first")) == 1
+            assert len(containers(on_swarm[0], "first")) == 1
         finally:
             runtime.stop()
     nothing_is_left(on_swarm)
@@ -265,7 +267,7 @@ def since(run: Finished, note: str) -> set[str]:
 
 
 def going_on(run: Finished) -> set[str]:
-    """Whose updates are of a second part of the run."""
+    """Whose updates are of a second segment of the run."""
     begins = [i for i, r in enumerate(run.records) if isinstance(r, events.RunStarted)]
     later = run.records[begins[1] :] if len(begins) > 1 else []
     return {r.client for r in later if isinstance(r, events.UpdateApplied)}
@@ -276,7 +278,7 @@ def acted(run: Finished) -> list[str]:
     return [r.details["action"] for r in run.records if isinstance(r, events.Acted)]
 
 
-def parts(engine: Engine, part: str) -> list[str]:
-    """Containers of that part, of any run, that run."""
-    found = engine.client.api.containers(filters={"label": f"{PART_LABEL}={part}"})
+def containers(engine: Engine, component: str) -> list[str]:
+    """Ids of the containers of that component, of any run, that run."""
+    found = engine.client.api.containers(filters={"label": f"{COMPONENT_LABEL}={component}"})
     return [one["Id"] for one in found]

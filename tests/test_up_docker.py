@@ -55,8 +55,8 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
         until_printed(up, "the run clock starts")
         run_label = f"testbed.run={next((tmp_path / 'runs').iterdir()).name}"
         containers = engine.containers.list(filters={"label": run_label})
-        by_part = {c.labels["testbed.part"]: c for c in containers}
-        assert by_part.keys() == {"broker", "aggregator", "router", "one", "two"}
+        by_component = {c.labels["testbed.part"]: c for c in containers}
+        assert by_component.keys() == {"broker", "aggregator", "router", "one", "two"}
         for container in containers:
             host = container.attrs["HostConfig"]
             assert host["ReadonlyRootfs"]
@@ -67,12 +67,12 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
             assert told.decode().strip() == kernel.congestion_control()
             for bindings in (container.attrs["NetworkSettings"]["Ports"] or {}).values():
                 assert {b["HostIp"] for b in bindings or []} <= {"127.0.0.1"}
-        device = by_part["one"]
+        device = by_component["one"]
         assert device.attrs["HostConfig"]["Memory"] == device.attrs["HostConfig"]["MemorySwap"] > 0
         processes = device.top(ps_args="-eo pid,uid,args")["Processes"]
         assert {uid for _, uid, args in processes if "agents.client" in args} == {"10001"}
         a_shell_is_the_clients(next((tmp_path / "runs").iterdir()), "one")
-        attacked = attack_from(device, by_part)
+        attacked = attack_from(device, by_component)
         interrupt_leaves_nothing(up, engine, tmp_path / "runs")
     run = Finished.only_one_in(tmp_path / "runs")
     assert isinstance(run.records[-1], events.RunEnded)
@@ -99,15 +99,15 @@ def a_shell_is_the_clients(run: Path, device: str) -> None:
     assert (refused.returncode, "a shell needs a terminal" in refused.stderr) == (2, True)
 
 
-def attack_from(device: Any, by_part: dict[str, Any]) -> list[dict[str, str | None]]:
+def attack_from(device: Any, by_component: dict[str, Any]) -> list[dict[str, str | None]]:
     """What came of all attacks from `device`, by its client and by its init, as a table on stdout."""
 
-    def address(part: str, network: str) -> str:
-        networks = by_part[part].attrs["NetworkSettings"]["Networks"]
+    def address(component: str, network: str) -> str:
+        networks = by_component[component].attrs["NetworkSettings"]["Networks"]
         return next(str(one["IPAddress"]) for name, one in networks.items() if name.endswith(network))
 
     gateways = [
-        one["Gateway"] for one in by_part["broker"].attrs["NetworkSettings"]["Networks"].values()
+        one["Gateway"] for one in by_component["broker"].attrs["NetworkSettings"]["Networks"].values()
     ]
     own = address("one", "-data")
     run = device.labels["testbed.run"]

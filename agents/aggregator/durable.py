@@ -38,8 +38,8 @@ crash leaves is soon read, and the disk does not fill."""
 class State:
     """All that a checkpoint holds."""
 
-    part: str
-    """Names the processes that it is of, which were started together."""
+    segment: str
+    """Id of the segment of the run that it is of."""
     core: AggregatorCore
     server: Server
     at: Nanoseconds = 0
@@ -58,8 +58,9 @@ class State:
 class DurableCore:
     """Keeps events.jsonl and models/ of `directory`, and in its state/aggregator/ checkpoint and log.
 
-    `part` is another one each time that all processes of the run are started, and the same where the
-    aggregator alone is started again. With `record` the log is the run's recording, and is never cut.
+    `segment` is the id of this segment of the run: a resumed run has several, one from each start of all
+    its processes; where the aggregator alone is started again, it is the same. With `record` the log is
+    the run's recording, and is never cut.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class DurableCore:
         setup: Setup,
         w: Vector,
         *,
-        part: str,
+        segment: str,
         durability: Durability,
         record: bool = False,
         buffers: Buffers = NONE,
@@ -89,12 +90,12 @@ class DurableCore:
         self._evaluated: list[Path] = []
         """Models that need not be evaluated any more, once it is kept that they have been."""
         if self._checkpoint.is_file():
-            self._recover(part)
+            self._recover(segment)
             return
         events_path = directory / "events.jsonl"
         if events_path.is_file() and events_path.stat().st_size:
             raise SnapshotError(f"{directory} holds a run, but no state to go on from")
-        self._state = State(part, *setup.core(w, buffers))
+        self._state = State(segment, *setup.core(w, buffers))
         self._journal = storage.Journal(events_path)
         if self._logs:
             self._log_path.write_bytes(b"")  # a start that came to nothing may have left one
@@ -174,7 +175,7 @@ class DurableCore:
         state.entries += 1
         state.at = max(state.at, event.at)
         if isinstance(event, inputs.Suspended):
-            state.part = event.part
+            state.segment = event.segment
         if isinstance(event, inputs.EvaluationDone):
             state.evaluating.remove(event.version)
             self._evaluated.append(self._waiting(event.version))
@@ -213,10 +214,10 @@ class DurableCore:
             if record.action is not None:
                 self.core.progress.acted(record.device, record.action)
 
-    def _recover(self, part: str) -> None:
+    def _recover(self, segment: str) -> None:
         """Bring back the state as of the last input that is on the disk."""
         state: State = snapshot.load(self._checkpoint)
-        if state.part == part and not self._logs:
+        if state.segment == segment and not self._logs:
             raise SnapshotError("to go on within a run, an aggregator needs `durability: update`")
         journal = self._directory / "events.jsonl"
         if not journal.is_file() or journal.stat().st_size < state.journal:
@@ -229,8 +230,8 @@ class DurableCore:
         if self._logs:
             self._log = Recording(self._log_path, None)
         self._save_checkpoint()
-        if state.part != part:
-            self.handle(inputs.Suspended(state.at, part))
+        if state.segment != segment:
+            self.handle(inputs.Suspended(state.at, segment))
             self._due = not self._logs
         if undone:
             lost = counted(undone, "update, applied since, is", "updates, applied since, are")

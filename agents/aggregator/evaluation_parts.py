@@ -1,4 +1,5 @@
-"""Parts of the data that the global model is evaluated on one by one, and what is found of each."""
+"""Parts of the data, which are the classes of the test set and samples of each device: the global model
+is evaluated on each by itself."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from agents.shards import Shard
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The model on some of the data; as in `events.EvaluatedPart`."""
+    """The model on one part of the data; as in `events.EvaluatedPart`."""
 
     part: str
     name: str
@@ -28,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What is evaluated beside the test set as a whole."""
+    """The parts that the model is evaluated on, beside the test set as a whole."""
 
     classes: bool = False
     """Each class of the test set by itself."""

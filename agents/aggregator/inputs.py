@@ -30,8 +30,8 @@ class Suspended:
     stands still at `at` until `Started`."""
 
     at: Nanoseconds
-    part: str
-    """Names the processes that were started."""
+    segment: str
+    """Id of the segment of the run that begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class Aggregator:
             directory,
             Setup(settings, cfg.rule, cfg.seed),
             w,
-            part=cfg.part,
+            segment=cfg.segment,
             durability=cfg.durability,
             record=cfg.record,
             buffers=buffers,

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from agents import config, files, wire
 from agents.aggregator.core import Setup
-from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, UpdateArrived
+from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, Suspended, UpdateArrived
 from agents.secure import wire as secure_wire
 
 
@@ -100,11 +100,11 @@ class Recording:
 
     def _write(self, text: str, *payload: bytes | bytearray | memoryview) -> None:
         encoded = text.encode()
-        size = sum(len(part) for part in payload)
+        size = sum(len(chunk) for chunk in payload)
         self.size += _LENGTHS.size + len(encoded) + size
         self._file.write(_LENGTHS.pack(len(encoded), size) + encoded)
-        for part in payload:  # a model's worth of bytes is not copied to be put together
-            self._file.write(part)
+        for chunk in payload:  # a model's worth of bytes is not copied to be put together
+            self._file.write(chunk)
 
 
 def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[bytes | memoryview, ...]:
@@ -173,6 +173,8 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input | Written:
 
 
 def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input | Written:
+    if name == Suspended.__name__ and "part" in fields:  # of 0.2.0
+        fields["segment"] = fields.pop("part")
     if {field: type(value) for field, value in fields.items()} != _FIELDS[name]:
         raise ValueError(f"{name} does not have {fields!r:.80}")
     if name == UpdateArrived.__name__:

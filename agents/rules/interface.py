@@ -6,8 +6,8 @@ while the run lasts: it changes `server.w` in place and counts `server.version`.
 The same inputs must give the same actions and models, to the bit: so a run goes on after a crash, and
 can be replayed: nothing may depend on the order of a set of texts. For the same reason a state consists
 of what `agents.aggregator.snapshot` keeps: numbers, texts, lists, tuples, dicts, sets, deques, NumPy
-arrays, parts of `agents.rules.parts`, and objects of classes at the top level of a rule's own modules;
-what such a class does when it is made is not done again when it is read back.
+arrays, the building blocks in `agents.rules.parts`, and objects of classes at the top level of a rule's
+own modules; what such a class does when it is made is not done again when it is read back.
 
 A complete rule (it adds every update at once), to copy from:
 

@@ -1,5 +1,5 @@
-"""What several rules are made of: a sum of updates, plain or robust, clients of which only some train at
-once, checks."""
+"""Building blocks of rules: sums of updates, plain and robust, a set of clients of which only some train
+at once, checks."""
 
 from __future__ import annotations
 

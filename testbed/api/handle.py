@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from agents import events, files
 from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
 from testbed.api import background
-from testbed.api.given import data_root
+from testbed.api.topology_input import data_root
 from testbed.errors import BadInputError, RunFailedError, reading
 from testbed.host.signals import uninterrupted
 from testbed.rundir import commands
@@ -237,16 +237,16 @@ class RunHandle:
 
         watch.watch(self._directory, out())
 
-    def logs(self, part: str, lines: int = 50) -> str:
+    def logs(self, component: str, lines: int = 50) -> str:
         """The last lines that `aggregator`, `broker`, `controller`, a device or each device of a group
         has printed. Raises BadInputError where there is no such log."""
-        return "\n".join(self.all_logs(part, lines).values())
+        return "\n".join(self.all_logs(component, lines).values())
 
-    def all_logs(self, part: str | None = None, lines: int = 50) -> dict[str, str]:
-        """`logs` of each part of the run, by name, or of `part` alone. Raises as `logs`."""
+    def all_logs(self, component: str | None = None, lines: int = 50) -> dict[str, str]:
+        """`logs` of each component of the run, by name, or of `component` alone. Raises as `logs`."""
         from testbed.run import logs
 
-        return dict(logs.read(self._directory, part, lines))
+        return dict(logs.read(self._directory, component, lines))
 
     def replay(self) -> Replayed:
         """Apply the recorded updates again (docs/rules.md): what was found the same. Raises

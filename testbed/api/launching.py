@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed import topology as topologies
 from testbed import tracking
-from testbed.api.given import Given, TopologyLike, data_root, text_of
+from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of
 from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.errors import BadInputError
@@ -47,7 +47,7 @@ class Launch:
     """Resolved."""
     plan: Plan
     options: Options = field(repr=False)
-    given: Given = field(repr=False)
+    given: TopologyInput = field(repr=False)
     runs: Path = Path("runs")
     resumed: RunDirectory | None = None
 
@@ -73,7 +73,7 @@ class Launch:
         return [*self.plan.shares, *self.plan.notes, *remarks]
 
     def memory(self) -> str:
-        """What the parts of a run need of it, in a sentence."""
+        """What the components of a run need of it, in a sentence."""
         topology, plan = self.topology, self.plan
         model = 4 * model_check.check(topology)
         count, side = len(plan.devices), topology.rule.build().client_side
@@ -137,11 +137,11 @@ def read(directory: RunDirectory) -> Launch:
     options = launch["options"]
     paths = {name: Path(options[name]) for name in ("data_root", "nodes") if options[name] is not None}
     made = Options(**{**options, **paths, "track": tuple(options["track"])})
-    return _planned(Given(**launch["given"]), made, directory.path.parent, directory)
+    return _planned(TopologyInput(**launch["given"]), made, directory.path.parent, directory)
 
 
 def planned(
-    topology: TopologyLike | Given | None = None,
+    topology: TopologyLike | TopologyInput | None = None,
     *,
     runtime: str | None = None,
     data: str | Path | None = None,
@@ -189,7 +189,9 @@ def planned(
     return launch
 
 
-def _planned(given: Given, options: Options, runs: Path, resumed: RunDirectory | None = None) -> Launch:
+def _planned(
+    given: TopologyInput, options: Options, runs: Path, resumed: RunDirectory | None = None
+) -> Launch:
     topology, plan = planning.planned_here(topologies.parse(given.text, given.name), options)
     return Launch(topology, plan, options, given, runs, resumed)
 

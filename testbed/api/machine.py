@@ -193,7 +193,7 @@ def tcp(found: str | None) -> Finding:
 
 
 def gpu(found: Gpus) -> Finding:
-    """Whether containers can have this host's GPUs, and parts of them."""
+    """Whether containers can have this host's GPUs, and fractions of them."""
     name = "GPU"
     if found.lack is not None:
         detail = f"{found.lack.what}; devices without gpu need none"
@@ -204,7 +204,7 @@ def gpu(found: Gpus) -> Finding:
         return Finding(name, "warn", detail, found.lack_of_mps.fix)
     if whole := ", ".join(one.name for one in found.found if not one.shares):
         return Finding(name, "ok", f"{names}; MPS cannot limit what a device has of {whole}")
-    return Finding(name, "ok", f"{names}: whole ones, and parts by MPS")
+    return Finding(name, "ok", f"{names}: whole ones, and fractions by MPS")
 
 
 def processors() -> Finding:
@@ -296,13 +296,13 @@ def prune_images(
     """Remove our images that nobody uses, with `everything` also those of the user's other checkouts,
     code and Dockerfiles; and on other nodes of a Swarm all that runs have copied there. Which went, and
     how many bytes that has freed; with `dry_run` those that would. Raises HostError."""
-    from testbed.runtimes import swarm_visit
+    from testbed.runtimes import swarm_maintenance
 
     with closing(docker_engine.connect()) as client:
         if dry_run:
             return inventory.removable(inventory.listed(client), everything=everything), 0
         gone, freed = inventory.prune(client, everything=everything)
-        swarm_visit.prune(client, on_progress)
+        swarm_maintenance.prune(client, on_progress)
         return gone, freed
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.api import background
-from testbed.api.given import TopologyLike
 from testbed.api.handle import OnEvent, RunHandle
 from testbed.api.launching import Launch, planned
+from testbed.api.topology_input import TopologyLike
 from testbed.dashboard import serving
 from testbed.errors import BadInputError, HostError, TestbedError, of_os, reading
 from testbed.run import live_runs

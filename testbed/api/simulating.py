@@ -6,9 +6,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.api.given import TopologyLike, text_of
 from testbed.api.launching import planned
 from testbed.api.running import read
+from testbed.api.topology_input import TopologyLike, text_of
 from testbed.view import View
 
 if TYPE_CHECKING:

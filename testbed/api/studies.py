@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.api import results
-from testbed.api.given import data_root, plain
 from testbed.api.running import read
+from testbed.api.topology_input import data_root, plain
 from testbed.console import counted
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.options import Options

@@ -25,7 +25,7 @@ from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
 BROKER = "broker"
-"""Name of the broker as a part of a run, beside AGGREGATOR and CONTROLLER."""
+"""Name of the broker as a component of a run, beside AGGREGATOR and CONTROLLER."""
 _IN_FLIGHT = 4
 """Largest packets that one connection may have to acknowledge: the broker holds them twice."""
 MOSQUITTO_CONF = "mosquitto.conf"
@@ -61,7 +61,7 @@ class Limits:
 
     @classmethod
     def of(cls, parameters: int, devices: int, beside: float = 0.0) -> Limits:
-        """Of a run with so many parameters: a model with a header, or the largest part of one, and two
+        """Of a run with so many parameters: a model with a header, or the largest chunk of one, and two
         models from each device, or as many as `beside`, beside small messages."""
         message = 4 * parameters + 2 * 64 * 2**10
         packet = min(message, chunks.CHUNK_BYTES + 2 * 64 * 2**10)
@@ -116,7 +116,7 @@ class Listeners:
 
 
 def init_user(device: str) -> str:
-    """Username of a device's init: the emulator's part of the device, apart from the FL client's."""
+    """Username of a device's init: the emulator's process on the device, apart from the FL client's."""
     return f"init/{device}"
 
 

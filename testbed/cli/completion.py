@@ -38,8 +38,8 @@ def devices(ctx: typer.Context, incomplete: str) -> list[str]:
     return _beginning(incomplete, _groups_and_devices(ctx))
 
 
-def parts(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Parts of a run that have logs: its devices and their groups, the aggregator, the broker."""
+def components(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Components of a run that have logs: aggregator, broker, ..., devices, and groups of these."""
     run = _run(ctx)
     logs = [] if run is None else sorted(path.stem for path in run.glob("logs/*.log"))
     return _beginning(incomplete, dict.fromkeys([*logs, *_groups_and_devices(ctx)]))

@@ -21,9 +21,9 @@ def examples(
     as_json: AsJson = False,
 ) -> None:
     """Copy the topologies and notebooks that come with the testbed to a folder of yours."""
-    from testbed.api import starting
+    from testbed.api import templates
 
-    written(starting.examples(folder), as_json=as_json)
+    written(templates.examples(folder), as_json=as_json)
     if as_json:
         return
     remark(f"Next: testbed up {folder}/topologies/quickstart.yaml")

@@ -243,11 +243,13 @@ def model(
 @app.command()
 def evaluate(
     run: Run,
-    classes: Annotated[bool, typer.Option("--classes", help="Also on each class.")] = False,
+    classes: Annotated[bool, typer.Option("--classes", help="Also evaluate on each class.")] = False,
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices", min=1, help="Also on each device's training data, at most so many samples."
+            "--devices",
+            min=1,
+            help="Also evaluate on each device's training data, at most this many samples of each.",
         ),
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", help="CSV file to write all figures to.")] = None,
@@ -326,11 +328,11 @@ _NO_ROUNDS = "(empty; a device logs each round of a run that was started with -v
 @app.command()
 def logs(
     run: Run,
-    part: Annotated[
+    component: Annotated[
         str | None,
         typer.Argument(
             help="aggregator, broker, controller, router, a device or a group (default: all).",
-            autocompletion=completion.parts,
+            autocompletion=completion.components,
         ),
     ] = None,
     tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,
@@ -341,9 +343,9 @@ def logs(
     from testbed.api.running import attach
 
     handle = attach(run, runs=runs)
-    found = handle.all_logs(part, tail)
+    found = handle.all_logs(component, tail)
     if as_json:
-        print_json([{"part": name, "text": text} for name, text in found.items()])
+        print_json([{"component": name, "text": text} for name, text in found.items()])
         return
     for name, text in found.items():
         console.out().print(f"── {name} ", style="bold")

@@ -37,8 +37,8 @@ def topology(name: Name, as_json: AsJson = False) -> None:
 
 
 def _write(kind: Literal["task", "rule", "topology"], name: str, *, as_json: bool) -> None:
-    from testbed.api import starting
+    from testbed.api import templates
 
-    written(starting.new(kind, name), as_json=as_json)
+    written(templates.new(kind, name), as_json=as_json)
     if not as_json:
         remark(f"Next: testbed up {name}.yaml --runtime virtual")

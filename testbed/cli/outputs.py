@@ -57,8 +57,8 @@ class Live(Output):
     run: str
     runtime: str | None
     """Null until it is known."""
-    parts: int
-    """Containers or processes that run, the controller aside."""
+    components: int
+    """Containers, services or processes that run, the controller aside."""
     directory: str | None
 
 
@@ -87,9 +87,9 @@ class Down(Output):
 
 
 class Log(Output):
-    """The end of what a part of a run has printed."""
+    """The end of what a component of a run has printed."""
 
-    part: str
+    component: str
     text: str
 
 
@@ -156,7 +156,7 @@ class Data(Output):
 
 
 class Evaluation(Output):
-    """A kept model on a part of the data."""
+    """A kept model on a part of the data: the test set, one class of it, or samples of one device."""
 
     model: str
     version: int

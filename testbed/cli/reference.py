@@ -165,7 +165,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def list_images(as_json: AsJson = False) -> None:
-    """List our images on this engine: their size, and who uses them."""
+    """List the testbed's images on this engine: their size, and who uses them."""
     from testbed.api import machine
 
     found = machine.list_images()
@@ -176,7 +176,7 @@ def list_images(as_json: AsJson = False) -> None:
 def prune(
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also those of your other checkouts, code and Dockerfiles."),
+        typer.Option("--all", help="Also images of your other checkouts, own code and Dockerfiles."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
     as_json: AsJson = False,
@@ -185,8 +185,8 @@ def prune(
 
     Images that a container uses stay, and so do those of this checkout. On the other nodes of a Swarm,
     all images go that runs have copied there; the next run copies them again. What nodes have pulled
-    from a registry stays there: `docker image prune -a` on each removes it. Another user of this engine
-    may have to build again what no container of theirs uses.
+    from a registry stays there: `docker image prune -a` on each removes it. Images of other users of
+    this engine go too where no container uses them; they would have to build them again.
     """
     from testbed.api import machine
 
@@ -207,7 +207,8 @@ def prune(
 def build(
     force: Annotated[bool, typer.Option("--force", help="Rebuild existing images.")] = False,
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Also those for devices with a GPU: gigabytes of CUDA.")
+        bool,
+        typer.Option("--gpu", help="Also build the images for devices with a GPU: gigabytes of CUDA."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

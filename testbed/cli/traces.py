@@ -65,15 +65,24 @@ def fedscale(
         float | None, typer.Option("--cpu", min=0.001, help="Share of a core for the fastest device.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Also give each a timing, for so many steps.")
+        int | None,
+        typer.Option(
+            "--steps", min=1, help="Also give each a training time (timing), for this many local steps."
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a step.")] = 32,
-    begin: Annotated[str, typer.Option("--from", help="Begin of the availability, such as 6h.")] = "0s",
+    begin: Annotated[
+        str, typer.Option("--from", help="Where in the availability trace to begin, such as 6h.")
+    ] = "0s",
     length: Annotated[
-        str | None, typer.Option("--for", help="Length of it, such as 4h (default: all, repeated).")
+        str | None,
+        typer.Option(
+            "--for", help="How much of that trace to take, such as 4h (default: all, repeated)."
+        ),
     ] = None,
     speed_up: Annotated[
-        float, typer.Option("--speed-up", min=1e-3, help="Factor by which the availability is faster.")
+        float,
+        typer.Option("--speed-up", min=1e-3, help="How many times as fast time passes in that trace."),
     ] = 1.0,
     topology: Annotated[
         Path | None,

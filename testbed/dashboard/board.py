@@ -17,7 +17,7 @@ from analysis.names import distinct
 from testbed.dashboard import devices
 from testbed.dashboard.devices import Table
 from testbed.dashboard.feed import Feed
-from testbed.dashboard.measured import CPU_WINDOW_SECONDS
+from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS
 from testbed.traits import is_simulated
 
 MAX_COLUMNS = 3

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.charts.chart import Chart
 from analysis.load import Run
-from testbed.dashboard.measured import CPU_WINDOW_SECONDS, requested_cpu
+from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS, requested_cpu
 from testbed.traits import is_simulated
 from testbed.watching.screen import rate
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis import manifest as manifests
 from analysis.load import Follower, Run
-from testbed.dashboard import measured
+from testbed.dashboard import live_fidelity
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 
@@ -70,7 +70,7 @@ class Feed:
             return
         self.updates, self.samples = (self._follower.rows[kind] for kind in ("update", "telemetry"))
         if run.fidelity.empty and not run.telemetry.empty:
-            run = replace(run, fidelity=measured.so_far(run))
+            run = replace(run, fidelity=live_fidelity.so_far(run))
         self.run = run
 
 

@@ -176,14 +176,14 @@ def _table(table: Table, feed: Feed, name: str, sort: str, matching: str) -> str
     found = devices.chosen(every, sort, matching)
     many = len(every) > devices.MAX_ROWS
     shown = found.head(devices.SOME_ROWS) if many else found
-    parts: list[tuple[str, Any]] = []
+    tables: list[tuple[str, Any]] = []
     if many:
-        parts.append(
+        tables.append(
             (f"Groups of {len(every):,} devices", devices.cells(devices.groups(every), grouped=True))
         )
     which = f"{len(shown):,} of {len(found):,}, {sort}" if len(shown) < len(found) else ""
     title = " · ".join(filter(None, (table.caption, name)))
-    parts.append((": ".join(filter(None, (title, which))), devices.cells(shown)))
+    tables.append((": ".join(filter(None, (title, which))), devices.cells(shown)))
     run = feed.run
     logged = run is not None and not is_simulated(run.manifest.get("runtime"))
     held = [f"counted: the newest {feed.held:,} updates"] * (feed.held < feed.updates)
@@ -191,7 +191,7 @@ def _table(table: Table, feed: Feed, name: str, sort: str, matching: str) -> str
         since = 0.0 if run is None else run.telemetry["at"].min()
         held.append(f"CPU, rates and memory: from {since:,.0f} s on")
     return TEMPLATES.get_template("devices.html").render(
-        parts=parts, run=feed.path.name if logged else "", planned={*every.index}, note="; ".join(held)
+        tables=tables, run=feed.path.name if logged else "", planned={*every.index}, note="; ".join(held)
     )
 
 

@@ -141,31 +141,34 @@ class _Logs(tornado.web.RequestHandler):
         self._site = site
 
     async def get(self) -> None:
-        run, part = self.get_query_argument("run", ""), self.get_query_argument("part", None)
+        run = self.get_query_argument("run", "")
+        component = self.get_query_argument("component", None)
         path = self._site.path(run)
         if path is None:
             self.set_status(404)
             self.write(page.TEMPLATES.get_template("unknown.html").render())
             return
         # An engine may be asked for them.
-        names, shown, text = await IOLoop.current().run_in_executor(None, _logs, path, part)
+        names, shown, text = await IOLoop.current().run_in_executor(None, _logs, path, component)
         template = page.TEMPLATES.get_template("logs.html")
         live = is_live(path)
         self.write(
-            template.render(run=run, parts=names, part=shown, text=text, live=live, most=_LOG_LINES)
+            template.render(
+                run=run, components=names, component=shown, text=text, live=live, most=_LOG_LINES
+            )
         )
 
 
-def _logs(path: Path, part: str | None) -> tuple[list[str], str, str]:
-    """The processes that have a log, the one that is shown (`part`, else the first one that has said
-    something), and what it says."""
+def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
+    """The processes that have a log, the one that is shown (`component`, else the first one that has
+    said something), and what it says."""
     try:
         found = dict(logs.read(RunDirectory(path), None, _LOG_LINES))
     except (BadInputError, OSError) as error:
         return [], "", str(error)
-    if part is None:
-        part = next((name for name, text in found.items() if text), next(iter(found), ""))
-    return [*found], part, found.get(part, f"There is no log of {part}.")
+    if component is None:
+        component = next((name for name, text in found.items() if text), next(iter(found), ""))
+    return [*found], component, found.get(component, f"There is no log of {component}.")
 
 
 class _Ours(Matcher):

@@ -54,7 +54,7 @@ _DRIFT = 1.25
 """Ratio of training times from which a run counts as disturbed: other guests of a hypervisor change
 them by some per cent from one second to the next."""
 _DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
-"""Parts of a run that are compared, and how many trainings each must have."""
+"""Windows of a run that are compared, and how many trainings each must have."""
 _MIN_SECONDS = 3.0
 """A run that is shorter than this says too little of its host."""
 _CLOCK_SECONDS, _OF_A_DELAY = 1e-3, 0.1
@@ -112,9 +112,9 @@ class Validity:
         }
 
     def after(self, earlier: Validity, without: int = 0) -> Validity:
-        """Of a run that was resumed, as a whole: this is of its last part, `earlier` of those before,
+        """Of a run that was resumed, as a whole: this is of its last segment, `earlier` of those before,
         and so many of them ended `without` a verdict."""
-        lost = (f"{without} earlier part{'s' * (without > 1)} of the run: ended without a verdict",)
+        lost = (f"{without} earlier segment{'s' * (without > 1)} of the run: ended without a verdict",)
         return Validity(
             tuple(dict.fromkeys(earlier.reasons + self.reasons)),
             tuple(dict.fromkeys(earlier.unjudged + lost * (without > 0) + self.unjudged)),
@@ -237,7 +237,7 @@ def _gpus(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _drift(trainings: Iterable[Sequence[Training]]) -> Iterator[str]:
-    """Whether trainings took longer in some part of the run than in the rest of it."""
+    """Whether trainings took longer in some window of the run than in the rest of it."""
     paces: list[tuple[float, float]] = []
     for device in trainings:
         known = [((one.begin + one.end) / 2, one.pace) for one in device if one.pace is not None]

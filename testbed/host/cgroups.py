@@ -20,42 +20,42 @@ _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
 """File, weight of a single process, and the most there can be, of cgroup v1 and v2."""
 
 
-def parent(run: str, part: str, driver: str) -> str:
+def parent(run: str, group: str, driver: str) -> str:
     """The `cgroup_parent` of containers of `run`, for the engine's cgroup driver."""
     if driver == "systemd":  # a dash would make it the child of another slice
-        return f"{_stem(run, part).replace('-', '_')}.slice"
-    return f"/{_stem(run, part)}"
+        return f"{_stem(run, group).replace('-', '_')}.slice"
+    return f"/{_stem(run, group)}"
 
 
-def _stem(run: str, part: str) -> str:
-    return f"testbed-{run}-{part}"
+def _stem(run: str, group: str) -> str:
+    return f"testbed-{run}-{group}"
 
 
-def folders(run: str, *parts: str, mounts: Path = _MOUNTS) -> list[Path]:
+def folders(run: str, *groups: str, mounts: Path = _MOUNTS) -> list[Path]:
     """The folders of the groups of `run` that are there: in cgroup v1 one in each hierarchy."""
     names = [
-        parent(run, part, driver).lstrip("/")
-        for part in parts or (DEVICES, INFRASTRUCTURE)
+        parent(run, group, driver).lstrip("/")
+        for group in groups or (DEVICES, INFRASTRUCTURE)
         for driver in ("cgroupfs", "systemd")
     ]
     return sorted({found for root in _roots(mounts) for name in names for found in root.glob(name)})
 
 
-def weights(run: str, parts: Mapping[str, float]) -> list[tuple[Path, str]]:
-    """The files of CPU weights, each with what to write into it; `parts` has the weight of each group in
-    those of a single process."""
+def weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, str]]:
+    """The files of CPU weights, each with what to write into it; `groups` has the weight of each group
+    in those of a single process."""
     found = []
-    for part, factor in parts.items():
-        for folder in folders(run, part):
+    for group, factor in groups.items():
+        for folder in folders(run, group):
             for name, single, most in _WEIGHTS:
                 if (file := folder / name).exists():
                     found.append((file, str(min(most, round(factor * single)))))
     return found
 
 
-def cpu_seconds(run: str, part: str) -> float | None:
+def cpu_seconds(run: str, group: str) -> float | None:
     """CPU seconds that the containers of a group have used; None where it cannot be seen."""
-    found = map(_used, folders(run, part))  # of v1 and v2, where both are mounted, either serves
+    found = map(_used, folders(run, group))  # of v1 and v2, where both are mounted, either serves
     return next((used for used in found if used is not None), None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 CUDA = 13, 0
 """What the PyTorch of the image for GPUs is built for (images/libraries-cuda)."""
 MPS = "mps"
-"""Name of its part of a run."""
+"""Name of this component of a run."""
 MPS_CLIENTS = 48
 """So many MPS serves on one GPU."""
 _MPS_CAPABILITY = 7, 0

@@ -35,7 +35,7 @@ from testbed.errors import HostError
 from testbed.host import cache, docker_engine
 from testbed.host.signals import uninterrupted
 from testbed.images import debian, wheels
-from testbed.images.expectation import Expectation
+from testbed.images.build_time import BuildTime
 
 FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
@@ -139,7 +139,7 @@ def ensure(
         try:
             with one_at_a_time(), _scratch() as scratch:
                 todo = set(tags) if force else _missing(client, tags)
-                expected = Expectation(todo)
+                expected = BuildTime(todo)
                 _Builder(client, tags, scratch, progress, expected, own, force=force).build(todo)
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
@@ -264,7 +264,7 @@ class _Builder:
     tags: Tags
     scratch: Path
     progress: Progress
-    expected: Expectation
+    expected: BuildTime
     own: Own | None = None
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""

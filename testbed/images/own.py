@@ -23,7 +23,7 @@ from docker.utils import build as docker_build
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache, docker_engine
-from testbed.images import Images, Progress, inside
+from testbed.images import Images, Progress, image_check
 from testbed.topology import Topology
 from testbed.topology.devices import DeviceGroup
 
@@ -164,7 +164,7 @@ def _built(client: docker.DockerClient, context: Context, base: str, progress: P
 def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str, str]) -> None:
     """Look at the image from inside, once for each image and version of ours. Raises BadInputError."""
     image = client.images.get(tag)
-    expected = inside.digest(images.AGENTS)
+    expected = image_check.digest(images.AGENTS)
     known = cache.folder() / "checked-images" / f"{str(image.id).partition(':')[2][:16]}-{expected[:16]}"
     if known.is_file():
         return
@@ -182,7 +182,7 @@ def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str
 
 
 def _seen_inside(client: docker.DockerClient, tag: str, labels: Mapping[str, str]) -> dict[str, object]:
-    script = Path(inside.__file__).read_text(encoding="utf-8")
+    script = Path(image_check.__file__).read_text(encoding="utf-8")
     try:
         output = docker_engine.output(
             client, tag, ["python3", "-c", script], labels, user=_CLIENT, network_mode="none"

@@ -129,9 +129,9 @@ class RunSpec:
         rates: dict[str, list[float | None]] = {
             device.name: [
                 rate
-                for part in (device.link, device.access)
-                if part is not None
-                for rate in (part.up, part.down)
+                for link in (device.link, device.access)
+                if link is not None
+                for rate in (link.up, link.down)
             ]
             for device in self.plan.devices
         }
@@ -347,7 +347,7 @@ def _aggregator(
         run_directory=places.path(spec.directory.path, RUN_DIRECTORY),
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
         start=_start(spec, places),
-        part=secrets.token_hex(4),
+        segment=secrets.token_hex(4),
         durability=topology.durability,
         bounds=topology.bounds.build(),
         keeps_models=spec.keeps_models,

@@ -22,7 +22,7 @@ from pydantic import AwareDatetime
 from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.host.nodes import Node
-from testbed.plan import elementary
+from testbed.plan import device_benchmark
 from testbed.plan.work import KINDS, Work
 from testbed.topology.fields import Count, Model, Positive
 from testbed.topology.profiles import DeviceProfile, Training
@@ -150,11 +150,11 @@ def keep_of_nodes(found: Mapping[str, Calibration], image: str) -> None:
 
 def measure(seconds: float = 2.0) -> Calibration:
     """Measure one core of this host on one thread, for about twice as many `seconds`."""
-    return of_core(elementary.core(seconds), this_host())
+    return of_core(device_benchmark.core(seconds), this_host())
 
 
 def of_core(found: Mapping[str, Any], host: Host) -> Calibration:
-    """Of what `elementary.core` has found on a core of `host`."""
+    """Of what `device_benchmark.core` has found on a core of `host`."""
     speeds = found["gflops"]
     return Calibration(
         host=host,
@@ -203,7 +203,9 @@ def _matrix(speeds: Training) -> float:
 
 def this_host() -> Host:
     return Host(
-        cpu=elementary.processor(), cores=os.cpu_count() or 1, torch=importlib.metadata.version("torch")
+        cpu=device_benchmark.processor(),
+        cores=os.cpu_count() or 1,
+        torch=importlib.metadata.version("torch"),
     )
 
 

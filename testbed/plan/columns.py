@@ -37,8 +37,8 @@ class DataError(BadInputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The samples of one split, as they lie in files."""
+class RawSplit:
+    """The samples of one split (training, test or validation), as they lie in files."""
 
     name: str
     """For errors."""
@@ -84,45 +84,45 @@ class Samples:
 
 
 def read(
-    part: Part,
+    split: RawSplit,
     data: Data,
     train: Samples | None = None,
     count: Callable[[int], object] = lambda _: None,
 ) -> Samples:
-    """All samples of `part`; `train` are the training samples, where these are of another split; `count`
-    is called with how many are read, from time to time.
+    """All samples of `split`; `train` are the training samples, where these are of another split;
+    `count` is called with how many are read, from time to time.
 
     Memory: the arrays that it returns and one batch. Raises DataError.
     """
     inputs = data.input or ()
     wanted = {"input": inputs, "label": (data.label,), "client": (data.client,)}
     for key, given in wanted.items():
-        for file, there in part.columns.items():
+        for file, there in split.columns.items():
             if missing := [name for name in given if name is not None and name not in there]:
                 has = ", ".join(there) or "none"
                 raise DataError(
                     key, f"found {missing[0]!r}, expected a column of {file}, which has {has}"
                 )
-    if not part.rows:
-        raise DataError(None, f"{part.name} has no samples")
+    if not split.rows:
+        raise DataError(None, f"{split.name} has no samples")
     x: Array | None = None
     labels: list[Array] = []
     owners: list[Array] = []
     names, clients, done = Names(), Names(), 0
     columns = list(dict.fromkeys(name for group in wanted.values() for name in group if name))
-    for batch in part.batches(columns):
-        arrays = [_input(batch[name], data, f"{part.name}, column {name}", done) for name in inputs]
-        some = _inputs(arrays, data, part.name, done)
+    for batch in split.batches(columns):
+        arrays = [_input(batch[name], data, f"{split.name}, column {name}", done) for name in inputs]
+        some = _inputs(arrays, data, split.name, done)
         if x is None:
-            x = np.empty((part.rows, *some.shape[1:]), some.dtype)
+            x = np.empty((split.rows, *some.shape[1:]), some.dtype)
         if some.shape[1:] != x.shape[1:]:
             key = "length" if _holds_tokens(x) else "input"
-            raise DataError(key, _unequal(part.name, done, x.shape[1:], some.shape[1:]))
+            raise DataError(key, _unequal(split.name, done, x.shape[1:], some.shape[1:]))
         if some.dtype != x.dtype:
             x = x.astype(np.promote_types(x.dtype, some.dtype))
         x[done : done + len(some)] = some
         if data.label is not None:
-            place = f"{part.name}, column {data.label}"
+            place = f"{split.name}, column {data.label}"
             column = _array(batch[data.label], data, place, done)
             if train is not None and train.classes and column.dtype.kind != "U":
                 raise DataError(
@@ -130,7 +130,7 @@ def read(
                 )
             labels.append(_labels(column, data, names, place, done, named=bool(train and train.classes)))
         if data.client is not None:
-            column = _array(batch[data.client], data, f"{part.name}, column {data.client}", done)
+            column = _array(batch[data.client], data, f"{split.name}, column {data.client}", done)
             owners.append(clients.add(_as_names(column)))
         done += len(some)
         count(done)
@@ -138,7 +138,7 @@ def read(
     shard = Shard(x, np.empty(0), _scale(x))
     if labels:
         y = np.concatenate(labels)
-        y = _as_classes(y, names, train, part.name) if names.known else y
+        y = _as_classes(y, names, train, split.name) if names.known else y
     else:
         y = x.astype(np.int64) if _holds_tokens(x) else x.astype(np.float32) * np.float32(shard.scale)
     found = tuple(names.known) if names.known else ()
@@ -146,12 +146,14 @@ def read(
     return Samples(Shard(x, y, shard.scale), found, codes, tuple(clients.known))
 
 
-def _as_classes(numbers: Array, names: Names, train: Samples | None, part: str) -> NDArray[np.int64]:
+def _as_classes(numbers: Array, names: Names, train: Samples | None, split: str) -> NDArray[np.int64]:
     if train is None:
         return names.order(numbers)
     place = {name: number for number, name in enumerate(train.classes)}
     if unknown := [name for name in names.known if name not in place]:
-        raise DataError("label", f"{part} has samples of {unknown[0]!r}, the training samples have none")
+        raise DataError(
+            "label", f"{split} has samples of {unknown[0]!r}, the training samples have none"
+        )
     return np.array([place[name] for name in names.known], np.int64)[numbers]
 
 
@@ -171,30 +173,30 @@ def _input(column: Any, data: Data, place: str, first: int) -> Array:
     return array.astype(np.int16)
 
 
-def _inputs(arrays: Sequence[Array], data: Data, part: str, first: int) -> Array:
+def _inputs(arrays: Sequence[Array], data: Data, split: str, first: int) -> Array:
     """A model's inputs, before they are scaled."""
     if len(arrays) > 1 or (arrays[0].ndim == 1 and arrays[0].dtype.kind != "U"):
         for name, array in zip(data.input or (), arrays, strict=True):
             if array.ndim > 1 or array.dtype.kind not in "biuf":
                 raise DataError(
                     "input",
-                    f"the column {name} of {part} holds no plain numbers, as columns do that are taken "
+                    f"the column {name} of {split} holds no plain numbers, as columns do that are taken "
                     "together: name this one alone, or leave it out",
                 )
         table = np.stack([array.astype(np.float32) for array in arrays], axis=1)
-        _check_finite(table, f"{part}, input", first, "input")
+        _check_finite(table, f"{split}, input", first, "input")
         return table
     (array,) = arrays
     if array.dtype.kind == "U":
         if data.alphabet is None:
             raise DataError(
                 "input",
-                f"{part} has texts here: add alphabet, the characters that the model knows, such as "
+                f"{split} has texts here: add alphabet, the characters that the model knows, such as "
                 'alphabet: "abcdefghijklmnopqrstuvwxyz .,"; or make lists of token numbers of them',
             )
-        return _characters(array, data, part, first)
+        return _characters(array, data, split, first)
     if array.dtype.kind == "f":
-        _check_finite(array, f"{part}, input", first, "input")
+        _check_finite(array, f"{split}, input", first, "input")
         return array.astype(np.float32)
     if array.dtype.kind == "b":
         return array.astype(np.float32)
@@ -202,9 +204,9 @@ def _inputs(arrays: Sequence[Array], data: Data, part: str, first: int) -> Array
         return array
     if array.dtype.kind in "iu":
         if array.size and int(array.min()) < 0:
-            raise DataError("input", f"{part} has tokens below 0, expected numbers from 0 on")
+            raise DataError("input", f"{split} has tokens below 0, expected numbers from 0 on")
         return _compact(array)
-    raise DataError("input", f"{part} holds {array.dtype}, expected images, texts or numbers")
+    raise DataError("input", f"{split} holds {array.dtype}, expected images, texts or numbers")
 
 
 def _compact(tokens: Array) -> Array:
@@ -248,7 +250,7 @@ def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, n
     return array.astype(np.int64)
 
 
-def _characters(texts: Array, data: Data, part: str, first: int) -> Array:
+def _characters(texts: Array, data: Data, split: str, first: int) -> Array:
     """Places of the characters in the alphabet, shape (n, length)."""
     width = texts.dtype.itemsize // 4
     lengths = np.char.str_len(texts)
@@ -256,8 +258,8 @@ def _characters(texts: Array, data: Data, part: str, first: int) -> Array:
         row = int(np.argmin(lengths))
         raise DataError(
             "length",
-            f"{part}, row {first + row}: a text of {lengths[row]} characters where another has {width}: "
-            f"add length, such as length: {width}; longer ones are cut, shorter ones filled up",
+            f"{split}, row {first + row}: a text of {lengths[row]} characters where another has {width}"
+            f": add length, such as length: {width}; longer ones are cut, shorter ones filled up",
         )
     wide = texts.astype(f"<U{data.length or width}")
     codes = _lookup(data.alphabet or "", wide.view(np.uint32).reshape(len(texts), -1))

@@ -16,7 +16,7 @@ import numpy as np
 
 from testbed.console import Progress, Report, silent
 from testbed.errors import BadInputError, HostError
-from testbed.plan.columns import DataError, Part
+from testbed.plan.columns import DataError, RawSplit
 from testbed.topology.data import Data
 
 _ROWS = 1_000
@@ -94,7 +94,7 @@ def _nothing_in(folder: Path, data: Data) -> str:
     )
 
 
-def part(paths: Sequence[Path]) -> Part:
+def open_split(paths: Sequence[Path]) -> RawSplit:
     """The samples in files of one kind, in the order of their names. Raises DataError."""
     kinds = {path.suffix for path in paths}
     if kinds == {".parquet"}:
@@ -106,7 +106,7 @@ def part(paths: Sequence[Path]) -> Part:
     raise DataError("path", f"{paths[0]}: expected a .parquet or .npz file{fix}")
 
 
-def _parquet(paths: Sequence[Path]) -> Part:
+def _parquet(paths: Sequence[Path]) -> RawSplit:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -128,10 +128,10 @@ def _parquet(paths: Sequence[Path]) -> Part:
             except (OSError, pa.ArrowException) as error:
                 raise DataError(None, f"{path}: not readable ({_first_line(error)})") from error
 
-    return Part(_named(paths), rows, columns, batches)
+    return RawSplit(_named(paths), rows, columns, batches)
 
 
-def _npz(paths: Sequence[Path]) -> Part:
+def _npz(paths: Sequence[Path]) -> RawSplit:
     rows, columns = 0, {}
     for path in paths:
         arrays = _arrays(path)
@@ -143,12 +143,12 @@ def _npz(paths: Sequence[Path]) -> Part:
             arrays = _arrays(path)
             yield {name: arrays[name] for name in wanted}
 
-    return Part(_named(paths), rows, columns, batches)
+    return RawSplit(_named(paths), rows, columns, batches)
 
 
-def of_arrays(name: str, arrays: Mapping[str, Any]) -> Part:
+def of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
     """The samples in numpy's `arrays`; `name` is for errors. Raises DataError."""
-    return Part(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]))
+    return RawSplit(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]))
 
 
 def _rows(name: str, arrays: Mapping[str, Any]) -> int:
@@ -175,7 +175,7 @@ def _named(paths: Sequence[Path]) -> str:
 
 
 @contextlib.contextmanager
-def fetched(data: Data, report: Report = silent) -> Iterator[Mapping[str, Part]]:
+def fetched(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
     """The splits of a dataset of the hub, by name; `report` is told how much of it has come. Raises
     HostError."""
     # Read when these libraries are imported: no usage statistics from a user's experiment.
@@ -280,13 +280,13 @@ def _get_it(data: Data, reason: str) -> str:
     )
 
 
-def _of_table(name: str, table: Any) -> Part:
+def _of_table(name: str, table: Any) -> RawSplit:
     def batches(wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         chosen = table.select_columns(list(wanted)).with_format("arrow")
         for batch in chosen.iter(_ROWS):
             yield {column: batch.column(column) for column in wanted}
 
-    return Part(name, len(table), {name: table.column_names}, batches)
+    return RawSplit(name, len(table), {name: table.column_names}, batches)
 
 
 @contextlib.contextmanager

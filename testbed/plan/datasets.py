@@ -30,7 +30,7 @@ from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.own_code import TaskStandIn
 from testbed.plan import columns, datafiles
-from testbed.plan.columns import DataError, Part, Samples
+from testbed.plan.columns import DataError, RawSplit, Samples
 from testbed.topology import Topology
 from testbed.topology.data import Data, Split
 from testbed.topology.partition import Indices
@@ -85,9 +85,9 @@ class Columns:
 
     def _read_files(self, splits: datafiles.Splits, report: Report) -> Dataset:
         test, validation = (
-            datafiles.part(paths) if paths else None for paths in (splits.test, splits.validation)
+            datafiles.open_split(paths) if paths else None for paths in (splits.test, splits.validation)
         )
-        return self.read(datafiles.part(splits.train), test, validation, report)
+        return self.read(datafiles.open_split(splits.train), test, validation, report)
 
     def _fetch(self, report: Report) -> Dataset:
         data = self.data
@@ -98,29 +98,36 @@ class Columns:
             return self.read(splits[data.train], splits.get(data.test), validation, report)
 
     def read(
-        self, train: Part, test: Part | None, validation: Part | None, report: Report = silent
+        self,
+        train: RawSplit,
+        test: RawSplit | None,
+        validation: RawSplit | None,
+        report: Report = silent,
     ) -> Dataset:
         """The dataset that has these splits. Raises DataError."""
         data = self.data
-        total = sum(part.rows for part in (train, test, validation) if part is not None)
+        total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.Progress(report, f"Decoding {self.name}"), 0
 
-        def decoded(part: Part, data: Data, train: Samples | None = None) -> Samples:
+        def decoded(split: RawSplit, data: Data, train: Samples | None = None) -> Samples:
             nonlocal read
-            samples = columns.read(part, data, train, lambda done: progress(read + done, total))
-            read += part.rows
+            samples = columns.read(split, data, train, lambda done: progress(read + done, total))
+            read += split.rows
             return samples
 
-        for key, given, part in (("test", data.test, test), ("validation", data.validation, validation)):
-            if key in data.model_fields_set and given is not None and part is None:
+        for key, given, split in (
+            ("test", data.test, test),
+            ("validation", data.validation, validation),
+        ):
+            if key in data.model_fields_set and given is not None and split is None:
                 raise DataError(key, f"there is no split {given!r} beside {train.name}")
         samples = decoded(train, data)
 
-        def other(part: Part | None) -> Shard | None:
-            if part is None:
+        def other(split: RawSplit | None) -> Shard | None:
+            if split is None:
                 return None
-            shard = decoded(part, data.model_copy(update={"client": None}), samples).shard
-            _check_alike(samples.shard, shard, part.name)
+            shard = decoded(split, data.model_copy(update={"client": None}), samples).shard
+            _check_alike(samples.shard, shard, split.name)
             return shard
 
         return _split(samples, other(test), other(validation), data.split)
@@ -153,18 +160,18 @@ def _split(samples: Samples, test: Shard | None, validation: Shard | None, split
     else:
         groups = _runs(clients, len(shard))
     kept: list[Indices] = []
-    parts: tuple[list[Indices], list[Indices]] = ([], [])
+    held_out: tuple[list[Indices], list[Indices]] = ([], [])
     for group in groups:
         end = len(group)
-        for share, part in zip(shares, parts, strict=True):
+        for share, chunks in zip(shares, held_out, strict=True):
             count = round(share * len(group))
             if count and end - count - split.gap > 0:
-                part.append(group[end - count : end])
+                chunks.append(group[end - count : end])
                 end -= count + split.gap
         kept.append(group[:end])
     chosen = np.sort(np.concatenate(kept))
-    aside = [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
-    sizes = [len(part) for part in aside]
+    aside = [np.sort(np.concatenate(one)) if one else np.empty(0, np.int64) for one in held_out]
+    sizes = [len(indices) for indices in aside]
     if not len(chosen) or any(share and not size for share, size in zip(shares, sizes, strict=True)):
         raise DataError("split", f"{len(shard)} samples are too few to be split so: raise its shares")
     how = f"at random (seed {split.seed})" if split.order == "random" else "the last ones in the file"
@@ -212,7 +219,7 @@ class Digits:
         by_class = np.argsort(y, kind="stable")
         is_test = np.zeros(len(y), dtype=bool)
         is_test[by_class[::5]] = True
-        train, test = (Shard(x[part], y[part], scale=1 / 16) for part in (~is_test, is_test))
+        train, test = (Shard(x[own], y[own], scale=1 / 16) for own in (~is_test, is_test))
         return Dataset(train, test)
 
 
@@ -239,7 +246,7 @@ class SyntheticSentences:
         remark = (
             "The sentences are synthetic and bundled; a BERT's weights are random, but for task.initial."
         )
-        train, test = (Shard(x[part].astype(np.int16), y[part]) for part in (~is_test, is_test))
+        train, test = (Shard(x[own].astype(np.int16), y[own]) for own in (~is_test, is_test))
         return Dataset(train, test, remarks=(remark,))
 
 
@@ -381,8 +388,8 @@ def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Da
         decoded = found.read(report)
     with contextlib.suppress(OSError, SafetensorError):  # a cache is worth no failed run
         folder.mkdir(parents=True, exist_ok=True)
-        parts = {"test": decoded.test, "validation": decoded.validation, "train": decoded.train}
-        for name, shard in parts.items():
+        splits = {"test": decoded.test, "validation": decoded.validation, "train": decoded.train}
+        for name, shard in splits.items():
             if shard is not None:
                 with files.whole(folder / f"{name}.safetensors") as partial:
                     shards.save(shard, partial)
@@ -391,7 +398,7 @@ def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Da
                 save_file({"clients": decoded.clients}, partial)
         with files.whole(folder / _CONTENTS) as partial:  # last: what it names is there
             has_clients = decoded.clients is not None
-            kept = [name for name, shard in parts.items() if shard is not None]
+            kept = [name for name, shard in splits.items() if shard is not None]
             partial.write_text(
                 json.dumps({"parts": kept, "clients": has_clients, "remarks": decoded.remarks}),
                 encoding="utf-8",
@@ -406,9 +413,9 @@ def _load_decoded(folder: Path) -> Dataset:
     """Raises OSError, ValueError, SafetensorError, KeyError or TypeError where it is not there, or not
     whole."""
     contents = json.loads((folder / _CONTENTS).read_bytes())
-    parts = {name: shards.load(folder / f"{name}.safetensors") for name in contents["parts"]}
+    splits = {name: shards.load(folder / f"{name}.safetensors") for name in contents["parts"]}
     clients = load_file(folder / "clients.safetensors")["clients"] if contents["clients"] else None
-    return Dataset(**parts, clients=clients, remarks=tuple(contents["remarks"]))
+    return Dataset(**splits, clients=clients, remarks=tuple(contents["remarks"]))
 
 
 def decoded_folder(dataset: Source, found: Found) -> Path:

@@ -99,11 +99,11 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
     chosen = datasets.source(topology)
     if chosen is None:
         own = _shards_of_task(topology)
-        x, y = (np.concatenate([getattr(shard, part) for shard in own]) for part in ("x", "y"))
+        x, y = (np.concatenate([getattr(shard, array) for shard in own]) for array in ("x", "y"))
         train = test = Shard(x, y, own[0].scale)
         ends = np.cumsum([len(shard) for shard in own])
-        parts = np.split(np.arange(len(train)), ends[:-1])
-        indices: Mapping[str, Indices] = dict(zip(clients, parts, strict=True))
+        dealt = np.split(np.arange(len(train)), ends[:-1])
+        indices: Mapping[str, Indices] = dict(zip(clients, dealt, strict=True))
         dataset = datasets.Dataset(train, test)
     else:
         dataset = _loaded(topology, chosen, root, report)
@@ -158,12 +158,12 @@ def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology
         return prepared
     rng = np.random.default_rng(0)  # the same whatever the seed: the runs are compared
     if on == "clients":
-        source, parts = prepared.train, list(prepared.indices.values())
-        mean = sum(map(len, parts)) / len(parts)
+        source, dealt = prepared.train, list(prepared.indices.values())
+        mean = sum(map(len, dealt)) / len(dealt)
         uniform = topology.task.importance == "uniform"
-        counts = [samples if uniform else round(samples * len(part) / mean) for part in parts]
-        drawn = zip(parts, counts, strict=True)
-        chosen = np.concatenate([rng.choice(part, count) for part, count in drawn])
+        counts = [samples if uniform else round(samples * len(shard) / mean) for shard in dealt]
+        drawn = zip(dealt, counts, strict=True)
+        chosen = np.concatenate([rng.choice(shard, count) for shard, count in drawn])
     else:
         source, chosen = prepared.test, rng.permutation(len(prepared.test))[:samples]
     return replace(prepared, test=source.take(chosen))
@@ -175,9 +175,9 @@ def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
     if most is None:
         return Parts(classes)
     rng = np.random.default_rng(0)  # as for the test set
-    chosen = {name: rng.permutation(part)[:most] for name, part in prepared.indices.items()}
+    chosen = {name: rng.permutation(shard)[:most] for name, shard in prepared.indices.items()}
     together, train = np.concatenate(list(chosen.values())), prepared.train
-    samples = {name: len(part) for name, part in chosen.items()}
+    samples = {name: len(indices) for name, indices in chosen.items()}
     return Parts(classes, Shard(train.x[together], train.y[together], train.scale), samples)
 
 
@@ -202,13 +202,13 @@ def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, In
     path = _partition_path(scheme, by_hand, labels, keys, clients, topology.seed)
     try:
         kept = load_file(path)
-        parts = np.split(kept["indices"], kept["ends"][:-1])
-        return dict(zip(clients, parts, strict=True))
+        split = np.split(kept["indices"], kept["ends"][:-1])
+        return dict(zip(clients, split, strict=True))
     except (OSError, SafetensorError, KeyError, ValueError):  # not there, or not whole
         dealt = _deal(topology, scheme, by_hand, labels, keys)
     whole = {
         "indices": np.concatenate(list(dealt.values())),
-        "ends": np.cumsum([len(part) for part in dealt.values()]),
+        "ends": np.cumsum([len(indices) for indices in dealt.values()]),
     }
     with contextlib.suppress(OSError, SafetensorError):
         path.parent.mkdir(parents=True, exist_ok=True)

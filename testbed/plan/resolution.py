@@ -159,7 +159,7 @@ def _why(name: str, profile: DeviceProfile, host: Calibration, work: Work | None
 def with_memory(topology: Topology, known: Profiles, free: int | None, model: int = 0) -> Topology:
     """The topology with the profiles' memory for the devices whose memory it does not give.
 
-    Of a host with `free` bytes they get no more than is left for them, in equal parts where that is less
+    Of a host with `free` bytes they get no more than is left for them, shared equally where that is less
     than they have, but no less for it than a device without profile; None: as much as they have. A
     `model` of so many bytes has broker and aggregator need more of them.
     """
@@ -358,7 +358,7 @@ def _memory_notes(
             yield (
                 f"{group.name}: {limit} of memory, not {group.profile}'s {format_size(profile.memory)}: "
                 f"this host has {gib(host.memory)} free, of which broker and aggregator need "
-                f"{gib(reserved)}, and devices with profiles share the rest in equal parts."
+                f"{gib(reserved)}, and devices with profiles share the rest equally."
             )
     if device.memory < _AMPLE:
         yield (

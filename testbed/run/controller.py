@@ -33,7 +33,7 @@ from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
-from testbed.run.returning import Returning
+from testbed.run.awaited_devices import AwaitedDevices
 from testbed.run.scenario_player import ScenarioPlayer, parsed
 from testbed.rundir.commands import CommandFolder
 from testbed.rundir.tail import Follower, Samples
@@ -110,7 +110,7 @@ class Controller:
         self._ended: events.RunEnded | None = None
         self._orders: list[AddressedOrder] = []
         self._dilation = spec.plan.dilation
-        self._returning = Returning(spec.topology.start.timeout)
+        self._returning = AwaitedDevices(spec.topology.start.timeout)
         self._player = ScenarioPlayer(
             spec.steps(), runtime, self._orders.append, self._record_failure, self._dilation
         )
@@ -204,13 +204,13 @@ class Controller:
         return connection
 
     def _send(self, connection: Connection, order: AddressedOrder) -> None:
-        part, message = order
+        component, message = order
         try:
             payload = messages.encode(message)
         except MessageError as error:
-            self._record_failure(f"an order to {part} could not be sent: {error}")
+            self._record_failure(f"an order to {component} could not be sent: {error}")
         else:
-            connection.publish(self._topics.control(part), payload)
+            connection.publish(self._topics.control(component), payload)
 
     def _hold_barrier(self) -> None:
         """Wait until all living devices are ready, or a quorum when the time is over.
@@ -240,7 +240,7 @@ class Controller:
                 self._fail_late(ready)
 
     def _skip_earlier_records(self) -> None:
-        """Records of earlier parts of the run are no news. They are read only now: an aggregator that
+        """Records of earlier segments of the run are no news. They are read only now: an aggregator that
         goes on from a checkpoint takes those away that came after it, before it is ready."""
         records = self._new_records()
         new = [*takewhile(lambda one: not isinstance(one, _RECORDS_OF_A_RUN), reversed(records))]
@@ -360,15 +360,15 @@ class Controller:
                     if device in self._unmeasured:  # else it was retained: a reconnect brought it again
                         self._unmeasured.discard(device)
                         write_telemetry(_line(probe))
-                case messages.Failure(part, reason):
-                    self._record_failure(f"{part} could not do as it was told: {reason}")
-                case messages.Status(part, state):
-                    self._status[part] = state
-                    if (part, state) == (AGGREGATOR, "ready") and self._postponed is not None:
+                case messages.Failure(component, reason):
+                    self._record_failure(f"{component} could not do as it was told: {reason}")
+                case messages.Status(component, state):
+                    self._status[component] = state
+                    if (component, state) == (AGGREGATOR, "ready") and self._postponed is not None:
                         self._orders[:0] = self._postponed
                         self._postponed = None
-                    if state == "ready" and part in self._devices:
-                        self._runtime.limit(part)
+                    if state == "ready" and component in self._devices:
+                        self._runtime.limit(component)
                 case _:
                     raise MessageError("it is not for the controller")
         except MessageError as error:
@@ -405,10 +405,10 @@ class Controller:
             if name in self._devices and self._ended is None and code != 0:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
 
-    def _own_code_on(self, part: str) -> str:
+    def _own_code_on(self, component: str) -> str:
         """The names of the user's classes that run there."""
         task, rule = self._spec.topology.task.name, self._spec.topology.rule.name
-        names = (task,) if part in self._devices else (task, rule)
+        names = (task,) if component in self._devices else (task, rule)
         return " or ".join(filter(own_code.is_own, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
-    """The fidelity of the run's last part, saved in the run directory; the validity of the whole run;
-    and of how many parts it is, each from a start of the run clock."""
+    """The fidelity of the run's last segment, saved in the run directory; the validity of the whole run;
+    and of how many segments it is, each from a start of the run clock."""
     records = list(events.read(spec.directory.events))
     begins = [record.at for record in records if isinstance(record, events.RunStarted)]
     begin = begins[-1] if begins else 0.0
@@ -49,6 +49,6 @@ def judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgeme
     )
     former = spec.directory.read_manifest()
     earlier = former.get("validity")
-    covered = 0 if earlier is None else former.get("judged_parts", 1)
+    covered = 0 if earlier is None else former.get("judged_segments", 1)
     whole = last.after(Validity.from_dict(earlier or {}), max(0, len(begins) - 1 - covered))
     return Judgement(fidelity, whole, steps), len(begins)

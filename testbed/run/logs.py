@@ -1,4 +1,4 @@
-"""Logs of a run's processes: from the run directory, or from the engine while they live."""
+"""Logs of a run's components: from the run directory, or from the engine while they live."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MAX_LINE = 10_000
 """Characters of a line that are shown: a device may have written it."""
 
 
-def read(directory: RunDirectory, part: str | None, tail: int) -> Iterator[tuple[str, str]]:
-    """Name and last `tail` lines of each process of a run, or of `part` alone, which may be a group of
-    devices. Raises BadInputError where there is no such part."""
+def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[tuple[str, str]]:
+    """Name and last `tail` lines of each component of a run, or of `component` alone, which may be a
+    group of devices. Raises BadInputError where there is no such component."""
     name = directory.run
     live = next((found for found in live_runs.find() if found.run == name), None)
     texts = {path.stem: tail_of(path, tail) for path in directory.logs.glob("*.log")}
@@ -29,13 +29,15 @@ def read(directory: RunDirectory, part: str | None, tail: int) -> Iterator[tuple
             "what happened"
         )
     wanted = sorted(texts)
-    if part is not None and part in texts:
-        wanted = [part]
-    elif part is not None:
+    if component is not None and component in texts:
+        wanted = [component]
+    elif component is not None:
         devices = directory.read_manifest().get("devices", {})
-        wanted = [each for each, facts in devices.items() if facts["group"] == part and each in texts]
-    if part is not None and not wanted:
-        raise BadInputError(f"{name} has no log of {part}; it has {listed(sorted(texts))}")
+        wanted = [
+            each for each, facts in devices.items() if facts["group"] == component and each in texts
+        ]
+    if component is not None and not wanted:
+        raise BadInputError(f"{name} has no log of {component}; it has {listed(sorted(texts))}")
     for each in wanted:
         lines = (visible(line, _MAX_LINE, keep="\t") for line in texts[each])
         yield each, "\n".join(lines)

@@ -79,7 +79,7 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
 
 
 def _clock(plan: Plan) -> dict[str, float]:
-    """Wall-clock time at 0 of the host's monotonic clock, which telemetry uses, in this part of the
+    """Wall-clock time at 0 of the host's monotonic clock, which telemetry uses, in this segment of the
     run."""
     return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
 

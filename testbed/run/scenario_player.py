@@ -18,10 +18,10 @@ from testbed.topology.timeline import Step
 
 
 class Actuator(Protocol):
-    """The part of a runtime that acts on its devices."""
+    """What acts on devices: one side of a runtime."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Do the runtime's part of `action`; return the orders for the processes that do the rest.
+        """Do what the runtime does of `action`; return the orders for the processes that do the rest.
 
         An action that changes nothing (a pause of what is paused) is no error. Raises BadInputError for
         what this run cannot do (a user may ask for anything), HostError.

@@ -11,7 +11,7 @@ from testbed.host import docker_engine, terminal
 from testbed.plan.agent_configs import CLIENT_USER
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import executor
-from testbed.runtimes.containers import PART_LABEL
+from testbed.runtimes.containers import COMPONENT_LABEL
 from testbed.traits import RUNTIMES, those
 
 _SHELL = ("sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")
@@ -47,7 +47,7 @@ def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
         found = [
             one
             for one in executor.containers(client, directory.run)
-            if one["Labels"][PART_LABEL] == device and one["State"] == "running"
+            if one["Labels"][COMPONENT_LABEL] == device and one["State"] == "running"
         ]
         if not found:
             node = manifest.get("nodes", {}).get(manifest.get("placement", {}).get(device), {})

@@ -98,9 +98,9 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
                 )
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
-                    judgement, parts = judging.judged(spec, controller, controller.epoch)
+                    judgement, segments = judging.judged(spec, controller, controller.epoch)
                     entries["host_load"] = host_load.summary(controller.host_samples)
-                    entries |= {"validity": judgement.validity.as_dict(), "judged_parts": parts}
+                    entries |= {"validity": judgement.validity.as_dict(), "judged_segments": segments}
                     view.judged(judgement)
 
 

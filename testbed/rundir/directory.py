@@ -165,7 +165,7 @@ class RunDirectory:
             return None
 
     def begin_telemetry(self) -> None:
-        """Note, before the samples of a part of the run, what tells the time of their clock: after a
+        """Note, before the samples of a segment of the run, what tells the time of their clock: after a
         reboot, or the host's sleep, it is another than before."""
         with self.telemetry.open("ab+") as file:
             if file.tell():
@@ -175,9 +175,9 @@ class RunDirectory:
             clock = {"monotonic_zero": self.read_manifest()["monotonic_zero"]}
             file.write(json.dumps(clock).encode() + b"\n")
 
-    def log_tail(self, part: str, lines: int = 12) -> str:
+    def log_tail(self, component: str, lines: int = 12) -> str:
         """The end of a process's log, to stand below an error message; empty if there is none."""
-        path = self.log(part)
+        path = self.log(component)
         try:
             tail = tail_of(path, lines)
         except OSError:

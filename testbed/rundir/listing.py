@@ -11,7 +11,7 @@ from agents import events
 from analysis import manifest
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.last import Last, last_of
+from testbed.rundir.latest_figures import LatestFigures, latest_figures
 
 SORTS = (
     "started",
@@ -39,11 +39,11 @@ def row(directory: RunDirectory) -> dict[str, Any]:
     """Name, outcome, verdict (None of a run that has not ended) and other facts of one run: `duration`
     in seconds of device time so far, `accuracy` (0 to 1) and `loss` of its last evaluation. None is what
     is not known."""
-    last = Last()
+    last = LatestFigures()
     try:
         entries = directory.read_manifest()
         outcome = entries.get("outcome") or ("running" if directory.controller() else "crashed")
-        last = last_of(directory.events)
+        last = latest_figures(directory.events)
     except BadInputError:
         entries, outcome = {}, "unreadable"
     created = entries.get("created")

@@ -40,7 +40,7 @@ class _Lines:
 
 
 def last_start(path: Path) -> events.RunStarted | None:
-    """When the newest part of the run began, whose `events.jsonl` is `path`, if it did just now."""
+    """When the newest segment of the run began, whose `events.jsonl` is `path`, if it did just now."""
     lines = _Lines(path)
     lines.skip_to_last(_JUST_NOW)
     for line in reversed(lines.read()):
@@ -82,7 +82,7 @@ class Samples:
         self._zero: float | None = None
 
     def read(self) -> list[dict[str, Any]]:
-        """The new samples, each with `device` and `at`, by the host's clock in the newest part of the
+        """The new samples, each with `device` and `at`, by the host's clock in the newest segment of the
         run; what is no sample is passed over."""
         samples: list[dict[str, Any]] = []
         for line in self._lines.read():

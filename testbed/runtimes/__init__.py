@@ -49,7 +49,7 @@ class Runtime(Protocol):
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
 
-    def restart(self, part: str) -> int | None:
+    def restart(self, component: str) -> int | None:
         """Start the broker or the aggregator again, which has ended; return the port of 127.0.0.1 where
         the controller finds the broker now, if that is another. Raises HostError."""
 
@@ -81,16 +81,16 @@ class LiveRun:
     run: str
     runtime: str | None
     """None while nothing but its controller lives."""
-    parts: int
+    components: int
     """Containers or processes that run, the controller aside."""
     directory: Path | None
     """None where no label of the run names it."""
 
     @classmethod
-    def labelled(cls, run: str, runtime: str | None, parts: int, directory: str | None) -> LiveRun:
+    def labelled(cls, run: str, runtime: str | None, components: int, directory: str | None) -> LiveRun:
         """A live run from its labels; `directory` is a label's text, which anyone may have written."""
         path = Path(directory or "")
-        return cls(run, runtime, parts, path if path.is_absolute() else None)
+        return cls(run, runtime, components, path if path.is_absolute() else None)
 
 
 class Emulator(Protocol):
@@ -111,8 +111,8 @@ class Emulator(Protocol):
         available. Raises HostError where something may be left."""
 
     def logs(self, run: str, tail: int) -> dict[str, list[str]]:
-        """The last `tail` lines of each part's log, as far as the run directory lacks it while `run`
-        lives."""
+        """The last `tail` lines of each component's log, as far as the run directory lacks it while
+        `run` lives."""
 
 
 class Simulator(Protocol):

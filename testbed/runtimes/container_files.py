@@ -60,13 +60,13 @@ def prepare(
     may read their own configurations and shards alone. On the host `work/` is closed to others."""
     directory, devices = spec.directory, [device.name for device in spec.plan.devices]
     directory.control.mkdir(exist_ok=True)
-    (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # of an earlier part
+    (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # of an earlier segment
     give(owner, *directory.work.iterdir())
     for device in devices:
         for path in (directory.config(device), directory.shard(device)):
             path.chmod(0o644)
     if mps:
-        shutil.rmtree(directory.mps, ignore_errors=True)  # of an earlier part
+        shutil.rmtree(directory.mps, ignore_errors=True)  # of an earlier segment
         directory.mps.mkdir()
         directory.mps.chmod(0o777)  # for the clients' user; `work/`, around it, is closed to others
     folder = directory.work / BROKER

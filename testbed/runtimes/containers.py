@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 RUN_LABEL = "testbed.run"
-PART_LABEL = "testbed.part"
+COMPONENT_LABEL = "testbed.part"
+"""(As in 0.2.0, of whose runs `testbed down` may find something.)"""
 DIRECTORY_LABEL = "testbed.directory"
 
 
@@ -52,7 +53,7 @@ class CpuLimits:
 class Container:
     """A container with least privilege: whatever it may do beyond that has a field."""
 
-    part: str
+    component: str
     """Of the run: `broker`, `aggregator`, `router`, `mps` or a device. Its host name."""
     name: str
     image: str

@@ -94,7 +94,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """The last `tail` lines of each container of `run`, by its part; none where no engine answers."""
+    """The last `tail` lines of each container of `run`, by component; none where no engine answers."""
     with docker_engine.if_present() as client:
         return {} if client is None else executor.logs(client, run, tail)
 
@@ -122,7 +122,7 @@ class DockerRuntime:
         )
         self._devices = Devices(spec, self._exit_code, self._set_limits)
         self._containers: dict[str, str] = {}
-        """Id, by part."""
+        """Id, by component."""
         self._codes: dict[str, int] = {}
         self._server_pids: list[int] = []
         self._inits: dict[str, int] = {}
@@ -152,9 +152,12 @@ class DockerRuntime:
             port = self._pool.submit(self._start_broker).result()
             if what.mps is not None:
                 self._start_mps(what.mps)
-            parts = [self._pool.submit(self._start, part) for part in (what.aggregator, *what.devices)]
-            for number, part in enumerate(parts):
-                part.result()
+            components = [
+                self._pool.submit(self._start, component)
+                for component in (what.aggregator, *what.devices)
+            ]
+            for number, component in enumerate(components):
+                component.result()
                 if number == 1:  # both groups are there
                     self._weigh(started=False)
             found = executor.addresses(self._engine, name_of(run, "data"))
@@ -192,21 +195,21 @@ class DockerRuntime:
                 for c in executor.containers(self._engine, self._directory.run)
                 if c["State"] not in ("exited", "dead")
             }
-            for part, container in self._containers.items():
-                if container in alive or part in self._codes:
+            for component, container in self._containers.items():
+                if container in alive or component in self._codes:
                     continue
                 if (code := executor.exit_code(self._engine, container)) is not None:
-                    self._codes[part] = code
+                    self._codes[component] = code
         return dict(self._codes)
 
-    def restart(self, part: str) -> int | None:
-        with as_host_error(f"start the {part} again"):
-            self._pool.submit(self._engine.api.start, self._containers[part]).result()
-            self._codes.pop(part, None)
+    def restart(self, component: str) -> int | None:
+        with as_host_error(f"start the {component} again"):
+            self._pool.submit(self._engine.api.start, self._containers[component]).result()
+            self._codes.pop(component, None)
             self._server_pids.clear()
-            if part != BROKER:
+            if component != BROKER:
                 return None
-            return executor.published_port(self._engine, self._containers[part], MQTT_PORT)
+            return executor.published_port(self._engine, self._containers[component], MQTT_PORT)
 
     def telemetry(self) -> Sequence[Telemetry | GpuSample]:
         """Of GPUs alone: all else the devices send themselves, over the broker's socket. The driver
@@ -238,9 +241,9 @@ class DockerRuntime:
             servers = (BROKER, AGGREGATOR, ROUTER)
             with as_host_error("look at the servers"):
                 pids = [
-                    executor.pid(self._engine, self._containers[part])
-                    for part in servers
-                    if part in self._containers
+                    executor.pid(self._engine, self._containers[component])
+                    for component in servers
+                    if component in self._containers
                 ]
             self._server_pids = [pid for pid in pids if pid]
         return self._server_pids
@@ -270,8 +273,8 @@ class DockerRuntime:
             executor.limit(self._engine, self._containers[device], limits)
 
     def _start(self, container: Container) -> str:
-        self._containers[container.part] = executor.start(self._engine, container)
-        return self._containers[container.part]
+        self._containers[container.component] = executor.start(self._engine, container)
+        return self._containers[container.component]
 
     def _start_broker(self) -> int:
         """Create the networks and start the broker; return its port on 127.0.0.1."""

@@ -28,7 +28,7 @@ from testbed.errors import HostError, of_os
 from testbed.host import cgroups, docker_engine
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory, last_lines
-from testbed.runtimes.containers import PART_LABEL, RUN_LABEL, Container, CpuLimits, Network
+from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL, Container, CpuLimits, Network
 from testbed.runtimes.logwriter import CUT, LOG_BYTES
 
 Spare = Callable[[Mapping[str, Any]], bool]
@@ -102,7 +102,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         container.image,
         list(container.command) or None,
         name=container.name,
-        hostname=container.part,
+        hostname=container.component,
         user=f"{container.user}:{container.group}",
         labels=dict(container.labels),
         environment=dict(container.environment) or None,
@@ -131,11 +131,11 @@ def cgroup_driver(engine: docker.DockerClient) -> str:
     return str(engine.api.info().get("CgroupDriver", "cgroupfs"))
 
 
-def weigh(engine: docker.DockerClient, image: str, run: str, parts: Mapping[str, float]) -> str | None:
-    """Give the control groups of `run` CPU weights, by their parts, in those of a single process.
+def weigh(engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]) -> str | None:
+    """Give the control groups of `run` CPU `weights`, by group, in those of a single process.
     Returns why that was not possible; None where it was."""
-    found = cgroups.weights(run, parts)
-    if len(found) < len(parts):
+    found = cgroups.weights(run, weights)
+    if len(found) < len(weights):
         return "the engine's control groups are not in this host's file system"
     if cgroups.writable([file for file, _ in found]):
         for file, text in found:
@@ -184,7 +184,7 @@ def _as_root(
 
 def helper(run: str) -> dict[str, str]:
     """Labels of a short-lived container of `run`, by which `testbed down` finds it."""
-    return {RUN_LABEL: run, PART_LABEL: "helper"}
+    return {RUN_LABEL: run, COMPONENT_LABEL: "helper"}
 
 
 def isolate(
@@ -414,7 +414,7 @@ def save_logs(
     unsaved: list[str] = []
 
     def save_log(container: dict[str, Any], logs: Path) -> None:
-        path = logs / f"{container['Labels'][PART_LABEL]}.log"
+        path = logs / f"{container['Labels'][COMPONENT_LABEL]}.log"
         try:
             with _if_there():
                 text = engine.api.logs(container["Id"])
@@ -488,13 +488,13 @@ def _remove_network(engine: docker.DockerClient, network: str) -> None:
 
 
 def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, list[str]]:
-    """The last `tail` lines of each container of `run`, by its part."""
+    """The last `tail` lines of each container of `run`, by its component."""
     texts: dict[str, list[str]] = {}
     with as_host_error("read the logs"):
         for container in containers(engine, run):
             with _if_there():
                 text = engine.api.logs(container["Id"], tail=tail)
-                texts[container["Labels"][PART_LABEL]] = last_lines(text, tail)
+                texts[container["Labels"][COMPONENT_LABEL]] = last_lines(text, tail)
     return texts
 
 

@@ -36,8 +36,8 @@ from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.plan.gpus import PlannedGpu
 from testbed.runtimes.containers import (
+    COMPONENT_LABEL,
     DIRECTORY_LABEL,
-    PART_LABEL,
     RUN_LABEL,
     Attachment,
     Container,
@@ -102,7 +102,7 @@ def launch(
 
 
 def name_of(run: str, what: str) -> str:
-    """Name of a part's container, or of a network: `data`, `control` or `server`."""
+    """Name of a component's container, or of a network: `data`, `control` or `server`."""
     return f"testbed-{run}-{what}"
 
 
@@ -290,15 +290,15 @@ class _SpecificationBuilder:
         """Limits of broker, aggregator and router; on a host with one core the devices share it."""
         return CpuLimits(cpus=self.spec.plan.infrastructure_cpus)
 
-    def _cgroup(self, part: str) -> str:
-        return cgroups.parent(self.spec.directory.run, part, self.cgroup_driver)
+    def _cgroup(self, group: str) -> str:
+        return cgroups.parent(self.spec.directory.run, group, self.cgroup_driver)
 
     def _named(self, what: str) -> str:
         return name_of(self.spec.directory.run, what)
 
-    def _labels(self, part: str) -> dict[str, str]:
+    def _labels(self, component: str) -> dict[str, str]:
         run = self.spec.directory
-        return {RUN_LABEL: run.run, PART_LABEL: part, DIRECTORY_LABEL: str(run.path)}
+        return {RUN_LABEL: run.run, COMPONENT_LABEL: component, DIRECTORY_LABEL: str(run.path)}
 
     def _network(self, name: str) -> Network:
         return Network(name=self._named(name), labels=self._labels(name))
@@ -306,15 +306,15 @@ class _SpecificationBuilder:
     def _on(self, network: str, *aliases: str) -> Attachment:
         return Attachment(self._named(network), aliases)
 
-    def _container(self, part: str, image: str) -> Container:
+    def _container(self, component: str, image: str) -> Container:
         """A container with what all have in common."""
         return Container(
-            part=part,
-            name=self._named(part),
+            component=component,
+            name=self._named(component),
             image=image,
             user=self.owner[0],
             group=self.owner[1],
-            labels=self._labels(part),
+            labels=self._labels(component),
             sysctls=self.sysctls,
             cgroup_parent=self._cgroup(INFRASTRUCTURE),
         )

@@ -66,8 +66,8 @@ _MODULE = tuple(run_module.command(""))[:-1]
 _LATER = {"agents.client.main": ("agents.client.training",)}
 """Modules that a program imports when it runs."""
 
-# The environment variables that mark a process as part of a run.
-RUN, PART, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
+# The environment variables that mark a process as a component of a run.
+RUN, COMPONENT, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
 
 
 def find_mosquitto() -> str | None:
@@ -100,9 +100,9 @@ def live_runs() -> list[LiveRun]:
         runs[info.run].append(info)
     found = []
     for run, infos in runs.items():
-        parts = sum(info.part not in (CONTROLLER, forkserver.NAME) for info in infos)
-        runtime = "process" if parts else None
-        found.append(LiveRun.labelled(run, runtime, parts, infos[0].directory))
+        components = sum(info.component not in (CONTROLLER, forkserver.NAME) for info in infos)
+        runtime = "process" if components else None
+        found.append(LiveRun.labelled(run, runtime, components, infos[0].directory))
     return found
 
 
@@ -119,8 +119,8 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Command of each part. The agents get the path of their configuration in addition; where they are
-    Python modules with a function `main`, all are forked from one process that has imported them."""
+    """Command of each component. The agents get the path of their configuration in addition; where they
+    are Python modules with a function `main`, all are forked from one process that has imported them."""
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
     """None: the embedded broker."""
@@ -295,14 +295,14 @@ class ProcessRuntime:
             self._duty_cycle.release(device)
 
     def ended(self) -> dict[str, int]:
-        """Exit code of each part that has ended by itself: negative for the number of a signal.
+        """Exit code of each component that has ended by itself: negative for the number of a signal.
         Devices that waited for their old process to end start now."""
         self._start_restarting()
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
 
-    def restart(self, part: str) -> int | None:
-        self._spawn(part, self._commands[part])
+    def restart(self, component: str) -> int | None:
+        self._spawn(component, self._commands[component])
         return None
 
     def telemetry(self) -> list[Telemetry]:
@@ -323,8 +323,8 @@ class ProcessRuntime:
         return samples
 
     def server_pids(self) -> list[int]:
-        parts = (BROKER, AGGREGATOR, ROUTER)
-        return [self._children[part].pid for part in parts if part in self._children]
+        components = (BROKER, AGGREGATOR, ROUTER)
+        return [self._children[component].pid for component in components if component in self._children]
 
     def device_cpu_seconds(self) -> float | None:
         """Clients that have ended have theirs in their last reading."""
@@ -349,8 +349,8 @@ class ProcessRuntime:
         if self._duty_cycle is not None:
             self._duty_cycle.close()
         last = (ROUTER, BROKER)
-        end([child for part, child in self._children.items() if part not in last])
-        end([child for part, child in self._children.items() if part in last])
+        end([child for component, child in self._children.items() if component not in last])
+        end([child for component, child in self._children.items() if component in last])
         for child in self._children.values():
             child.wait()
         if self._forks is not None:
@@ -363,9 +363,9 @@ class ProcessRuntime:
             run = self._directory.run
             raise HostError(f"everything of {run} is removed, but logs could not be saved: {told}")
 
-    def _log_tail(self, part: str) -> str:
+    def _log_tail(self, component: str) -> str:
         self._logs.catch_up()
-        return self._directory.log_tail(part)
+        return self._directory.log_tail(component)
 
     def _start_relay(self, login: Broker, port: int) -> Mapping[str, int]:
         """Start the relay and measure the links; return each device's port to the broker."""
@@ -409,7 +409,7 @@ class ProcessRuntime:
         if not (modules and forkserver.AVAILABLE):
             return None
         room = max(len(name) for name in (AGGREGATOR, *self._devices))
-        return ForkServer(modules, self._environment(forkserver.NAME), PART, room)
+        return ForkServer(modules, self._environment(forkserver.NAME), COMPONENT, room)
 
     def _spawn(
         self, name: str, command: list[str], threads: int = 1, pass_fds: Sequence[int] = ()
@@ -437,10 +437,10 @@ class ProcessRuntime:
         finally:
             os.close(log)
 
-    def _environment(self, part: str, threads: int = 1) -> dict[str, str]:
+    def _environment(self, component: str, threads: int = 1) -> dict[str, str]:
         return {
             **os.environ,
-            **environment(self._directory, part),
+            **environment(self._directory, component),
             **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         }
 
@@ -457,12 +457,12 @@ class ProcessRuntime:
         )
 
 
-def environment(directory: RunDirectory, part: str) -> dict[str, str]:
-    """Environment variables that mark a process as `part` of a run, and have its log written line by
-    line."""
+def environment(directory: RunDirectory, component: str) -> dict[str, str]:
+    """Environment variables that mark a process as `component` of a run, and have its log written line
+    by line."""
     return {
         RUN: directory.run,
-        PART: part,
+        COMPONENT: component,
         DIRECTORY: str(directory.path),
         "PYTHONUNBUFFERED": "1",
     }
@@ -475,7 +475,7 @@ class ProcessInfo:
     process: psutil.Process
     """Remembers when the process began: a later process with the same pid is not mistaken for it."""
     run: str
-    part: str
+    component: str
     directory: str | None
 
 
@@ -488,19 +488,19 @@ def find() -> list[ProcessInfo]:
         except psutil.Error:  # ended meanwhile, or another user's
             continue
         if RUN in marks:
-            part = marks.get(PART, "").rstrip()  # a fork's has room for the longest
-            found.append(ProcessInfo(process, marks[RUN], part, marks.get(DIRECTORY)))
+            component = marks.get(COMPONENT, "").rstrip()  # a fork's has room for the longest
+            found.append(ProcessInfo(process, marks[RUN], component, marks.get(DIRECTORY)))
     return found
 
 
 def remove(run: str | None = None, spare: str | None = None) -> int:
     """End every process of `run`, or of all runs, suspended ones too; return how many there were.
 
-    The caller's own process and its ancestors are spared, and those of the part `spare`.
+    The caller's own process and its ancestors are spared, and those of the component `spare`.
     """
     me = psutil.Process()
     spared = {me.pid, *(parent.pid for parent in me.parents())}
-    marked = [info.process for info in find() if run in (None, info.run) and info.part != spare]
+    marked = [info.process for info in find() if run in (None, info.run) and info.component != spare]
     processes = [process for process in marked if process.pid not in spared]
     end(processes)
     return len(processes)

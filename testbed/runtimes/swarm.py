@@ -1,18 +1,19 @@
 """The `swarm` runtime: devices as services of a Docker Swarm, on all of its nodes.
 
-    this node      broker, aggregator, hub, gate and router, and devices
-    other nodes    door, gate and router, and devices
+    this node      broker, aggregator, proxy client, node agent, router, and devices
+    other nodes    engine proxy, node agent, router, and devices
 
     data           a bridge on each node, for itself: its devices, and its router
     server         overlay: broker, aggregator, routers
-    control        overlay: broker, gates, routers
-    doors          overlay: hub, doors
+    control        overlay: broker, node agents, routers
+    engines        overlay: proxy client, engine proxies
 
-A device is its link, as in the docker runtime, and its containers are made of the same specifications
-(`testbed.runtimes.launch`). Its init reaches the broker by a Unix socket, which is its node's gate's:
-that pipes it to the broker over TLS, and keeps the estimate of this node's clock. The Swarm places and
-starts the services, where the plan says, and carries their secrets; the node's engine, which is reached
-through a door (`testbed.runtimes.doors`), gets the shards, isolates the devices, limits their CPU.
+A device's only network is its link, as in the docker runtime, and its container is made of the same
+specification (`testbed.runtimes.launch`). Its init reaches the broker by a Unix socket of the node agent
+(`testbed.runtimes.swarm_node_agents`), which is a proxy to the broker over TLS, and compares the node's
+clock with the manager's. The Swarm places and starts the services, where the plan says, and carries
+their secrets. The node's engine is reached through its engine proxy
+(`testbed.runtimes.swarm_engine_proxies`): it gets the shards, isolates the devices, limits their CPU.
 """
 
 from __future__ import annotations
@@ -50,33 +51,38 @@ from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes import (
     LiveRun,
     container_files,
-    doors,
     executor,
+    swarm_engine_proxies,
     swarm_executor,
     swarm_images,
     swarm_removal,
 )
 from testbed.runtimes.container_actions import Devices
 from testbed.runtimes.containers import (
+    COMPONENT_LABEL,
     DIRECTORY_LABEL,
-    PART_LABEL,
     RUN_LABEL,
     Container,
     CpuLimits,
 )
-from testbed.runtimes.doors import Doors
 from testbed.runtimes.executor import as_host_error
 from testbed.runtimes.launch import launch
-from testbed.runtimes.services import Placed, short
-from testbed.runtimes.swarm_gates import Gates
+from testbed.runtimes.swarm_context import (
+    INFRASTRUCTURE_PER_CORE,
+    ContainerRef,
+    SwarmContext,
+    without_group,
+)
+from testbed.runtimes.swarm_engine_proxies import EngineProxies
+from testbed.runtimes.swarm_node_agents import NodeAgents
 from testbed.runtimes.swarm_routers import FILES, Routers
-from testbed.runtimes.swarm_site import INFRASTRUCTURE_PER_CORE, At, Site, by_itself
+from testbed.runtimes.swarm_services import ServiceOptions, short
 from testbed.view import View
 
 _MTU = 1450
 """Of the bridges: what an overlay carries of 1500."""
 _PARALLEL = 8
-_PATIENCE_SECONDS = 20
+_ANSWER_TIMEOUT_SECONDS = 20
 """Within which a node has to answer while a run goes: the scenario waits meanwhile."""
 
 
@@ -131,15 +137,18 @@ def live_runs() -> list[LiveRun]:
     with _manager() as manager:
         if manager is None:
             return []
-        parts: Counter[str] = Counter()
+        components: Counter[str] = Counter()
         directories: dict[str, str | None] = {}
         with as_host_error("list the services"):
             for kind, labels in swarm_removal.things(manager):
                 run = labels[RUN_LABEL]
                 if directories.get(run) is None:
                     directories[run] = labels.get(DIRECTORY_LABEL)
-                parts[run] += kind == "service" and labels.get(PART_LABEL) not in doors.PARTS
-    return [LiveRun.labelled(run, "swarm", parts[run], folder) for run, folder in directories.items()]
+                proxy = labels.get(COMPONENT_LABEL) in swarm_engine_proxies.COMPONENTS
+                components[run] += kind == "service" and not proxy
+    return [
+        LiveRun.labelled(run, "swarm", components[run], folder) for run, folder in directories.items()
+    ]
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
@@ -151,24 +160,26 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
             if not any(swarm_removal.things(manager, run)):
                 return True
         nodes = swarm.nodes(manager)
-        image = doors.image_of(manager, run) or images.current_tags(images.FOLDER, images.AGENTS)["base"]
+        current = images.current_tags(images.FOLDER, images.AGENTS)
+        image = swarm_engine_proxies.image_of(manager, run) or current["base"]
         with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
-            # Whoever made the doors that may be there has taken their keys along.
-            again = f"-{secrets.token_hex(2)}"
-            made = Doors(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder), again)
+            # The keys of proxies that may be there are those of the process that started them.
+            suffix = f"-{secrets.token_hex(2)}"
+            proxies = EngineProxies(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder), suffix)
             try:
                 with as_host_error("reach the other nodes"):
-                    made.open()
+                    proxies.open()
             except HostError:
-                made.lost |= {node.id for node in made.others if node.id not in made.engines}
+                connected = proxies.engines.keys()
+                proxies.unreachable |= {node.id for node in proxies.others} - connected
                 raise
             finally:
-                swarm_removal.remove(manager, made, run, directory)
+                swarm_removal.remove(manager, proxies, run, directory)
         return True
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """The last `tail` lines of each service of `run`, by its part; none where no Swarm answers."""
+    """The last `tail` lines of each service of `run`, by its component; none where no Swarm answers."""
     with _manager() as manager:
         if manager is None:
             return {}
@@ -176,10 +187,10 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
         texts = {}
         with as_host_error("read the logs"):
             for one in swarm_executor.services(manager, run):
-                part = one["Spec"]["Labels"][PART_LABEL]
-                if part not in doors.PARTS:
+                component = one["Spec"]["Labels"][COMPONENT_LABEL]
+                if component not in swarm_engine_proxies.COMPONENTS:
                     text = api.service_logs(one["ID"], stdout=True, stderr=True, tail=tail, is_tty=False)
-                    texts[part] = last_lines(text, tail)
+                    texts[component] = last_lines(text, tail)
         return texts
 
 
@@ -211,24 +222,24 @@ class SwarmRuntime:
             cgroup_driver="cgroupfs",
         )
         labels = {RUN_LABEL: self._run, DIRECTORY_LABEL: str(self._directory.path)}
-        folder = self._directory.work / "doors"
+        folder = self._directory.work / "engines"
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._doors = Doors(manager, nodes, built.base, self._run, labels, folder)
-        self._site = Site(
+        self._proxies = EngineProxies(manager, nodes, built.base, self._run, labels, folder)
+        self._context = SwarmContext(
             manager=manager,
             names={node.id: node.name for node in nodes},
             spec=spec,
             launch=self._launch,
             base=built.base,
             labels=labels,
-            doors=self._doors,
+            proxies=self._proxies,
         )
-        self._gates, self._routers = Gates(self._site), Routers(self._site)
+        self._node_agents, self._routers = NodeAgents(self._context), Routers(self._context)
         self._devices = Devices(spec, self._exit_code, self._set_limits)
-        self._at: dict[str, At] = {}
-        """Each part's container."""
+        self._containers: dict[str, ContainerRef] = {}
+        """By component."""
         self._services: dict[str, str] = {}
-        """Of broker and aggregator, by part."""
+        """Of broker and aggregator, by component."""
         self._pids: dict[str, int] = {}
         """Of the devices on this node, as `_used`."""
         self._used: dict[str, float] = {}
@@ -253,22 +264,22 @@ class SwarmRuntime:
         agent_configs.write(self._spec, accounts, places)
         container_files.prepare(self._spec, self._owner, accounts, identity)
         with as_host_error("start the services"):
-            self._doors.open()
+            self._proxies.open()
             if self._spec.topology.runtime.registry is None:
-                self._bring_images(used)
+                self._copy_images(used)
             self._make_networks()
             self._start_servers(identity.certificate)
             routers = self._routers.start(used)
             for planned in self._spec.plan.nodes:  # another may have come since
-                self._site.serve(planned.id)
+                self._context.pin_infrastructure(planned.id)
             self._start_devices(routers)
-            self._at |= self._routers.at
+            self._containers |= self._routers.containers
             for node in used:
                 self._pool.submit(self._isolate, node).result()
-            self._routers.furnish(self._at, accounts, places, identity.certificate)
-            self._gates.await_clocks(used)
+            self._routers.send_configs(self._containers, accounts, places, identity.certificate)
+            self._node_agents.await_clocks(used)
             for node in used:
-                self._gates.put(node, agent_configs.ISOLATED, b"")
+                self._node_agents.put(node, agent_configs.ISOLATED, b"")
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
 
     def _broker_socket(self) -> str:
@@ -276,68 +287,68 @@ class SwarmRuntime:
         self._folder_fd = os.open(self._directory.control, os.O_PATH)
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 
-    def _bring_images(self, nodes: Sequence[str]) -> None:
+    def _copy_images(self, nodes: Sequence[str]) -> None:
         """Copy the images of agents and of device groups to the nodes that lack them."""
         for image in dict.fromkeys((self._images.agent, *self._images.groups.values())):
-            swarm_images.bring(self._manager, self._doors, nodes, image, self._view.progress)
-            self._site.ids.update(swarm_images.ids(self._manager, self._doors, nodes, image))
-        here = (self._doors.here,)
-        self._site.ids.update(swarm_images.ids(self._manager, self._doors, here, self._images.broker))
+            swarm_images.copy(self._manager, self._proxies, nodes, image, self._view.progress)
+            self._context.ids.update(swarm_images.ids(self._manager, self._proxies, nodes, image))
+        here = (self._proxies.here,)
+        broker = self._images.broker
+        self._context.ids.update(swarm_images.ids(self._manager, self._proxies, here, broker))
 
     def _make_networks(self) -> None:
         for network in self._launch.networks:
-            bridge = network.name == self._site.named("data")
+            bridge = network.name == self._context.named("data")
             options = {"com.docker.network.driver.mtu": f"{_MTU}"} if bridge else {}
             swarm_executor.create_network(
                 self._manager, replace(network, internal=True, options=options)
             )
 
     def _start_servers(self, certificate: str) -> None:
-        """Start broker, aggregator and the gates."""
-        at = Placed(nodes=(f"node.id == {self._doors.here}",), binds=True)
+        """Start broker, aggregator and the node agents."""
+        options = ServiceOptions(nodes=(f"node.id == {self._proxies.here}",), binds=True)
         servers = (self._launch.broker, self._launch.aggregator)
-        made = {self._site.create(part, at): (part.part, 1) for part in servers} | self._gates.create(
-            certificate
-        )
-        found = self._site.running(
+        made = {self._context.create(one, options): (one.component, 1) for one in servers}
+        made |= self._node_agents.create(certificate)
+        found = self._context.running(
             {one: count for one, (_, count) in made.items()},
-            {one: part for one, (part, _) in made.items()},
+            {one: component for one, (component, _) in made.items()},
         )
-        tasks = {part: found[one] for one, (part, _) in made.items()}
-        self._services = {part: one for one, (part, _) in made.items()}
+        tasks = {component: found[one] for one, (component, _) in made.items()}
+        self._services = {component: one for one, (component, _) in made.items()}
         for container in servers:
-            self._located(container.part, tasks.pop(container.part)[0])
-        self._gates.started([task for gates in tasks.values() for task in gates])
+            self._server_started(container.component, tasks.pop(container.component)[0])
+        self._node_agents.started([task for agents in tasks.values() for task in agents])
 
-    def _located(self, part: str, task: Mapping[str, Any]) -> None:
-        """Broker or aggregator runs there now."""
-        container = self._launch.broker if part == BROKER else self._launch.aggregator
-        self._at[part] = self._site.located(task)
+    def _server_started(self, component: str, task: Mapping[str, Any]) -> None:
+        """Take note of the `task` of broker or aggregator, and limit its CPU."""
+        container = self._launch.broker if component == BROKER else self._launch.aggregator
+        self._containers[component] = self._context.container_of(task)
         limits = replace(container.cpu, weight=INFRASTRUCTURE_PER_CORE)
-        executor.limit(self._manager, self._at[part].id, limits)
+        executor.limit(self._manager, self._containers[component].id, limits)
 
     def _start_devices(self, routers: Mapping[str, str]) -> None:
         """Start the devices, and give each its files, which it waits for; `routers` are the addresses of
         the routers, by node."""
-        servers = [routers[self._spec.plan.placement[one.part]] for one in self._launch.devices]
+        servers = [routers[self._spec.plan.placement[one.component]] for one in self._launch.devices]
         made = dict(
             zip(
                 self._pool.map(self._start_device, self._launch.devices, servers),
-                (one.part for one in self._launch.devices),
+                (one.component for one in self._launch.devices),
                 strict=True,
             )
         )
-        for service, found in self._site.running(dict.fromkeys(made, 1), made).items():
-            self._at[made[service]] = self._site.located(found[0])
-        list(self._pool.map(self._furnish, self._launch.devices))
+        for service, found in self._context.running(dict.fromkeys(made, 1), made).items():
+            self._containers[made[service]] = self._context.container_of(found[0])
+        list(self._pool.map(self._send_files, self._launch.devices))
 
     def _start_device(self, container: Container, server: str) -> str:
-        name = container.part
+        name = container.component
         planned = self._devices.states[name].planned
-        handed = [
-            swarm_executor.hand(
+        configs = [
+            swarm_executor.create_secret(
                 self._manager,
-                self._site.named(f"{name}-{kind}"),
+                self._context.named(f"{name}-{kind}"),
                 self._directory.config(config).read_bytes(),
                 container.labels,
                 target,
@@ -348,37 +359,37 @@ class SwarmRuntime:
                 ("client", name, agent_configs.CLIENT_CONFIG, agent_configs.CLIENT_USER),
             )
         ]
-        at = Placed(
+        options = ServiceOptions(
             nodes=(f"node.id == {self._spec.plan.placement[name]}",),
-            secrets=handed,
+            secrets=configs,
             volumes=[
-                self._site.volume(f"{name}-files", FILES),
-                self._site.volume("control", agent_configs.CONTROL_FOLDER, read_only=True),
+                self._context.volume(f"{name}-files", FILES),
+                self._context.volume("control", agent_configs.CONTROL_FOLDER, read_only=True),
             ],
             names={agent_configs.SERVER: server},
             cores=0.0 if self._spec.plan.oversubscribed else planned.share,
         )
         container = replace(container, group=0)
-        return self._site.create(container, at)
+        return self._context.create(container, options)
 
-    def _furnish(self, container: Container) -> None:
+    def _send_files(self, container: Container) -> None:
         """Send a device its shard, and what else it reads: checked by hash, in pieces."""
-        at = self._at[container.part]
-        planned = self._devices.states[container.part].planned
-        update: Any = at.engine.api
-        update.update_container(at.id, mem_limit=planned.memory, memswap_limit=planned.memory)
-        sent = agent_configs.sent(self._spec, container.part)
+        made = self._containers[container.component]
+        planned = self._devices.states[container.component].planned
+        update: Any = made.engine.api
+        update.update_container(made.id, mem_limit=planned.memory, memswap_limit=planned.memory)
+        sent = agent_configs.sent(self._spec, container.component)
         files: dict[str, bytes | Path] = {Path(path).name: source for path, source in sent.items()}
         disk, client = Path(agent_configs.DISK).name, agent_configs.CLIENT_USER
-        kept = self._directory.disk(container.part)  # of an earlier part of the run
+        kept = self._directory.disk(container.component)  # of an earlier segment of the run
         files |= {f"{disk}/{path.name}": path for path in kept.iterdir() if path.is_file()}
-        executor.put(at.engine, at.id, FILES, files, folders={disk: client})
+        executor.put(made.engine, made.id, FILES, files, folders={disk: client})
 
     def _isolate(self, node: str) -> None:
         """Isolate the devices of a node from each other."""
-        engine = self._doors.engines[node]
-        network = short(self._site.named("data"))
-        ids = {self._at[name].id for name in self._site.on(node)}
+        engine = self._proxies.engines[node]
+        network = short(self._context.named("data"))
+        ids = {self._containers[name].id for name in self._context.devices_on(node)}
         found = executor.addresses(engine, network)
         endpoints = {key: each for key, each in found.items() if key in ids}
         executor.isolate(engine, self._images.agent, self._run, network, endpoints, here=False)
@@ -389,7 +400,7 @@ class SwarmRuntime:
 
     def begin(self) -> None:
         self._devices.begin()
-        self._doors.be_patient(_PATIENCE_SECONDS)
+        self._proxies.set_timeout(_ANSWER_TIMEOUT_SECONDS)
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Do an action: as in the docker runtime, by the engine of the device's node."""
@@ -400,7 +411,7 @@ class SwarmRuntime:
     def _check_share(self, device: str, share: float) -> None:
         """Raises BadInputError where the device's node has not as many cores."""
         node = self._spec.plan.node_of(device)
-        on = self._site.on(node.id) if node else ()
+        on = self._context.devices_on(node.id) if node else ()
         shares = {name: self._devices.states[name].planned.share for name in on}
         shares[device] = share / self._spec.plan.dilation
         if node and not self._spec.plan.oversubscribed and sum(shares.values()) > node.capacity + 1e-9:
@@ -411,32 +422,32 @@ class SwarmRuntime:
 
     def ended(self) -> dict[str, int]:
         alive: set[str] = set()
-        for node, engine in self._doors.engines.items():
-            with self._site.asking(node):
+        for node, engine in self._proxies.engines.items():
+            with self._context.requests_to(node):
                 found = executor.containers(engine, self._run)
             alive |= {one["Id"] for one in found if one["State"] not in ("exited", "dead")}
-        self._gates.check(alive)
+        self._node_agents.check(alive)
         with as_host_error("look at the containers"):
-            for part, at in self._at.items():
-                if at.id in alive or part in self._codes:
+            for component, one in self._containers.items():
+                if one.id in alive or component in self._codes:
                     continue
-                if (code := executor.exit_code(at.engine, at.id)) is not None:
-                    self._codes[part] = code
-        routers = self._routers.at
-        return {ROUTER if part in routers else part: code for part, code in self._codes.items()}
+                if (code := executor.exit_code(one.engine, one.id)) is not None:
+                    self._codes[component] = code
+        routers = self._routers.containers
+        return {ROUTER if name in routers else name: code for name, code in self._codes.items()}
 
-    def restart(self, part: str) -> int | None:
-        with as_host_error(f"start the {part} again"):
-            self._pool.submit(self._start_again, part).result()
-        self._codes.pop(part, None)
+    def restart(self, component: str) -> int | None:
+        with as_host_error(f"start the {component} again"):
+            self._pool.submit(self._start_again, component).result()
+        self._codes.pop(component, None)
         self._server_pids.clear()
         return None  # the broker has the same socket here
 
-    def _start_again(self, part: str) -> None:
-        service = self._services[part]
+    def _start_again(self, component: str) -> None:
+        service = self._services[component]
         earlier = swarm_executor.start_again(self._manager, service)
-        found = self._site.running({service: 1}, {service: part}, earlier)
-        self._located(part, found[service][0])
+        found = self._context.running({service: 1}, {service: component}, earlier)
+        self._server_started(component, found[service][0])
 
     def telemetry(self) -> list[Telemetry]:
         """Nothing: the devices send their own."""
@@ -445,41 +456,46 @@ class SwarmRuntime:
     def server_pids(self) -> list[int]:
         if not self._server_pids:
             with as_host_error("look at the servers"):
-                here = [at for part, at in self._at.items() if part not in self._devices.states]
-                pids = [executor.pid(at.engine, at.id) for at in here if at.engine is self._manager]
+                servers = [
+                    one for name, one in self._containers.items() if name not in self._devices.states
+                ]
+                here = [one for one in servers if one.engine is self._manager]
+                pids = [executor.pid(one.engine, one.id) for one in here]
             self._server_pids = [pid for pid in pids if pid]
         return self._server_pids
 
     def device_cpu_seconds(self) -> float | None:
         """Of the devices on this node; those that have ended have their own in their last reading."""
-        here = self._site.on(self._doors.here)
+        here = self._context.devices_on(self._proxies.here)
         for name in here:
-            at = self._at[name]
+            one = self._containers[name]
             if name not in self._pids:
                 with as_host_error(f"look at {name}"):
-                    self._pids[name] = executor.pid(at.engine, at.id)
+                    self._pids[name] = executor.pid(one.engine, one.id)
             if (used := cgroups.cpu_seconds_of(self._pids[name])) is not None:
                 self._used[name] = used
         return math.fsum(self._used.values()) if self._used or not here else None
 
     def clocks(self) -> dict[str, float]:
-        return self._gates.clocks()
+        return self._node_agents.clocks()
 
     def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
-        return self._gates.loads(at, used)
+        return self._node_agents.loads(at, used)
 
     def stop(self) -> None:
-        self._doors.be_patient()
+        self._proxies.set_timeout()
         self._pool.shutdown(cancel_futures=True)
         if self._folder_fd is not None:
             os.close(self._folder_fd)
             self._folder_fd = None
-        swarm_removal.remove(self._manager, self._doors, self._run, self._directory)
+        swarm_removal.remove(self._manager, self._proxies, self._run, self._directory)
 
     def _exit_code(self, device: str) -> int | None:
         with as_host_error(f"look at {device}"):
-            return executor.exit_code(self._at[device].engine, self._at[device].id)
+            return executor.exit_code(self._containers[device].engine, self._containers[device].id)
 
     def _set_limits(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
-            executor.limit(self._at[device].engine, self._at[device].id, by_itself(limits))
+            executor.limit(
+                self._containers[device].engine, self._containers[device].id, without_group(limits)
+            )

@@ -14,7 +14,7 @@ from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.rundir.directory import last_lines
 from testbed.runtimes.containers import RUN_LABEL, Container, Network
-from testbed.runtimes.services import Handed, Placed, network, service, short
+from testbed.runtimes.swarm_services import ServiceFile, ServiceOptions, network, service, short
 
 _START_TIMEOUT_SECONDS = 120.0
 """Within which a task has to run, its image being there."""
@@ -32,31 +32,31 @@ def create_network(manager: docker.DockerClient, made: Network) -> None:
     manager.api.create_network(**network(made))
 
 
-def hand(
+def create_secret(
     manager: docker.DockerClient,
     name: str,
     data: bytes,
     labels: Mapping[str, str],
     target: str,
     **file: int,
-) -> Handed:
+) -> ServiceFile:
     """Make a secret of `data`, which appears in a container at `target`."""
     made = manager.api.create_secret(short(name), data, dict(labels))
-    return Handed(id=made["ID"], name=short(name), target=target, **file)
+    return ServiceFile(id=made["ID"], name=short(name), target=target, **file)
 
 
-def configure(
+def create_config(
     manager: docker.DockerClient, name: str, data: bytes, labels: Mapping[str, str], target: str
-) -> Handed:
+) -> ServiceFile:
     """The same of a configuration, which is no secret."""
     made = manager.api.create_config(short(name), data, dict(labels))
-    return Handed(id=made["ID"], name=short(name), target=target, mode=0o444)
+    return ServiceFile(id=made["ID"], name=short(name), target=target, mode=0o444)
 
 
-def create(manager: docker.DockerClient, container: Container, at: Placed) -> str:
+def create(manager: docker.DockerClient, container: Container, options: ServiceOptions) -> str:
     """Create the service of `container`; return its id."""
     api: Any = manager.api
-    created: str = api.create_service(**service(container, at))["ID"]
+    created: str = api.create_service(**service(container, options))["ID"]
     return created
 
 

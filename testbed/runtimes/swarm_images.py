@@ -16,8 +16,8 @@ from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache
 from testbed.images import Images
-from testbed.runtimes.doors import Doors
 from testbed.runtimes.executor import as_host_error
+from testbed.runtimes.swarm_engine_proxies import EngineProxies
 
 Progress = Callable[[str], None]
 
@@ -67,21 +67,25 @@ def pushed(
     return replace(built, **names, groups=groups)
 
 
-def bring(
-    manager: docker.DockerClient, doors: Doors, nodes: Iterable[str], tag: str, progress: Progress
+def copy(
+    manager: docker.DockerClient,
+    proxies: EngineProxies,
+    nodes: Iterable[str],
+    tag: str,
+    progress: Progress,
 ) -> None:
     """Copy an image to those of `nodes` that lack it, or have another of that name; what was copied
     before and no checkout uses any more is removed there."""
     wanted = _content(manager, tag)
     for node in nodes:
-        if _content(doors.engines[node], tag) != wanted:
-            api: Any = doors.engines[node].api
-            progress(f"Copying {tag} to {doors.names[node]}")
+        if _content(proxies.engines[node], tag) != wanted:
+            api: Any = proxies.engines[node].api
+            progress(f"Copying {tag} to {proxies.names[node]}")
             for _ in api.load_image(manager.api.get_image(tag)):
                 pass
             _remember(node, {*_copied().get(node, ()), tag})
             ours = {one for one in _copied()[node] if one.startswith("testbed-")}  # else a user's own
-            _remove(doors, node, ours - {*images.registered()} - {tag})
+            _remove(proxies, node, ours - {*images.registered()} - {tag})
 
 
 def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
@@ -94,32 +98,34 @@ def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
     return found["RootFS"]["Layers"], found["Config"].get("Env")
 
 
-def ids(manager: docker.DockerClient, doors: Doors, nodes: Iterable[str], tag: str) -> dict[str, str]:
+def ids(
+    manager: docker.DockerClient, proxies: EngineProxies, nodes: Iterable[str], tag: str
+) -> dict[str, str]:
     """The id of an image by its tag, where all of `nodes` know it by the same: engines that keep images
     in different ways do not."""
     found = str(manager.images.get(tag).id)
     try:
         for node in nodes:
-            doors.engines[node].images.get(found)
+            proxies.engines[node].images.get(found)
     except ImageNotFound:
         return {}
     return {tag: found}
 
 
-def prune(doors: Doors, progress: Progress) -> None:
+def prune(proxies: EngineProxies, progress: Progress) -> None:
     """Remove what was copied to the other nodes and no container there uses."""
-    for node in doors.others:
-        for tag in sorted(_remove(doors, node.id, _copied().get(node.id, ()))):
+    for node in proxies.others:
+        for tag in sorted(_remove(proxies, node.id, _copied().get(node.id, ()))):
             progress(f"{tag}: removed from {node.name}")
 
 
-def _remove(doors: Doors, node: str, tags: Collection[str]) -> set[str]:
+def _remove(proxies: EngineProxies, node: str, tags: Collection[str]) -> set[str]:
     """Remove images from a node, but for those in use; return which are gone."""
     gone = set()
     for tag in tags:
         with suppress(APIError):  # in use
             with suppress(ImageNotFound):
-                doors.engines[node].images.remove(tag)
+                proxies.engines[node].images.remove(tag)
             gone.add(tag)
     _remember(node, set(_copied().get(node, ())) - gone)
     return gone

@@ -16,16 +16,16 @@ from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.plan import agent_configs
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import doors, executor, swarm_executor
-from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
-from testbed.runtimes.doors import Doors
+from testbed.runtimes import executor, swarm_executor
+from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.executor import as_host_error
 from testbed.runtimes.launch import name_of
+from testbed.runtimes.swarm_engine_proxies import COMPONENTS, IMAGE_LABEL, EngineProxies, is_proxy
 
 _NETWORKS_TIMEOUT_SECONDS = 10.0
-_OWED_LABEL = "testbed.owed"
-"""Of a configuration that stays where nodes could not be asked: their ids. By it `down` finds the run
-again, of which the Swarm has nothing else."""
+_PENDING_LABEL = "testbed.owed"
+"""Ids of the nodes whose clean-up is pending as they did not answer: a label of a configuration that is
+all that the Swarm still has of the run, so that `down` finds it. (Its value is that of 0.2.0, too.)"""
 _PARALLEL = 8
 
 
@@ -45,11 +45,13 @@ def things(manager: docker.DockerClient, run: str | None = None) -> Iterator[tup
             yield "network", one["Labels"]
 
 
-def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDirectory | None) -> None:
-    """Remove all of `run`, through the doors `made`, which go last. Logs, and what a resumed run goes on
-    from, are brought to `directory`. What a node that does not answer keeps is told once all else is
-    gone; it is asked but once. Raises HostError."""
-    failed = dict(_still_away(manager, made, run))
+def remove(
+    manager: docker.DockerClient, proxies: EngineProxies, run: str, directory: RunDirectory | None
+) -> None:
+    """Remove all of `run` by the nodes' engines; the `proxies` to these go last. Logs, and what a
+    resumed run goes on from, are brought to `directory`. A node that does not answer is asked but once,
+    and reported once all else is removed. Raises HostError."""
+    failed = dict(_pending(manager, proxies, run))
     unsaved: list[str] = []
 
     @contextmanager
@@ -57,39 +59,39 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
         try:
             yield
         except docker_engine.ERRORS as error:
-            made.lost.add(node)
-            failed[node] = f"{made.names.get(node, node)}: {error}"
+            proxies.unreachable.add(node)
+            failed[node] = f"{proxies.names.get(node, node)}: {error}"
 
     def answering() -> list[tuple[str, docker.DockerClient]]:
-        return [(node, engine) for node, engine in made.engines.items() if node not in failed]
+        return [(node, engine) for node, engine in proxies.engines.items() if node not in failed]
 
     if directory is not None and directory.logs.is_dir():
         for node, engine in answering():
             with on(node):
-                unsaved += executor.save_logs(engine, run, directory, doors.is_last)
+                unsaved += executor.save_logs(engine, run, directory, is_proxy)
                 unsaved += _keep_disks(engine, run, directory)
     with as_host_error("remove the services"):
-        found = swarm_executor.services(manager, run)
-        swarm_executor.remove_services(
-            manager, (one for one in found if one["Spec"]["Labels"].get(PART_LABEL) not in doors.PARTS)
-        )
+        services = swarm_executor.services(manager, run)
+        others = [
+            one for one in services if one["Spec"]["Labels"].get(COMPONENT_LABEL) not in COMPONENTS
+        ]
+        swarm_executor.remove_services(manager, others)
     for node, engine in answering():
         with on(node):
-            executor.remove_containers(engine, run, doors.is_last)
+            executor.remove_containers(engine, run, is_proxy)
             executor.remove_volumes(engine, run)
     for node, engine in answering():
-        if node != made.here:
+        if node != proxies.here:
             with on(node):
                 _await_networks(engine, run)
-    made.shut(spare=failed)
+    proxies.close(spare=failed)
     with as_host_error("remove the services"):
         swarm_executor.remove_services(manager, swarm_executor.services(manager, run))
         executor.remove_containers(manager, run)
         swarm_executor.remove_rest(manager, run)
         if failed:
-            owed = ",".join(failed)
-            labels = {RUN_LABEL: run, _OWED_LABEL: owed, doors.IMAGE_LABEL: made.image}
-            swarm_executor.configure(manager, name_of(run, "owed"), b"-", labels, "")
+            labels = {RUN_LABEL: run, _PENDING_LABEL: ",".join(failed), IMAGE_LABEL: proxies.image}
+            swarm_executor.create_config(manager, name_of(run, "pending"), b"-", labels, "")
     if told := "; ".join([*unsaved, *failed.values()]):
         raise HostError(
             f"{run} is removed from the Swarm, but something of it may be left on a node, or logs and "
@@ -98,16 +100,18 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
         )
 
 
-def _still_away(manager: docker.DockerClient, made: Doors, run: str) -> Iterator[tuple[str, str]]:
-    """Nodes of the Swarm that this or an earlier removal of `run` could not ask, and that there is no
-    door to now, with what to say of them."""
+def _pending(
+    manager: docker.DockerClient, proxies: EngineProxies, run: str
+) -> Iterator[tuple[str, str]]:
+    """Nodes of the Swarm that this or an earlier removal of `run` could not reach, and that there is no
+    connection to now, with what to say of them."""
     api: Any = manager.api
     with as_host_error("list the nodes"):
         names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}
-        owed = {*made.lost}
+        pending = {*proxies.unreachable}
         for config in api.configs(filters=swarm_executor.labelled(run)):
-            owed |= {*config["Spec"]["Labels"].get(_OWED_LABEL, "").split(",")}
-    for node in sorted(owed & names.keys() - made.engines.keys()):
+            pending |= {*config["Spec"]["Labels"].get(_PENDING_LABEL, "").split(",")}
+    for node in sorted(pending & names.keys() - proxies.engines.keys()):
         yield node, f"{names[node]} does not answer (if it never will again: docker node rm --force)"
 
 
@@ -117,7 +121,7 @@ def _keep_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) 
     unsaved: list[str] = []
 
     def keep(container: Mapping[str, Any]) -> None:
-        disk = directory.disk(container["Labels"][PART_LABEL])
+        disk = directory.disk(container["Labels"][COMPONENT_LABEL])
         try:
             with suppress(APIError):  # it has ended
                 engine.api.kill(container["Id"])
@@ -126,17 +130,19 @@ def _keep_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) 
             unsaved.append(f"{disk}: {error}")
 
     known = {path.name for path in directory.disks.glob("*")}  # whatever a label says
-    found = [one for one in executor.containers(engine, run) if one["Labels"].get(PART_LABEL) in known]
+    found = [
+        one for one in executor.containers(engine, run) if one["Labels"].get(COMPONENT_LABEL) in known
+    ]
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(keep, found))
     return unsaved
 
 
 def _await_networks(engine: docker.DockerClient, run: str) -> None:
-    """Until a node's own parts of the networks of `run` are gone, which the Swarm removes with the last
-    task that needs them: without a door nobody would see that."""
+    """Until a node's own pieces of the networks of `run` are gone, which the Swarm removes with the last
+    task that needs them: without an engine proxy nobody would see that."""
     deadline = time.monotonic() + _NETWORKS_TIMEOUT_SECONDS
     while time.monotonic() < deadline and any(
-        one["Labels"].get(PART_LABEL) not in doors.PARTS for one in executor.networks(engine, run)
+        one["Labels"].get(COMPONENT_LABEL) not in COMPONENTS for one in executor.networks(engine, run)
     ):
         time.sleep(0.1)

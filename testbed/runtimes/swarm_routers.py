@@ -12,68 +12,75 @@ from testbed.broker import Account, router_user
 from testbed.errors import HostError
 from testbed.plan import agent_configs
 from testbed.runtimes import executor
-from testbed.runtimes.containers import PART_LABEL
-from testbed.runtimes.services import Placed
-from testbed.runtimes.swarm_site import At, Site
+from testbed.runtimes.containers import COMPONENT_LABEL
+from testbed.runtimes.swarm_context import ContainerRef, SwarmContext
+from testbed.runtimes.swarm_services import ServiceOptions
 
 FILES = str(Path(agent_configs.SHARD).parent)
-"""Where a device, and a router, find their files: a volume of their own."""
-_FURNISHED = "furnished"
-_WHEN_FURNISHED = f'until [ -e {FILES}/{_FURNISHED} ]; do sleep 0.1; done; exec "$@"'
+"""Where a device, and a router, find their files: a volume of their own. Neither begins before the last
+of them is there."""
+_FILES_READY = "files-ready"
+_WHEN_FILES_READY = f'until [ -e {FILES}/{_FILES_READY} ]; do sleep 0.1; done; exec "$@"'
 
 
 class Routers:
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self.at: dict[str, At] = {}
-        """Of each, by its part."""
-        self._parts: dict[str, str] = {}
+    """Those of one run."""
+
+    def __init__(self, context: SwarmContext) -> None:
+        self._context = context
+        self.containers: dict[str, ContainerRef] = {}
+        """By component."""
+        self._components: dict[str, str] = {}
         """By node."""
 
     def start(self, nodes: Sequence[str]) -> dict[str, str]:
         """Start a router on each node, which waits for what it has to know of its devices; return its
         address there, which no name service of such a network has a name for."""
-        site, router = self._site, self._site.launch.router
+        context, router = self._context, self._context.launch.router
         if router is None:
             raise HostError("a run of many hosts has routers")
         made = {}
         for number, node in enumerate(nodes):
-            part = f"{ROUTER}.{number}"
+            component = f"{ROUTER}.{number}"
             own = replace(
                 router,
-                part=part,
-                name=site.named(part),
-                labels={**router.labels, PART_LABEL: part},
+                component=component,
+                name=context.named(component),
+                labels={**router.labels, COMPONENT_LABEL: component},
                 group=0,
-                command=("sh", "-c", _WHEN_FURNISHED, "sh", *router.command),
+                command=("sh", "-c", _WHEN_FILES_READY, "sh", *router.command),
             )
-            volume = site.volume(f"{part}-files", FILES)
-            at = Placed(nodes=(f"node.id == {node}",), volumes=[volume])
-            made[site.create(own, at)] = part
-            self._parts[node] = part
-        for service, found in site.running(dict.fromkeys(made, 1), made).items():
-            self.at[made[service]] = site.located(found[0])
-        return {node: site.addresses(node)[self.at[part].id] for node, part in self._parts.items()}
+            volume = context.volume(f"{component}-files", FILES)
+            options = ServiceOptions(nodes=(f"node.id == {node}",), volumes=[volume])
+            made[context.create(own, options)] = component
+            self._components[node] = component
+        for service, found in context.running(dict.fromkeys(made, 1), made).items():
+            self.containers[made[service]] = context.container_of(found[0])
+        return {
+            node: context.addresses(node)[self.containers[component].id]
+            for node, component in self._components.items()
+        }
 
-    def furnish(
+    def send_configs(
         self,
-        devices: Mapping[str, At],
+        devices: Mapping[str, ContainerRef],
         accounts: Mapping[str, Account],
         places: agent_configs.Places,
         certificate: str,
     ) -> None:
-        """Tell each router what it has to know, as the `devices` are there."""
-        site = self._site
-        for node, part in self._parts.items():
+        """Send each router its configuration, with the addresses of the `devices` that run by now."""
+        context = self._context
+        for node, component in self._components.items():
             login = accounts[router_user(node)].at(*places.router, certificate)
-            found = site.addresses(node)
-            on = {name: devices[name].id for name in site.on(node)}
-            addresses = {name: found[at] for name, at in on.items() if at in found}  # else it has ended
-            if not addresses:  # the barrier will tell
+            found = context.addresses(node)
+            ids = {name: devices[name].id for name in context.devices_on(node)}
+            # Of those that have ended meanwhile, the controller reports that the start has failed.
+            addresses = {name: found[one] for name, one in ids.items() if one in found}
+            if not addresses:
                 continue
-            config = agent_configs.router(site.spec, login, places, addresses, site.names[node])
-            file = site.spec.directory.config(part)
+            config = agent_configs.router(context.spec, login, places, addresses, context.names[node])
+            file = context.spec.directory.config(component)
             dump(config, file)
             name = Path(agent_configs.ROUTER_CONFIG).name
-            files: dict[str, bytes | Path] = {name: file, _FURNISHED: b""}
-            executor.put(self.at[part].engine, self.at[part].id, FILES, files)
+            files: dict[str, bytes | Path] = {name: file, _FILES_READY: b""}
+            executor.put(self.containers[component].engine, self.containers[component].id, FILES, files)

@@ -19,7 +19,7 @@ from testbed.own_code import Code, Kind, StandIn
 from testbed.own_code.inspector import RaisedError
 from testbed.topology import consistency, validation_errors, yamlfile
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local
-from testbed.topology.misplaced import BELONGS
+from testbed.topology.misplaced_keys import BELONGS
 from testbed.topology.schema import Runtime, Stop, Topology
 from testbed.topology.yamlfile import Document, Problem
 

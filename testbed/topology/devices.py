@@ -283,7 +283,7 @@ class DeviceGroup(Model):
     gpu: Annotated[Gpu | None, BeforeValidator(_gpu, json_schema_input_type=bool | Gpu | None)] = Field(
         default=None,
         exclude_if=lambda gpu: gpu is None,
-        description="true: a whole GPU of the host to train on; or a part of one. For docker",
+        description="true: a whole GPU of the host to train on; or a fraction of one. For docker",
     )
     image: Annotated[str, Field(min_length=1), expecting(_IMAGE)] | None = Field(
         default=None,

@@ -151,7 +151,7 @@ class Resampled:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Sizes follow a power law: beside `min_samples`, the device of rank r gets a part of all that is
+    """Sizes follow a power law: beside `min_samples`, the device of rank r gets a share of all that is
     left, in proportion to r^(−exponent). Ranks are drawn; samples are dealt whatever their class."""
 
     by: ClassVar[Key] = "nothing"
@@ -167,8 +167,8 @@ class PowerLaw:
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         _check_enough(labels, clients, self.min_samples)
         rng = np.random.default_rng(seed)
-        parts = np.arange(1, len(clients) + 1) ** -float(self.exponent)
-        more = (len(labels) - self.min_samples * len(clients)) * np.cumsum(parts) / parts.sum()
+        weights = np.arange(1, len(clients) + 1) ** -float(self.exponent)
+        more = (len(labels) - self.min_samples * len(clients)) * np.cumsum(weights) / weights.sum()
         sizes = self.min_samples + np.diff(np.round(more).astype(np.int64), prepend=0)
         sizes = rng.permutation(sizes)
         order = rng.permutation(len(labels))
@@ -225,19 +225,19 @@ class OfFlower:
         ours = {"num_partitions": len(clients), "partition_by": "label", "seed": seed}
         arguments = {key: value for key, value in ours.items() if key in known} | self._arguments()
         try:
-            parts = _deal(cls(**arguments), labels, clients, seed)
+            dealt = _deal(cls(**arguments), labels, clients, seed)
         except (ValueError, TypeError, LookupError) as error:
             said = "it makes fewer partitions" if isinstance(error, LookupError) else str(error)
             raise BadInputError(
                 f"task.partition: {name} of flwr-datasets finds no partition of {len(labels)} samples "
                 f"for {len(clients)} devices: {' '.join(said.split())}"
             ) from error
-        if empty := [client for client, part in parts.items() if not len(part)]:
+        if empty := [client for client, indices in dealt.items() if not len(indices)]:
             raise BadInputError(
                 f"task.partition: {name} of flwr-datasets leaves {empty[0]} without samples, and "
                 f"{len(empty) - 1} other devices. Change its parameters, or use fewer devices."
             )
-        return parts
+        return dealt
 
     def _arguments(self) -> dict[str, Any]:
         """The fields, with lists for tuples."""
@@ -464,8 +464,8 @@ def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) 
     partitioner.dataset = Table.from_dict({"index": order, "label": labels[order]}).with_format("arrow")
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # some draw bars there
         warnings.simplefilter("ignore")  # one for every draw that left a client too few samples
-        parts = [partitioner.load_partition(number)["index"] for number in range(len(clients))]
-    return dict(zip(clients, map(np.asarray, parts), strict=True))
+        dealt = [partitioner.load_partition(number)["index"] for number in range(len(clients))]
+    return dict(zip(clients, map(np.asarray, dealt), strict=True))
 
 
 def _check_enough(labels: Indices, clients: Sequence[str], least: int) -> None:

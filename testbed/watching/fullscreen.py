@@ -18,10 +18,10 @@ from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.watching import overview
-from testbed.watching.choice import COMMAND_KEYS, Command, Quit, pressed
 from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
 from testbed.watching.screen import Screen
+from testbed.watching.selection import COMMAND_KEYS, Command, Quit, pressed
 from testbed.watching.terminal import Terminal
 
 _DRAW_INTERVAL_SECONDS = 0.25
@@ -182,14 +182,14 @@ class FullScreenView(LiveView):
             self._terminal.redraw()
             return
         rows, page, grouped = screen.rows(self._at, height), screen.page(height), screen.grouped(height)
-        screen.choice, request = pressed(screen.choice, key, rows, page=page, grouped=grouped)
+        screen.selection, request = pressed(screen.selection, key, rows, page=page, grouped=grouped)
         if isinstance(request, Quit) and self._watching:
             self.quit = True
         elif isinstance(request, Quit):
             screen.messages.append("Ctrl-C ends the run. `testbed up -d` runs without a terminal.")
         elif isinstance(request, Command):
             self._command(request)
-        elif key in COMMAND_KEYS and screen.choice.selected is None:
+        elif key in COMMAND_KEYS and screen.selection.selected is None:
             screen.messages.append("Select a row first: ↑ or ↓.")
 
     def _command(self, command: Command) -> None:

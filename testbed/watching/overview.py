@@ -101,6 +101,6 @@ def _counted(runtime: str, *, linked: bool) -> bool:
 
 
 def _cpus(manifest: dict[str, Any]) -> dict[str, str]:
-    """By part of the run; none where they are another host's."""
+    """By component of the run; none where they are another host's."""
     cpus = manifest.get("cpus") if manifest["host"]["name"] == platform.node() else None
     return {name: value for name, value in (cpus or {}).items() if isinstance(value, str)}

@@ -16,9 +16,9 @@ from agents.texts import counted
 from testbed import console
 from testbed.fidelity.validity import Validity
 from testbed.watching.activity import DOWNLOAD, OFFLINE, PAUSED, STATES, TRAIN, UPLOAD, WAIT, Cell
-from testbed.watching.choice import HELP, Choice
 from testbed.watching.overview import Overview
 from testbed.watching.rows import Row, in_order, rows
+from testbed.watching.selection import HELP, Selection
 from testbed.watching.tally import Tally
 
 
@@ -80,7 +80,7 @@ class Screen:
 
     overview: Overview
     tally: Tally
-    choice: Choice = field(default_factory=Choice)
+    selection: Selection = field(default_factory=Selection)
     validity: Validity | None = None
     """Whether the host has kept up so far; None where that is not known, or does not matter."""
     outcome: str = ""
@@ -102,14 +102,14 @@ class Screen:
         return max(1, height - _ROOM)
 
     def grouped(self, height: int) -> bool:
-        chosen = self.choice.grouped
+        chosen = self.selection.grouped
         return len(self.overview.devices) > self.page(height) if chosen is None else chosen
 
     def rows(self, at: float, height: int) -> list[Row]:
         """Those that can be scrolled through."""
-        choice, grouped = self.choice, self.grouped(height)
-        found = rows(self.tally, self.overview.devices, at, grouped=grouped, matching=choice.matching)
-        return in_order(found, choice.sort, reverse=choice.reverse)
+        selection, grouped = self.selection, self.grouped(height)
+        found = rows(self.tally, self.overview.devices, at, grouped=grouped, matching=selection.matching)
+        return in_order(found, selection.sort, reverse=selection.reverse)
 
     def frame(self, at: float, width: int, height: int) -> list[Text]:
         """The screen at device time `at`, in seconds: `height` lines, each shorter than `width`."""
@@ -127,8 +127,8 @@ class Screen:
     def _visible(self, found: Sequence[Row], page: int) -> Sequence[Row]:
         """A page of rows, with the selected one on it."""
         names = [row.name for row in found]
-        if self.choice.selected in names:
-            index = names.index(self.choice.selected)
+        if self.selection.selected in names:
+            index = names.index(self.selection.selected)
             self._top = min(max(self._top, index - page + 1), index)
         self._top = max(0, min(self._top, len(found) - page))
         return found[self._top : self._top + page]
@@ -186,12 +186,12 @@ class Screen:
         what, how = ("group", "online") if grouped else ("device", "state")
         head = Text(f"  {what:<{name}} {how:<{_STATE}} {'last 60 s':<{bar}}", "bold")
         for column in columns:
-            sorted_by = bool(self.choice.sort) and column.sort == self.choice.sort
+            sorted_by = bool(self.selection.sort) and column.sort == self.selection.sort
             head.append(f" {column.title:>{column.width}}", "underline" if sorted_by else "")
         return [head, *(self._row(row, at, name, bar, columns) for row in shown)]
 
     def _row(self, row: Row, at: float, name: int, bar: int, columns: Sequence[_Column]) -> Text:
-        selected = row.name == self.choice.selected
+        selected = row.name == self.selection.selected
         label = console.short(row.label, name)
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
         state, colour = row.state, self._colour(row.state)
@@ -207,7 +207,7 @@ class Screen:
     def _bar(self, row: Row, at: float, width: int) -> Text:
         """When the device did what; of a group, or if the user wants it, how much of what."""
         activities = [self.tally.devices[device].activity for device in row.devices]
-        if not row.grouped and not self.choice.stacked:
+        if not row.grouped and not self.selection.stacked:
             cells = activities[0].cells(at, width)
         else:
             shares = [activity.shares(at) for activity in activities]
@@ -243,12 +243,12 @@ class Screen:
         return legend
 
     def _help(self) -> Text:
-        choice = self.choice
-        if choice.unconfirmed is not None:
-            return Text(f"{choice.unconfirmed}? y: yes, any other key: no", "bold")
-        if choice.typing:
-            return Text(f"filter: {choice.matching}_  Enter: keep it, Esc: all rows", "bold")
-        kept = f"filter: {choice.matching} (Esc: all)  " if choice.matching else ""
+        selection = self.selection
+        if selection.unconfirmed is not None:
+            return Text(f"{selection.unconfirmed}? y: yes, any other key: no", "bold")
+        if selection.typing:
+            return Text(f"filter: {selection.matching}_  Enter: keep it, Esc: all rows", "bold")
+        kept = f"filter: {selection.matching} (Esc: all)  " if selection.matching else ""
         return Text.assemble((kept, "bold"), (f"{self.quit_help}  {HELP}", "dim"))
 
 

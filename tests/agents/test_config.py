@@ -53,7 +53,7 @@ EXAMPLES: list[Any] = [
         test_set="/data/test",
         run_directory="/run",
         threads=2,
-        part="2",
+        segment="2",
         durability="checkpoint",
     ),
     config.DeviceConfig(

@@ -58,11 +58,11 @@ def setup_of(rule: Rule, **settings: Any) -> Setup:
     return Setup(asked, Named(name, vars(rule)), seed=7)
 
 
-def kept(folder: Path, setup: Setup, part: str = "1", **options: Any) -> DurableCore:
+def kept(folder: Path, setup: Setup, segment: str = "1", **options: Any) -> DurableCore:
     """The core of a run in `folder`: a new one, or one that goes on."""
     (folder / "models").mkdir(parents=True, exist_ok=True)
     options = {"durability": "update", "w": np.full(1, 0.3, np.float32)} | options
-    return DurableCore(folder, setup, part=part, **options)
+    return DurableCore(folder, setup, segment=segment, **options)
 
 
 class Listening:
@@ -341,20 +341,20 @@ def test_without_a_log_the_run_goes_on_from_its_checkpoint_and_says_what_is_lost
         durable.handle(arrival(name))
     durable.sync(told=True)
     assert durable.server.version == 1
-    durable = again(durable, folder, part="2", **options)
+    durable = again(durable, folder, segment="2", **options)
     assert (durable.server.version, durable.server.w.tolist()) == (0, [np.float32(0.3)])
     *_, note = written(folder)
     assert isinstance(note, events.Note)
     assert "last checkpoint: 2 updates, applied since, are lost" in note.message
     assert not [r for r in written(folder) if isinstance(r, events.UpdateApplied)]
     with pytest.raises(SnapshotError, match="needs `durability: update`"):
-        again(durable, folder, part="2", **options)
+        again(durable, folder, segment="2", **options)
 
 
 def test_without_checkpoints_a_run_does_not_go_on(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run", durability="none")
     with pytest.raises(SnapshotError, match="holds a run, but no state to go on from"):
-        again(durable, tmp_path / "run", part="2", durability="none")
+        again(durable, tmp_path / "run", segment="2", durability="none")
 
 
 def test_a_log_that_outgrows_the_checkpoint_makes_a_new_one(
@@ -383,7 +383,7 @@ def test_a_run_that_goes_on_with_all_processes_anew(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
     durable.sync(told=True)
-    durable = again(durable, tmp_path / "run", part="2")
+    durable = again(durable, tmp_path / "run", segment="2")
     assert durable.core.epoch is None
     assert [type(r) for r in records(durable.handle(arrival("b")))] == [
         *[events.UpdateApplied] * 2,
@@ -409,7 +409,7 @@ def test_an_interrupted_run_goes_on_with_its_buffer_and_its_timers(tmp_path: Pat
     assert not [r for r in records(ended) if isinstance(r, events.UpdateRejected)]
     assert durable.core.cut_short
     durable.sync(told=True)
-    durable = again(durable, tmp_path / "run", part="2")
+    durable = again(durable, tmp_path / "run", segment="2")
     assert not durable.core.cut_short
     assert durable.core.next_timer == from_seconds(CHECKPOINT_EVERY)
     durable.handle(arrival("b", at=6))
@@ -422,7 +422,7 @@ def test_a_run_that_was_over_stays_over(tmp_path: Path) -> None:
     durable.handle(inputs.TimersDue(from_seconds(1e6)))
     assert durable.core.ended is not None
     durable.sync(told=True)
-    durable = again(durable, tmp_path / "run", part="2")
+    durable = again(durable, tmp_path / "run", segment="2")
     done = durable.handle(inputs.EvaluationDone(durable.at, 0, 0.5, 0.5))
     assert act.Finish("after") in done
     durable.close()

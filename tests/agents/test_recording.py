@@ -10,7 +10,7 @@ import pytest
 from agents import wire
 from agents.aggregator import recording
 from agents.aggregator.core import Setup
-from agents.aggregator.inputs import InstantOver, UpdateArrived
+from agents.aggregator.inputs import InstantOver, Suspended, UpdateArrived
 from agents.aggregator.recording import Recording, RecordingError, Torn
 from agents.aggregator.settings import Settings
 from agents.config import Named, Stop
@@ -59,6 +59,13 @@ def test_an_entry_is_two_lengths_a_compact_text_and_the_message_as_on_the_wire(t
     assert isinstance(update, UpdateArrived)
     assert (update.at, update.size, update.message.vector.tolist()) == (4, 99, [1.0])
     assert instant == InstantOver(5)
+
+
+def test_a_recording_of_0_2_0_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.bin"
+    begun(path).close()
+    path.write_bytes(path.read_bytes() + entry(b'["Suspended",{"at":9,"part":"2"}]'))
+    assert [*recording.read(path)][1:] == [Suspended(9, "2")]
 
 
 @pytest.mark.parametrize("kept", [1, 11, 12, 35])

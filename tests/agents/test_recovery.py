@@ -229,7 +229,7 @@ def test_where_all_wait_for_a_model_and_no_timer_is_set_they_start_over() -> Non
 def test_while_the_run_clock_stands_still_nothing_is_missed_and_nobody_is_asked() -> None:
     core = answered()
     reconnected(core)
-    core.core.handle(inputs.Suspended(int(6 * SECOND), "part 2"))
+    core.core.handle(inputs.Suspended(int(6 * SECOND), "2"))
     assert silent(core, 1000.0) is None
     assert reconnected(core, 1000.0) == []
     assert reported(core, "a", 0, 1000.0) == []

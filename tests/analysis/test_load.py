@@ -150,13 +150,13 @@ def test_each_part_of_a_resumed_run_has_its_own_clock(directory: Path) -> None:
     samples = [{"device": "fast", "at": at, "cpu": 1.0} for at in (90.0, 107.0, 195.0, 203.0)]
     (directory / "telemetry.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples))
     run = load(directory)
-    # the third was taken while the clients of the second part were being started
+    # the third was taken while the clients of the second segment were being started
     assert run.telemetry["at"].fillna(-99).tolist() == [-10.0, 7.0, -99.0, 13.0]
     assert run.duration == 13.0
 
 
 def test_after_a_reboot_the_hosts_clock_is_another(directory: Path) -> None:
-    """It was up for 100 s as the first part began, and for 90 s as the second did, at device time 10."""
+    """It was up for 100 s as the first segment began, for 90 s as the second did, at device time 10."""
     again = events.RunStarted(10.0, 1.7e9 + 1000, ("fast",), ())
     write(directory, *EVENTS, events.to_line(again).strip())
     first, second = 1.7e9 - 100, 1.7e9 + 910

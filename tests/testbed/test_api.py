@@ -20,7 +20,7 @@ import pytest
 from nbclient import NotebookClient
 
 import testbed
-from testbed.api.given import text_of
+from testbed.api.topology_input import text_of
 from testbed.rundir import finding
 
 TOPOLOGY: dict[str, Any] = {

@@ -104,7 +104,7 @@ def test_a_directory_that_a_label_names_is_not_believed_blindly(
 
 
 class Idle:
-    """A runtime whose parts say nothing by themselves."""
+    """A runtime whose components say nothing by themselves."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, Action]] = []
@@ -122,7 +122,7 @@ class Idle:
     def ended(self) -> dict[str, int]:
         return {}
 
-    def restart(self, part: str) -> int | None:
+    def restart(self, component: str) -> int | None:
         return None
 
     def telemetry(self) -> list[Telemetry]:
@@ -273,8 +273,8 @@ def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tm
     def say(topic: str, text: str) -> None:
         controller._inbox.receive(Received(topic, text.encode(), 0))
 
-    for part in ("aggregator", "d-1"):
-        say(names.status(part), "ready")
+    for component in ("aggregator", "d-1"):
+        say(names.status(component), "ready")
     for _ in range(2):
         say(names.telemetry("d-1"), '{"device": "d-1", "at": 1.0, "probe": {}}')
     later = '{"device": "d-2", "at": 2.0, "probe": {}}'

@@ -26,7 +26,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import executor
 from testbed.runtimes.container_actions import Device, respond
-from testbed.runtimes.containers import PART_LABEL, CpuLimits, Mount
+from testbed.runtimes.containers import COMPONENT_LABEL, CpuLimits, Mount
 from testbed.runtimes.docker import DockerRuntime, live_runs
 from testbed.runtimes.launch import UNLIMITED
 from testbed.runtimes.logwriter import CUT, LOG_BYTES
@@ -129,9 +129,9 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
 
         flood = "head -c 12000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"
         aggregator = runtime._launch.aggregator
-        labels = {**aggregator.labels, PART_LABEL: "p"}
+        labels = {**aggregator.labels, COMPONENT_LABEL: "p"}
         printing = replace(
-            aggregator, part="p", name=f"p-{spec.directory.run}", labels=labels, mounts=()
+            aggregator, component="p", name=f"p-{spec.directory.run}", labels=labels, mounts=()
         )
         printer = executor.start(engine, replace(printing, command=("sh", "-c", flood)))
         engine.containers.get(printer).wait()
@@ -222,7 +222,7 @@ def test_containers_go_however_long_that_takes_but_for_a_swarms(
         for number in range(4):
             labels = of_a_service if number == 3 else device.labels
             executor.start(engine, replace(device, name=f"{device.name}-{number}", labels=labels))
-        assert [live.parts for live in live_runs() if live.run == run] == [3]
+        assert [live.components for live in live_runs() if live.run == run] == [3]
         executor.remove(engine, run)
         assert len(executor.containers(engine, run)) == 1
         assert run not in {live.run for live in live_runs()}

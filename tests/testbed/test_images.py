@@ -24,7 +24,7 @@ from docker.errors import ContainerError
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, subprocesses
-from testbed.images import debian, expectation, inside, inventory, own, wheels
+from testbed.images import build_time, debian, image_check, inventory, own, wheels
 from testbed.topology import parse
 from tests.waiting import eventually
 
@@ -43,12 +43,12 @@ def test_the_time_left_is_by_how_long_each_image_took_the_last_time(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     moments = iter((0.0, 40.0, 65.0, 100.0, 140.0, 165.0))
-    monkeypatch.setattr(expectation, "time", SimpleNamespace(monotonic=lambda: next(moments)))
-    first = expectation.Expectation(["base", "agent"])
+    monkeypatch.setattr(build_time, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    first = build_time.BuildTime(["base", "agent"])
     assert str(first) == ""
     first.built("base")
     first.built("agent")
-    again = expectation.Expectation(["base", "agent"])
+    again = build_time.BuildTime(["base", "agent"])
     assert str(again) == "about 65 s left"
     again.built("base")
     assert str(again) == "about 25 s left"
@@ -477,15 +477,17 @@ def test_a_folder_too_large_for_an_image_is_refused(
 def test_what_an_image_lacks_is_named() -> None:
     """Looked at with this host's Python, which has all but the image's programs, perhaps."""
     env = {**os.environ, "PYTHONPATH": str(images.AGENTS.parent)}
-    seen = json.loads(subprocess.check_output([sys.executable, inside.__file__], text=True, env=env))
-    assert seen["agents"] == inside.digest(images.AGENTS)
+    seen = json.loads(
+        subprocess.check_output([sys.executable, image_check.__file__], text=True, env=env)
+    )
+    assert seen["agents"] == image_check.digest(images.AGENTS)
     assert {lack for lack in seen["lacks"] if not lack.startswith("the program ")} == set()
     assert list(own._faults({"lacks": [], "agents": "mine"}, "mine")) == []
     old = list(own._faults({"lacks": ["torch (ImportError: no)"], "agents": "other"}, "mine"))
     assert old[0] == "torch (ImportError: no)"
     assert "of this version of the testbed" in old[1]
     nothing = subprocess.run(
-        [sys.executable, "-I", "-S", inside.__file__], capture_output=True, text=True, check=True
+        [sys.executable, "-I", "-S", image_check.__file__], capture_output=True, text=True, check=True
     )
     lacks = "; ".join(json.loads(nothing.stdout)["lacks"])
     assert "torch (ModuleNotFoundError" in lacks

@@ -94,7 +94,7 @@ def test_no_device_can_have_a_host_name_of_the_others(name: str) -> None:
     """Docker answers with a container's own name, too."""
     made, _ = launched(name)
     others = [one for one in (made.broker, made.aggregator, made.router, made.mps) if one is not None]
-    names = {one.part for one in others}
+    names = {one.component for one in others}
     names |= {alias for one in others for network in one.networks for alias in network.aliases}
     assert names <= set(RESERVED)
 

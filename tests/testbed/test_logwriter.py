@@ -31,10 +31,10 @@ def test_a_log_has_all_that_was_printed_until_it_is_too_long(
 ) -> None:
     monkeypatch.setattr(logwriter, "LOG_BYTES", 100_000)
     writer, path = LogWriter(), tmp_path / "d-1.log"
-    path.write_text("of an earlier part\n")
+    path.write_text("of an earlier segment\n")
     printing(writer, path, "print('begun')")
     writer.catch_up()
-    assert path.read_text() == "of an earlier part\nbegun\n"
+    assert path.read_text() == "of an earlier segment\nbegun\n"
     printing(writer, path, MANY)
     printing(writer, path, "print('ended')")
     assert writer.close() == []

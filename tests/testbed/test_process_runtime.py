@@ -29,7 +29,7 @@ from agents.device_actions import (
     Resume,
     SetLink,
 )
-from agents.topics import CONTROLLER as CONTROLLER_PART
+from agents.topics import CONTROLLER as CONTROLLER_COMPONENT
 from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.errors import BadInputError, HostError
@@ -113,9 +113,9 @@ def test_a_run_from_start_to_stop(
     assert f"'TESTBED_RUN': '{directory.run}'" in told
     assert "'TESTBED_PART': 'd-1'" in told
     assert "'OMP_NUM_THREADS': '1'" in told
-    assert parts(run) == {"broker", "aggregator", "d-1", "d-2"}
+    assert components(run) == {"broker", "aggregator", "d-1", "d-2"}
     (live,) = (one for one in process.live_runs() if one.run == directory.run)
-    assert live.parts == 4
+    assert live.components == 4
     assert {info.directory for info in of(run)} == {str(directory.path)}
     sample = runtime.telemetry()[0]
     assert isinstance(sample, messages.Sample)
@@ -139,7 +139,7 @@ def test_where_devices_have_links_a_relay_stands_before_the_broker(make: Make, t
     through = config.load(ClientConfig, run.directory.config("d-1")).broker
     assert through.port != direct.port
     log_in(through)
-    assert parts(run) == {"broker", "router", "aggregator", "d-1", "d-2"}
+    assert components(run) == {"broker", "router", "aggregator", "d-1", "d-2"}
     assert runtime.act("d-1", Disconnect()) == [("router", messages.DeviceOrder("d-1", Disconnect()))]
     assert runtime.act("d-2", SetLink({"up": None, "rtt": 0.5})) == [
         ("router", messages.DeviceOrder("d-2", SetLink({"up": None, "rtt": 0.5})))
@@ -165,16 +165,16 @@ def test_a_relay_says_what_it_cannot_read_and_goes_on(make: Make, tmp_path: Path
     assert "devices of its run" in refused(
         messages.encode(messages.DeviceOrder("stranger", Disconnect()))
     )
-    door = config.load(ClientConfig, run.directory.config("d-1")).broker
-    log_in(door)
-    for part in ("d-1", "stranger"):  # of which the second says that the first was obeyed
+    broker = config.load(ClientConfig, run.directory.config("d-1")).broker
+    log_in(broker)
+    for component in ("d-1", "stranger"):  # of which the second says that the first was obeyed
         controller.publish(
-            names.control(ROUTER), messages.encode(messages.DeviceOrder(part, Disconnect()))
+            names.control(ROUTER), messages.encode(messages.DeviceOrder(component, Disconnect()))
         )
     failures.get(timeout=10)
     time.sleep(0.1)
     with pytest.raises(ConnectionFailedError):
-        Connection(door, [], lambda _: None).open(2.0)
+        Connection(broker, [], lambda _: None).open(2.0)
     controller.close()
 
 
@@ -214,7 +214,7 @@ def test_a_run_does_not_start_on_a_link_that_nobody_knows(
     runtime = make(replace(run, plan=replace(run.plan, devices=tuple(linked))))
     with pytest.raises(HostError, match=r"link of d-1 cannot be measured \(timed out\)"):
         runtime.start()
-    assert parts(run) == {"broker", "router"}  # which the controller then stops
+    assert components(run) == {"broker", "router"}  # which the controller then stops
 
 
 def log_in(broker: Broker) -> None:
@@ -228,7 +228,7 @@ def test_a_device_is_limited_and_keeps_to_its_cpus(make: Make, tmp_path: Path) -
     runtime = make(run, BUSY)
     runtime.start()
     log_of(run, "d-1")
-    (device,) = (info.process for info in of(run) if info.part == "d-1")
+    (device,) = (info.process for info in of(run) if info.component == "d-1")
     runtime.limit("d-1")
     eventually(lambda: device.status() == psutil.STATUS_STOPPED)
     assert set(device.cpu_affinity() or []) == die_with_parent.cpu_numbers(run.plan.device_cpus)
@@ -278,7 +278,7 @@ def test_who_is_to_come_back_at_once_does(
     runtime = make(run, SLOW_GOODBYE)
     runtime.start()
     log_of(run, "d-1")
-    (old,) = (info.process.pid for info in of(run) if info.part == "d-1")
+    (old,) = (info.process.pid for info in of(run) if info.component == "d-1")
     for action in (ends, None, begins, Pause(), Resume()):
         if action is None:
             time.sleep(pause)
@@ -287,12 +287,12 @@ def test_who_is_to_come_back_at_once_does(
 
     def came_back() -> bool:
         assert runtime.ended() == {}
-        return [info.process.pid for info in of(run) if info.part == "d-1"] not in ([], [old])
+        return [info.process.pid for info in of(run) if info.component == "d-1"] not in ([], [old])
 
     eventually(came_back)
     assert runtime.act("d-1", Restart()) == []  # it is there
     # A process that executes another program has, for a moment, no environment to be found by.
-    eventually(lambda: len([info for info in of(run) if info.part == "d-1"]) == 1)
+    eventually(lambda: len([info for info in of(run) if info.component == "d-1"]) == 1)
 
 
 def test_who_was_to_come_back_does_not_after_the_end(make: Make, tmp_path: Path) -> None:
@@ -313,12 +313,12 @@ def test_who_joins_again_is_neither_frozen_nor_cut_off(make: Make, tmp_path: Pat
     runtime.start()
     for action in (Disconnect(), Pause(), Crash()):
         runtime.act("d-1", action)
-    eventually(lambda: "d-1" not in parts(run))
+    eventually(lambda: "d-1" not in components(run))
     assert runtime.act("d-1", Join()) == [("router", messages.DeviceOrder("d-1", Reconnect()))]
 
     def back() -> list[psutil.Process]:
         assert runtime.ended() == {}
-        return [info.process for info in of(run) if info.part == "d-1"]
+        return [info.process for info in of(run) if info.component == "d-1"]
 
     (device,) = eventually(back)
     assert device.status() != psutil.STATUS_STOPPED
@@ -331,10 +331,10 @@ def test_what_devices_have_used_does_not_fall_when_one_ends(make: Make, tmp_path
     log_of(run, "d-1")
     used = eventually(runtime.device_cpu_seconds)
     runtime.act("d-1", Crash())
-    eventually(lambda: "d-1" not in parts(run))
+    eventually(lambda: "d-1" not in components(run))
     assert (runtime.device_cpu_seconds() or 0.0) >= used
     runtime.act("d-1", Restart())
-    eventually(lambda: runtime.ended() == {} and "d-1" in parts(run))
+    eventually(lambda: runtime.ended() == {} and "d-1" in components(run))
     assert eventually(lambda: (runtime.device_cpu_seconds() or 0.0) > used)
 
 
@@ -364,7 +364,9 @@ def test_forks_draw_numbers_of_their_own(make: Make, tmp_path: Path) -> None:
         "import random, numpy\n" + (tmp_path / "stand_in.py").read_text()
     )
     runtime.start()
-    assert len({number for part in ("d-1", "d-2") for number in log_of(run, part).split()}) == 4
+    assert (
+        len({number for component in ("d-1", "d-2") for number in log_of(run, component).split()}) == 4
+    )
 
 
 def test_a_broker_that_fails_is_an_error_with_its_last_words(make: Make, tmp_path: Path) -> None:
@@ -398,7 +400,7 @@ def test_a_killed_controller_leaves_nothing(tmp_path: Path) -> None:
         left = found(run)
         controller.kill()
     started = {"broker", "router", "aggregator", "d-1", "d-2", forkserver.NAME}
-    assert {info.part for info in left} == started
+    assert {info.component for info in left} == started
     try:
         eventually(lambda: found(run) == [])
     finally:
@@ -425,7 +427,7 @@ def test_remove_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
 def test_stop_leaves_what_the_controller_has_started(make: Make, tmp_path: Path) -> None:
     """Such as a tracker, which inherits the marks of a controller in the background."""
     run = spec(tmp_path, devices=1)
-    marks = process.environment(run.directory, CONTROLLER_PART)
+    marks = process.environment(run.directory, CONTROLLER_COMPONENT)
     with subprocess.Popen(python(SLEEP), env={**os.environ, **marks}) as tracker:
         try:
             runtime = make(run)
@@ -466,9 +468,9 @@ def test_cpu_numbers() -> None:
     assert die_with_parent.cpu_numbers("0-2,5") == {0, 1, 2, 5}
 
 
-def log_of(run: RunSpec, part: str) -> str:
-    """The log of `part`, as soon as there is something in it."""
-    return eventually((run.directory.logs / f"{part}.log").read_text)
+def log_of(run: RunSpec, component: str) -> str:
+    """The log of `component`, as soon as there is something in it."""
+    return eventually((run.directory.logs / f"{component}.log").read_text)
 
 
 def found(run: str) -> list[process.ProcessInfo]:
@@ -479,5 +481,5 @@ def of(run: RunSpec) -> list[process.ProcessInfo]:
     return found(run.directory.run)
 
 
-def parts(run: RunSpec) -> set[str]:
-    return {info.part for info in of(run)} - {forkserver.NAME}
+def components(run: RunSpec) -> set[str]:
+    return {info.component for info in of(run)} - {forkserver.NAME}

@@ -58,7 +58,7 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_missing_at_a_start_is_offline(tmp_path: Path) -> None:
-    """Also at that of a later part: an alert on 0 is to meet it."""
+    """Also at that of a later segment: an alert on 0 is to meet it."""
     directory = RunDirectory(tmp_path)
     records = [events.RunStarted(0.0, 1e9, ("a",), ("b",)), events.RunStarted(9.0, 2e9, ("b",), ("a",))]
     registry = CollectorRegistry()

@@ -45,10 +45,10 @@ def through(relay: Relay) -> Iterator[Through]:
     with ExitStack() as stack:
 
         def through(own: OwnLink, up: Sequence[Lane] = (), down: Sequence[Lane] = ()) -> Connect:
-            door = socket.create_server((HOST, 0))
+            listener = socket.create_server((HOST, 0))
             target = stack.enter_context(socket.create_server((HOST, 0)))
-            relay.listen(door, target.getsockname(), [*up, own.up], [*down, own.down])
-            address = door.getsockname()
+            relay.listen(listener, target.getsockname(), [*up, own.up], [*down, own.down])
+            address = listener.getsockname()
 
             def connect() -> tuple[socket.socket, socket.socket]:
                 device = stack.enter_context(socket.create_connection(address, 10))
@@ -146,10 +146,10 @@ def test_a_reset_leaves_other_connections_of_the_link_alone(through: Through, of
 def test_where_the_target_does_not_answer_the_devices_connection_ends(relay: Relay, of: Of) -> None:
     with socket.create_server((HOST, 0)) as gone:
         target = gone.getsockname()
-    door = socket.create_server((HOST, 0))
+    listener = socket.create_server((HOST, 0))
     access = of(Link())
-    relay.listen(door, target, [access.up], [access.down])
-    with socket.create_connection(door.getsockname(), 10) as device:
+    relay.listen(listener, target, [access.up], [access.down])
+    with socket.create_connection(listener.getsockname(), 10) as device:
         assert device.recv(1) == b""
 
 

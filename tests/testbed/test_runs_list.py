@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from testbed.api import running
-from testbed.rundir.last import Last, last_of
+from testbed.rundir.latest_figures import LatestFigures, latest_figures
 from testbed.rundir.listing import arranged, listing, told
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 from tests.running import Testbed
@@ -28,14 +28,14 @@ def runs(tmp_path: Path) -> Path:
 
 def test_the_last_records_are_read_from_the_end(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    assert last_of(path) == Last()
+    assert latest_figures(path) == LatestFigures()
     path.write_text("\n".join(EVENTS) + '\n{"event":"evalu')  # still being written
-    assert last_of(path) == Last(at=10.0, accuracy=0.8, loss=1.1)
+    assert latest_figures(path) == LatestFigures(at=10.0, accuracy=0.8, loss=1.1)
     many = [line for line in EVENTS if '"update"' in line] * 300  # more than the first look takes in
     path.write_text("\n".join([*EVENTS[:7], *many]) + "\n")
-    assert last_of(path) == Last(at=8.0, accuracy=0.85, loss=0.9)
+    assert latest_figures(path) == LatestFigures(at=8.0, accuracy=0.85, loss=0.9)
     path.write_text("\0" * 1000 + "\n{}\n")
-    assert last_of(path) == Last()
+    assert latest_figures(path) == LatestFigures()
 
 
 def test_rows_are_words_for_people(runs: Path) -> None:

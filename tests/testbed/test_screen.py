@@ -12,10 +12,10 @@ from agents.config import Stop
 from agents.device_actions import Crash, Pause, Restart, Resume
 from testbed.fidelity.validity import Validity
 from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, Cell
-from testbed.watching.choice import Choice, Command, Quit, Request, pressed
 from testbed.watching.overview import Device, Overview
 from testbed.watching.rows import SORTS, Row, in_order, rows
 from testbed.watching.screen import Screen, stacked
+from testbed.watching.selection import Command, Quit, Request, Selection, pressed
 from testbed.watching.tally import Tally
 from tests.testbed.record_factories import STARTED, fleet, update
 
@@ -138,7 +138,7 @@ def test_a_large_fleet_is_shown_by_group() -> None:
     assert lines[4].split()[:2] == ["group", "online"]
     assert lines[5].startswith("  pi ×100          99/100   ██████")
     assert lines[6].startswith("  a-group…name ×60 60/60    ██████")
-    shown.choice = Choice(grouped=False, selected="pi-40")
+    shown.selection = Selection(grouped=False, selected="pi-40")
     lines = drawn(shown, at=6.0)
     assert lines[5].split()[0] == "pi-26"
     assert lines[19].split()[:2] == [">", "pi-40"]
@@ -152,7 +152,7 @@ def test_a_large_fleet_is_shown_by_group() -> None:
 def test_a_frame_fits_every_terminal(size: tuple[int, int], runtime: str, grouped: bool) -> None:
     records: list[events.Record] = [STARTED, update("pi-1", 5.0, 1234)]
     shown = screen(SIX, records, runtime, links=runtime == "docker")
-    shown.choice = Choice(grouped=grouped, sort="share", matching="i", selected="pi-2")
+    shown.selection = Selection(grouped=grouped, sort="share", matching="i", selected="pi-2")
     lines = drawn(shown, 61.5, *size)
     if size[0] >= 80:
         assert lines[4].endswith("share  p_i")
@@ -222,16 +222,18 @@ def test_rows_are_sorted_with_the_unknown_last() -> None:
     assert in_order(found, "") == found
 
 
-def after(keys: Iterable[str], choice: Choice | None = None) -> tuple[Choice, list[Request]]:
-    """What `keys` make of a choice among the rows of `tallied`, four to a page, and the wishes."""
+def after(keys: Iterable[str], selection: Selection | None = None) -> tuple[Selection, list[Request]]:
+    """What `keys` make of a selection among the rows of `tallied`, four to a page, and the wishes."""
     requests: list[Request] = []
-    choice = choice or Choice()
+    selection = selection or Selection()
     for key in keys:
-        found = in_order(seen(tallied(), matching=choice.matching), choice.sort, reverse=choice.reverse)
-        choice, request = pressed(choice, key, found, page=4, grouped=bool(choice.grouped))
+        found = in_order(
+            seen(tallied(), matching=selection.matching), selection.sort, reverse=selection.reverse
+        )
+        selection, request = pressed(selection, key, found, page=4, grouped=bool(selection.grouped))
         if request is not None:
             requests.append(request)
-    return choice, requests
+    return selection, requests
 
 
 @pytest.mark.parametrize(
@@ -252,13 +254,13 @@ def test_rows_are_selected(keys: list[str], selected: str | None) -> None:
 
 
 def test_keys_choose_what_is_shown() -> None:
-    assert after(["s", "s", "S", "b", "g"])[0] == Choice(
+    assert after(["s", "s", "S", "b", "g"])[0] == Selection(
         sort="updates", reverse=True, stacked=True, grouped=True
     )
-    assert after(["s"] * len(SORTS))[0] == Choice()
+    assert after(["s"] * len(SORTS))[0] == Selection()
     typed, requests = after(["/", "q", "x", "backspace", "up", "enter"])
     assert (typed.matching, typed.typing, requests) == ("q", False, [])
-    assert after(["/", "q", "escape"])[0] == Choice()
+    assert after(["/", "q", "escape"])[0] == Selection()
 
 
 def test_devices_are_paused_killed_and_started_again() -> None:
@@ -276,5 +278,5 @@ def test_devices_are_paused_killed_and_started_again() -> None:
 def test_what_is_paused_is_resumed() -> None:
     tally = tallied()
     tally.take(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
-    _, request = pressed(Choice(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
+    _, request = pressed(Selection(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
     assert request == Command(Resume(), ("pi-1",), "pi-1")

@@ -41,7 +41,7 @@ def test_a_follower_reads_a_long_past_in_pieces(tmp_path: Path) -> None:
     assert [record for piece in pieces for record in piece] == records
 
 
-def test_samples_are_by_the_clock_of_the_newest_part(tmp_path: Path) -> None:
+def test_samples_are_by_the_clock_of_the_newest_segment(tmp_path: Path) -> None:
     """A run was resumed 1000 s later, after a reboot."""
     directory = RunDirectory(tmp_path)
     directory.write_manifest(monotonic_zero=1.7e9)

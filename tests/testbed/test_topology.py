@@ -14,7 +14,7 @@ from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import Host, plan
-from testbed.topology.misplaced import BELONGS
+from testbed.topology.misplaced_keys import BELONGS
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken"

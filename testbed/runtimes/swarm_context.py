@@ -1,4 +1,5 @@
-"""What the parts of one run on a Swarm share: its nodes, their engines, and what runs there."""
+"""What the modules of the `swarm` runtime share about one run: its nodes, their engines, and what is
+launched there."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from testbed.host import docker_engine
 from testbed.plan import cpuset
 from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes import executor, swarm_executor
-from testbed.runtimes.containers import PART_LABEL, Container, CpuLimits, Launch
-from testbed.runtimes.doors import Doors
+from testbed.runtimes.containers import COMPONENT_LABEL, Container, CpuLimits, Launch
 from testbed.runtimes.launch import DEVICES_WEIGHT, INFRASTRUCTURE_WEIGHT, name_of
-from testbed.runtimes.services import Placed, Volume, short
+from testbed.runtimes.swarm_engine_proxies import EngineProxies
+from testbed.runtimes.swarm_services import ServiceOptions, Volume, short
 
 _SINGLE, _MOST = 1024, 262_144
 """CPU weight of a single process, and the most that a container can have."""
@@ -30,32 +31,34 @@ INFRASTRUCTURE_PER_CORE = round(INFRASTRUCTURE_WEIGHT * _SINGLE)
 
 
 @dataclass(frozen=True, slots=True)
-class At:
-    """Where a container is."""
+class ContainerRef:
+    """A container, and the engine that has it."""
 
     engine: docker.DockerClient
     id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class SwarmContext:
+    """Of one run."""
+
     manager: docker.DockerClient
     names: Mapping[str, str]
     """Of the nodes, by id."""
     spec: RunSpec
     launch: Launch
     base: str
-    """Image of what is no agent."""
+    """Image of the node agents."""
     labels: Mapping[str, str]
     """Of all that is the run's."""
-    doors: Doors
+    proxies: EngineProxies
     ids: dict[str, str] = field(default_factory=dict)
-    """Of images, by tag, that all nodes have: of these no engine asks a registry."""
+    """Of the images that all nodes have, by tag: an engine asks no registry for an image's id."""
 
-    def create(self, container: Container, at: Placed) -> str:
+    def create(self, container: Container, options: ServiceOptions) -> str:
         """Create the service of `container`; return its id."""
         image = self.ids.get(container.image, container.image)
-        return swarm_executor.create(self.manager, replace(container, image=image), at)
+        return swarm_executor.create(self.manager, replace(container, image=image), options)
 
     def named(self, what: str) -> str:
         """Name of an object of the run."""
@@ -65,58 +68,58 @@ class Site:
         """A volume of the run, on each node where it is used."""
         return Volume(short(self.named(what)), target, read_only)
 
-    def on(self, node: str) -> list[str]:
+    def devices_on(self, node: str) -> list[str]:
         """The devices of a node."""
         plan = self.spec.plan
         return [device.name for device in plan.devices if plan.placement[device.name] == node]
 
-    def located(self, task: Mapping[str, Any]) -> At:
-        """Where the container of a task is."""
-        engine = self.doors.engines[task["NodeID"]]
-        return At(engine, task["Status"]["ContainerStatus"]["ContainerID"])
+    def container_of(self, task: Mapping[str, Any]) -> ContainerRef:
+        """The container of a task."""
+        engine = self.proxies.engines[task["NodeID"]]
+        return ContainerRef(engine, task["Status"]["ContainerStatus"]["ContainerID"])
 
     def running(
-        self, expected: Mapping[str, int], parts: Mapping[str, str], earlier: Collection[str] = ()
+        self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
-        """See `swarm_executor.running`; `parts` are the names of the services."""
+        """See `swarm_executor.running`; `components` are the names of the services."""
         return swarm_executor.running(
             self.manager,
             expected,
-            lambda service: parts[service],
+            lambda service: components[service],
             self.names,
             earlier,
         )
 
     @contextmanager
-    def asking(self, node: str) -> Iterator[None]:
-        """Inside, the engine of `node` is asked. Raises HostError where it does not answer."""
+    def requests_to(self, node: str) -> Iterator[None]:
+        """For requests to the engine of `node`. Raises HostError where it does not answer."""
         try:
             yield
         except docker_engine.ERRORS as error:
-            self.doors.lost.add(node)
+            self.proxies.unreachable.add(node)
             name = self.names.get(node, node)
             raise HostError(f"the node {name} does not answer any more: {error}") from error
 
     def addresses(self, node: str) -> dict[str, str]:
-        """On the bridge of `node`, by container."""
-        found = executor.addresses(self.doors.engines[node], short(self.named("data")))
+        """IPv4 addresses on the bridge of `node`, by container."""
+        found = executor.addresses(self.proxies.engines[node], short(self.named("data")))
         return {container: address for container, (_, address) in found.items()}
 
-    def serve(self, node: str) -> None:
-        """Keep what serves the devices of `node` on the CPUs that are for it: all that runs there now
-        and is neither a device nor a server of the run."""
+    def pin_infrastructure(self, node: str) -> None:
+        """Keep the run's infrastructure on `node` on the CPUs that the plan has for it: all its
+        containers that run there now, but for devices, broker and aggregator."""
         planned = next(one for one in self.spec.plan.nodes if one.id == node)
         limits = CpuLimits(cpus=cpuset(planned.infrastructure), weight=INFRASTRUCTURE_PER_CORE)
-        engine, run = self.doors.engines[node], self.spec.directory.run
+        engine, run = self.proxies.engines[node], self.spec.directory.run
         others = {*(device.name for device in self.spec.plan.devices), BROKER, AGGREGATOR}
         for container in executor.containers(engine, run):
-            if container["Labels"][PART_LABEL] not in others:
+            if container["Labels"][COMPONENT_LABEL] not in others:
                 executor.limit(engine, container["Id"], limits)
 
 
-def by_itself(limits: CpuLimits) -> CpuLimits:
-    """`limits` of a device that is in no group of the run's: its own weight, against all that is not of
-    the run, is its part of what the group's would be."""
+def without_group(limits: CpuLimits) -> CpuLimits:
+    """`limits` of a device that is in no control group of the run's: its own weight, against all that is
+    not of the run, is its share of what the group's would be."""
     if limits.weight is None:
         return limits
     weight = round(limits.weight * DEVICES_WEIGHT * _SINGLE / _OF_A_CORE)

@@ -14,7 +14,7 @@ _FILE = "image-seconds.json"
 """In the cache: seconds by kind of image."""
 
 
-class Expectation:
+class BuildTime:
     """Of one build. As text: `about 90 s left`; empty where one of the images was never built here."""
 
     def __init__(self, kinds: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.load import load
-from testbed.dashboard import measured
+from testbed.dashboard import live_fidelity
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 
 TOPOLOGY = """
@@ -27,7 +27,7 @@ def test_a_probe_is_held_against_all_of_the_way_to_the_server(tmp_path: Path) ->
     probe = {"up": 128_000, "down": 128_000.0, "rtt": 0.01}  # bit/s on the wire
     line = {"device": "fast", "at": 99.0, "probe": probe}
     (path / "telemetry.jsonl").write_text(json.dumps(line) + "\n")
-    found = measured.so_far(load(path)).query("device == 'fast' and figure != 'cpu'")
+    found = live_fidelity.so_far(load(path)).query("device == 'fast' and figure != 'cpu'")
     assert found["figure"].tolist() == ["up", "down"]
     assert found["asked"].tolist() == [128_000, 256_000]
     assert found["got"].tolist() == pytest.approx([128_000, 128_000])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from testbed.images import Images
 from testbed.runtimes.containers import Attachment, Container, CpuLimits, Mount, Network
-from testbed.runtimes.services import Handed, Placed, Volume, network, service, short
+from testbed.runtimes.swarm_context import without_group
 from testbed.runtimes.swarm_images import pushes
-from testbed.runtimes.swarm_site import by_itself
+from testbed.runtimes.swarm_services import ServiceFile, ServiceOptions, Volume, network, service, short
 
 DEVICE = Container(
-    part="pi",
+    component="pi",
     name="testbed-r-1-pi",
     image="testbed-agent:1",
     command=("python3", "-m", "agents.device.main", "/testbed/device.json"),
@@ -27,14 +27,14 @@ DEVICE = Container(
 
 
 def test_a_device() -> None:
-    at = Placed(
+    options = ServiceOptions(
         nodes=("node.id == n1",),
-        secrets=[Handed(id="s1", name="secret", target="/testbed/client.json", user=10001)],
+        secrets=[ServiceFile(id="s1", name="secret", target="/testbed/client.json", user=10001)],
         volumes=[Volume("control", "/testbed/control", read_only=True)],
         names={"server": "172.18.0.2"},
         cores=0.25,
     )
-    made = service(DEVICE, at)
+    made = service(DEVICE, options)
     task = made["task_template"]
     container = task.pop("ContainerSpec")
     assert (made["name"], made["mode"]) == ("testbed-r-1-pi", {"Replicated": {"Replicas": 1}})
@@ -65,7 +65,7 @@ def test_a_device() -> None:
 
 
 def test_what_is_on_every_node_with_files_of_its_own() -> None:
-    made = service(DEVICE, Placed(everywhere=True, binds=True))
+    made = service(DEVICE, ServiceOptions(everywhere=True, binds=True))
     assert made["mode"] == {"Global": {}}
     (bind, _) = made["task_template"]["ContainerSpec"]["Mounts"]
     assert bind == {
@@ -102,9 +102,9 @@ def test_images_for_a_registry() -> None:
     ]
 
 
-def test_a_device_that_is_in_no_group_has_its_part_of_the_groups_weight() -> None:
+def test_a_device_that_is_in_no_group_has_its_share_of_the_groups_weight() -> None:
     """Against single processes: 50 for a whole core of devices (`launch.group_weights`)."""
-    assert by_itself(CpuLimits(quota=1, weight=10_000)).weight == 50 * 1024
-    assert by_itself(CpuLimits(weight=2_000)).weight == 10 * 1024
-    assert by_itself(CpuLimits(weight=100_000)).weight == 262_144  # the kernel's most
-    assert by_itself(CpuLimits(quota=1)).weight is None
+    assert without_group(CpuLimits(quota=1, weight=10_000)).weight == 50 * 1024
+    assert without_group(CpuLimits(weight=2_000)).weight == 10 * 1024
+    assert without_group(CpuLimits(weight=100_000)).weight == 262_144  # the kernel's most
+    assert without_group(CpuLimits(quota=1)).weight is None

@@ -3,7 +3,7 @@
 This file needs nothing of the testbed, only Python 3.9 or newer and PyTorch: copy it to a Raspberry Pi
 or a laptop and run it there (`testbed profiles --script FILE` writes it out). It takes about a minute.
 
-    python3 elementary.py my-pi            prints an entry for profiles.yaml, and writes my-pi.yaml
+    python3 device_benchmark.py my-pi      prints an entry for profiles.yaml, and writes my-pi.yaml
 
 Back on the testbed's machine `testbed profiles --add my-pi.yaml` adds it to the profiles.yaml beside a
 topology. All cores work at once, as they do in training; close other programs meanwhile.

@@ -1,5 +1,6 @@
-"""Gates of a run's nodes: one each, which pipes the broker's Unix socket of this node to the broker,
-keeps the estimate of this node's clock, and reads the counters of its CPUs."""
+"""Node agents: a service on each node of a run. It is the proxy between the node's devices and the
+broker (a Unix socket there, TLS to the broker), compares the node's clock with the manager's, and reads
+the counters of the node's CPUs."""
 
 from __future__ import annotations
 
@@ -14,41 +15,43 @@ from testbed.errors import HostError
 from testbed.fidelity.host_load import CpuTimes, HostSample, Sampler, cpu_times
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import TLS_PORT
-from testbed.runtimes import doors, executor, swarm_executor
-from testbed.runtimes.containers import PART_LABEL, Attachment
-from testbed.runtimes.doors import node_container
-from testbed.runtimes.swarm_site import Site
+from testbed.runtimes import executor, swarm_executor
+from testbed.runtimes.containers import COMPONENT_LABEL, Attachment
+from testbed.runtimes.swarm_context import SwarmContext
+from testbed.runtimes.swarm_engine_proxies import IDENTITY, NAME, node_container
 
-GATE, CLOCK_GATE = "node.gate", "node.clock"
-"""Parts of a run beside those of other runtimes: on other nodes, and on this one."""
+NODE_AGENT, MANAGER_AGENT = "node.agent", "node.manager-agent"
+"""Their components: on other nodes, and on this one, the manager."""
 _STAT = "stat"
 """Name of the file in the control folder with the counters of a node's CPUs."""
 _CLOCK_PORT = 7001
 _CLOCK = "clock"
-"""Name of the gate of this node, whose clock is that of the run."""
+"""Host name of the agent of this node, whose clock is the run's."""
 _TIMEOUT_SECONDS = 30.0
 
 
-class Gates:
-    def __init__(self, site: Site) -> None:
-        self._site = site
+class NodeAgents:
+    """Those of one run."""
+
+    def __init__(self, context: SwarmContext) -> None:
+        self._context = context
         self._containers: dict[str, str] = {}
-        """By node."""
+        """Id, by node."""
         self._samplers: dict[str, Sampler] = {}
         """Of the load of other nodes, by node."""
-        self._looks: dict[str, tuple[dict[int, CpuTimes], float]] = {}
-        """What they read: counters of the CPUs, and CPU seconds of the devices, by node."""
+        self._latest: dict[str, tuple[dict[int, CpuTimes], float]] = {}
+        """What these read: counters of the CPUs, and CPU seconds of the devices, by node."""
 
     def create(self, certificate: str) -> dict[str, tuple[str, int]]:
-        """Create the services; return the part of each, by id, and how many tasks it is to have.
+        """Create the services; return the component of each, by id, and how many tasks it is to have.
         `certificate` is the broker's, as PEM."""
-        site = self._site
-        control = site.volume("control", agent_configs.CONTROL_FOLDER)
-        trust = swarm_executor.configure(
-            site.manager,
-            site.named("broker-pem"),
+        context = self._context
+        control = context.volume("control", agent_configs.CONTROL_FOLDER)
+        trust = swarm_executor.create_config(
+            context.manager,
+            context.named("broker-pem"),
             certificate.encode(),
-            site.labels,
+            context.labels,
             "/testbed/broker.pem",
         )
         to_broker = {
@@ -57,17 +60,20 @@ class Gates:
             "name": agent_configs.CONTROL,
             "trust": trust.target,
         }
-        pipes = [{"listen": {"path": f"{control.target}/{SOCKET}"}, "to": to_broker}]
-        clock = {"host": "0.0.0.0", "port": _CLOCK_PORT, "identity": doors.IDENTITY}  # noqa: S104
-        ask = {"host": _CLOCK, "port": _CLOCK_PORT, "identity": doors.IDENTITY, "name": doors.NAME}
+        proxies = [{"listen": {"path": f"{control.target}/{SOCKET}"}, "to": to_broker}]
+        clock = {"host": "0.0.0.0", "port": _CLOCK_PORT, "identity": IDENTITY}  # noqa: S104
+        ask = {"host": _CLOCK, "port": _CLOCK_PORT, "identity": IDENTITY, "name": NAME}
         file = f"{control.target}/{agent_configs.CLOCK}"
-        here, others = f"node.id == {site.doors.here}", len(site.doors.others)
+        here, others = f"node.id == {context.proxies.here}", len(context.proxies.others)
         made = {}
-        for part, config, node, count, aliases in (
-            (CLOCK_GATE, {"serve": clock}, here, 1, (_CLOCK,)),
+        for component, config, node, count, aliases in (
+            (MANAGER_AGENT, {"serve_clock": clock}, here, 1, (_CLOCK,)),
             (
-                GATE,
-                {"follow": {"ask": ask, "write": file}, "watch": f"{control.target}/{_STAT}"},
+                NODE_AGENT,
+                {
+                    "compare_clock": {"ask": ask, "write": file},
+                    "cpu_counters": f"{control.target}/{_STAT}",
+                },
                 here.replace("==", "!="),
                 others,
                 (),
@@ -76,25 +82,25 @@ class Gates:
             if count == 0:
                 continue
             container = node_container(
-                part,
-                site.named(part),
-                site.base,
-                {**site.labels, PART_LABEL: part},
-                (Attachment(site.named("control"), aliases),),
+                component,
+                context.named(component),
+                context.base,
+                {**context.labels, COMPONENT_LABEL: component},
+                (Attachment(context.named("control"), aliases),),
             )
-            service = site.doors.service(
+            service = context.proxies.service(
                 container,
-                {"pipes": pipes, **config},
+                {"proxies": proxies, **config},
                 (node,),
-                everywhere=part == GATE,
+                everywhere=component == NODE_AGENT,
                 volumes=[control],
                 more_configs=[trust],
             )
-            made[service] = part, count
+            made[service] = component, count
         return made
 
     def started(self, tasks: Sequence[Mapping[str, Any]]) -> None:
-        """Those of the services that `create` has made."""
+        """Take note of the running `tasks` of the services that `create` has made."""
         for task in tasks:
             self._containers[task["NodeID"]] = task["Status"]["ContainerStatus"]["ContainerID"]
 
@@ -103,43 +109,43 @@ class Gates:
         told nothing any more, nor tell anything."""
         for node, container in self._containers.items():
             if container not in alive:
-                name = self._site.names.get(node, node)
-                raise HostError(f"the gate of the node {name} has ended: see its log")
+                name = self._context.names.get(node, node)
+                raise HostError(f"the node agent of {name} has ended: see its log")
 
     def put(self, node: str, name: str, content: bytes) -> None:
         """Put a file into the control folder of a node."""
-        engine, where = self._site.doors.engines[node], agent_configs.CONTROL_FOLDER
+        engine, where = self._context.proxies.engines[node], agent_configs.CONTROL_FOLDER
         executor.put(engine, self._containers[node], where, {name: content})
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
         """Until each of `nodes` has an estimate of this one's clock; this one's own is exact. Raises
         HostError."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
-        self.put(self._site.doors.here, agent_configs.CLOCK, json.dumps(exact).encode())
+        self.put(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         for node in nodes:
             while self._clock(node) is None:
                 if time.monotonic() > deadline:
-                    name = self._site.names[node]
+                    name = self._context.names[node]
                     raise HostError(f"the clock of {name} cannot be compared with this host's")
                 time.sleep(0.1)
 
     def _clock(self, node: str) -> dict[str, Any] | None:
-        """The estimate that a node's gate has of this node's clock."""
+        """The estimate that a node's agent has of this node's clock."""
         text = self._read(node, agent_configs.CLOCK)
         return None if text is None else dict(json.loads(text))
 
     def _read(self, node: str, name: str) -> bytes | None:
         path = f"{agent_configs.CONTROL_FOLDER}/{name}"
-        return executor.read_file(self._site.doors.engines[node], self._containers[node], path)
+        return executor.read_file(self._context.proxies.engines[node], self._containers[node], path)
 
     def clocks(self) -> dict[str, float]:
         """See `testbed.runtimes.Runtime`."""
         found = {}
         for node in self._containers:
-            if node != self._site.doors.here:
-                name = self._site.names[node]
-                with self._site.asking(node):
+            if node != self._context.proxies.here:
+                name = self._context.names[node]
+                with self._context.requests_to(node):
                     estimate = self._clock(node)
                 found[name] = math.inf if estimate is None else estimate["uncertainty"] / 1e9
         return found
@@ -147,23 +153,23 @@ class Gates:
     def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
         """See `testbed.runtimes.Runtime`."""
         found = {}
-        for planned in self._site.spec.plan.nodes:
+        for planned in self._context.spec.plan.nodes:
             node = planned.id
             if planned.here or node not in self._containers:
                 continue
-            with self._site.asking(node):
+            with self._context.requests_to(node):
                 text = self._read(node, _STAT)
             if text is None:
                 continue
-            own = math.fsum(used.get(name, 0.0) for name in self._site.on(node))
-            self._looks[node] = cpu_times(text.decode("ascii")), own
+            own = math.fsum(used.get(name, 0.0) for name in self._context.devices_on(node))
+            self._latest[node] = cpu_times(text.decode("ascii")), own
             if node not in self._samplers:
                 self._samplers[node] = Sampler(
                     {*planned.infrastructure, *planned.devices},
                     set(planned.devices),
-                    own=lambda node=node: self._looks[node][1],  # type: ignore[misc]
-                    read=lambda node=node: self._looks[node][0],  # type: ignore[misc]
-                    dilation=self._site.spec.plan.dilation,
+                    own=lambda node=node: self._latest[node][1],  # type: ignore[misc]
+                    read=lambda node=node: self._latest[node][0],  # type: ignore[misc]
+                    dilation=self._context.spec.plan.dilation,
                     controlled=False,
                 )
             sample = self._samplers[node].sample(at, 0.0)

@@ -20,7 +20,7 @@ _SECOND = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handed:
+class ServiceFile:
     """A secret or a configuration that the Swarm carries to a container."""
 
     id: str
@@ -47,7 +47,7 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class ServiceOptions:
     """Where a service runs, and what it has there beside its container's specification."""
 
     nodes: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class Placed:
     """One task on each such node; else one in all."""
     binds: bool = False
     """Whether the container's mounts are of the node's own files."""
-    secrets: Sequence[Handed] = ()
-    configs: Sequence[Handed] = ()
+    secrets: Sequence[ServiceFile] = ()
+    configs: Sequence[ServiceFile] = ()
     volumes: Sequence[Volume] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     """Addresses by host name, of what the network's own names do not tell."""
@@ -88,22 +88,22 @@ def network(made: Network) -> dict[str, Any]:
     }
 
 
-def service(container: Container, at: Placed) -> dict[str, Any]:
+def service(container: Container, options: ServiceOptions) -> dict[str, Any]:
     """Arguments of `create_service` for `container`."""
     labels = dict(container.labels)
     return {
         "task_template": {
-            "ContainerSpec": _container(container, at, labels),
+            "ContainerSpec": _container(container, options, labels),
             "Resources": {
                 "Limits": {"Pids": container.pids, "MemoryBytes": container.memory or 0},
                 "Reservations": {
-                    "NanoCPUs": round(at.cores * _SECOND),
-                    "MemoryBytes": container.memory or 0 if at.cores else 0,
+                    "NanoCPUs": round(options.cores * _SECOND),
+                    "MemoryBytes": container.memory or 0 if options.cores else 0,
                 },
             },
             # Who ends has ended: clients are started again by their init, and a run knows what it lost.
             "RestartPolicy": {"Condition": "none"},
-            "Placement": {"Constraints": list(at.nodes)},
+            "Placement": {"Constraints": list(options.nodes)},
             "LogDriver": {
                 "Name": "json-file",
                 "Options": {"max-size": f"{LOG_BYTES}", "max-file": "2"},
@@ -115,18 +115,20 @@ def service(container: Container, at: Placed) -> dict[str, Any]:
         },
         "name": short(container.name),
         "labels": labels,
-        "mode": {"Global": {}} if at.everywhere else {"Replicated": {"Replicas": 1}},
+        "mode": {"Global": {}} if options.everywhere else {"Replicated": {"Replicas": 1}},
         # Names lead to the task itself: a virtual address would need the kernel's ip_vs on each node.
         "endpoint_spec": {"Mode": "dnsrr"},
     }
 
 
-def _container(container: Container, at: Placed, labels: Mapping[str, str]) -> dict[str, Any]:
+def _container(
+    container: Container, options: ServiceOptions, labels: Mapping[str, str]
+) -> dict[str, Any]:
     return {
         "Image": container.image,
         "Labels": labels,
         **({"Command": list(container.command)} if container.command else {}),
-        "Hostname": container.part,
+        "Hostname": container.component,
         "User": f"{container.user}:{container.group}",
         "Env": [f"{name}={value}" for name, value in container.environment.items()],
         "ReadOnly": container.read_only,
@@ -135,12 +137,12 @@ def _container(container: Container, at: Placed, labels: Mapping[str, str]) -> d
         "Privileges": {"NoNewPrivileges": True},  # older engines do not know it
         "Sysctls": dict(container.sysctls),
         "DNSConfig": {"Nameservers": list(container.dns)},
-        "Hosts": [f"{address} {name}" for name, address in at.names.items()],
+        "Hosts": [f"{address} {name}" for name, address in options.names.items()],
         "StopGracePeriod": 0,
         "Mounts": [
             *(
                 {"Type": "bind", "Source": one.source, "Target": one.target, "ReadOnly": one.read_only}
-                for one in (container.mounts if at.binds else ())
+                for one in (container.mounts if options.binds else ())
             ),
             *(
                 {
@@ -150,13 +152,13 @@ def _container(container: Container, at: Placed, labels: Mapping[str, str]) -> d
                     "ReadOnly": one.read_only,
                     "VolumeOptions": {"Labels": labels, "NoCopy": True},
                 }
-                for one in at.volumes
+                for one in options.volumes
             ),
             *(
                 {"Type": "tmpfs", "Target": target, "TmpfsOptions": {"SizeBytes": 16 * 2**20}}
                 for target in container.tmpfs
             ),
         ],
-        "Secrets": [one.reference("Secret") for one in at.secrets],
-        "Configs": [one.reference("Config") for one in at.configs],
+        "Secrets": [one.reference("Secret") for one in options.secrets],
+        "Configs": [one.reference("Config") for one in options.configs],
     }

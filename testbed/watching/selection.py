@@ -40,7 +40,7 @@ Request = Command | Quit | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Selection:
     sort: str = ""
     reverse: bool = False
     matching: str = ""
@@ -57,67 +57,67 @@ class Choice:
 
 
 def pressed(
-    choice: Choice, key: str, rows: Sequence[Row], *, page: int, grouped: bool
-) -> tuple[Choice, Request]:
-    """`choice` after `key`, and what the user requests by it, where `rows` are shown, `page` at a
+    selection: Selection, key: str, rows: Sequence[Row], *, page: int, grouped: bool
+) -> tuple[Selection, Request]:
+    """`selection` after `key`, and what the user requests by it, where `rows` are shown, `page` at a
     time."""
-    if choice.unconfirmed is not None:
-        return replace(choice, unconfirmed=None), choice.unconfirmed if key in ("y", "Y") else None
-    if choice.typing:
-        return _typed(choice, key), None
+    if selection.unconfirmed is not None:
+        return replace(selection, unconfirmed=None), selection.unconfirmed if key in ("y", "Y") else None
+    if selection.typing:
+        return _typed(selection, key), None
     if key in _MOVES or key in _PAGES:
         steps = _MOVES.get(key, 0) + page * _PAGES.get(key, 0)
-        return replace(choice, selected=_moved(choice, rows, steps)), None
+        return replace(selection, selected=_moved(selection, rows, steps)), None
     match key:
         case "q":
-            return choice, Quit()
+            return selection, Quit()
         case "s":
             sorts = list(SORTS)
-            following = sorts[(sorts.index(choice.sort) + 1) % len(sorts)]
-            return replace(choice, sort=following, reverse=False), None
+            following = sorts[(sorts.index(selection.sort) + 1) % len(sorts)]
+            return replace(selection, sort=following, reverse=False), None
         case "S":
-            return replace(choice, reverse=not choice.reverse), None
+            return replace(selection, reverse=not selection.reverse), None
         case "/":
-            return replace(choice, typing=True), None
+            return replace(selection, typing=True), None
         case "escape":
-            return replace(choice, matching="", selected=None), None
+            return replace(selection, matching="", selected=None), None
         case "g":
-            return replace(choice, grouped=not grouped, selected=None), None
+            return replace(selection, grouped=not grouped, selected=None), None
         case "b":
-            return replace(choice, stacked=not choice.stacked), None
+            return replace(selection, stacked=not selection.stacked), None
         case _ if key in COMMAND_KEYS:
-            return _command(choice, key, rows)
-    return choice, None
+            return _command(selection, key, rows)
+    return selection, None
 
 
-def _typed(choice: Choice, key: str) -> Choice:
+def _typed(selection: Selection, key: str) -> Selection:
     match key:
         case "enter":
-            return replace(choice, typing=False)
+            return replace(selection, typing=False)
         case "escape":
-            return replace(choice, typing=False, matching="")
+            return replace(selection, typing=False, matching="")
         case "backspace":
-            return replace(choice, matching=choice.matching[:-1])
+            return replace(selection, matching=selection.matching[:-1])
         case _ if len(key) == 1 and key.isprintable():
-            return replace(choice, matching=choice.matching + key)
-    return choice
+            return replace(selection, matching=selection.matching + key)
+    return selection
 
 
-def _moved(choice: Choice, rows: Sequence[Row], steps: int) -> str | None:
+def _moved(selection: Selection, rows: Sequence[Row], steps: int) -> str | None:
     names = [row.name for row in rows]
     if not names:
         return None
-    if choice.selected not in names:
+    if selection.selected not in names:
         return names[-1] if steps > 1 and steps >= len(names) else names[0]
-    return names[min(max(0, names.index(choice.selected) + steps), len(names) - 1)]
+    return names[min(max(0, names.index(selection.selected) + steps), len(names) - 1)]
 
 
-def _command(choice: Choice, key: str, rows: Sequence[Row]) -> tuple[Choice, Request]:
-    """Choice and command for `key`. Killing needs confirmation: a stray keystroke must not cost an
+def _command(selection: Selection, key: str, rows: Sequence[Row]) -> tuple[Selection, Request]:
+    """Selection and command for `key`. Killing needs confirmation: a stray keystroke must not cost an
     experiment."""
-    row = next((row for row in rows if row.name == choice.selected), None)
+    row = next((row for row in rows if row.name == selection.selected), None)
     if row is None:
-        return choice, None
+        return selection, None
     pauses = Resume() if row.state == PAUSED else Pause()
     command = Command(_ACTIONS.get(key, pauses), row.devices, row.label)
-    return (replace(choice, unconfirmed=command), None) if key == "x" else (choice, command)
+    return (replace(selection, unconfirmed=command), None) if key == "x" else (selection, command)

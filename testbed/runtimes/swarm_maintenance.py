@@ -1,4 +1,4 @@
-"""Visits to the nodes of a Swarm without a run: to measure their cores, and to remove images there."""
+"""Work on the nodes of a Swarm outside of runs: measuring how fast their cores are, removing images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import docker
 from testbed import images
 from testbed.host import docker_engine, swarm
 from testbed.host.nodes import Node
-from testbed.plan import agent_configs, elementary
+from testbed.plan import agent_configs, device_benchmark
 from testbed.plan.calibration import (
     Calibration,
     Host,
@@ -25,29 +25,30 @@ from testbed.plan.calibration import (
     of_core,
 )
 from testbed.runtimes import swarm_images, swarm_removal
-from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
-from testbed.runtimes.doors import Doors
+from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.executor import as_host_error
+from testbed.runtimes.swarm_engine_proxies import EngineProxies
 from testbed.runtimes.swarm_images import Progress
 
 _SECONDS = 2.0
-_PART = "node.speed"
+_COMPONENT = "node.calibration"
 
 
 @contextmanager
-def doors(
+def engine_proxies(
     manager: docker.DockerClient, nodes: Sequence[Node], image: str, purpose: str
-) -> Iterator[Doors]:
-    """Open doors to all nodes; `testbed down` finds them by `purpose`. Raises HostError."""
+) -> Iterator[EngineProxies]:
+    """Proxies to the engines of all nodes, until the end of the block; `testbed down` finds them by
+    `purpose`. Raises HostError."""
     run = f"{purpose}-{secrets.token_hex(3)}"
     with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
-        made = Doors(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder))
+        proxies = EngineProxies(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder))
         try:
             with as_host_error("reach the other nodes"):
-                made.open()
-                yield made
+                proxies.open()
+                yield proxies
         finally:
-            swarm_removal.remove(manager, made, run, None)
+            swarm_removal.remove(manager, proxies, run, None)
 
 
 def calibrations(
@@ -64,24 +65,24 @@ def calibrations(
             built = images.ensure(manager, progress)
             built = swarm_images.pushed(manager, built, registry, progress)
             here = [node for node in nodes if node.here]
-            with doors(manager, [*here, *missing], built.base, "calibration") as made:
-                swarm_images.bring(manager, made, [one.id for one in missing], built.agent, progress)
+            with engine_proxies(manager, [*here, *missing], built.base, "calibration") as proxies:
+                swarm_images.copy(manager, proxies, [one.id for one in missing], built.agent, progress)
                 with ThreadPoolExecutor(len(missing)) as pool:
-                    speeds = pool.map(lambda node: _measured(made, node, built.agent), missing)
+                    speeds = pool.map(lambda node: _measured(proxies, node, built.agent), missing)
                     new = {node.id: one for node, one in zip(missing, speeds, strict=True)}
         keep_of_nodes(new, image)
         found |= new
     return {**{node.id: calibrate() for node in nodes if node.here}, **found}
 
 
-def _measured(made: Doors, node: Node, image: str) -> Calibration:
+def _measured(proxies: EngineProxies, node: Node, image: str) -> Calibration:
     """Of a node: on its last core, which is for devices."""
-    script = Path(elementary.__file__).read_text("utf-8")
+    script = Path(device_benchmark.__file__).read_text("utf-8")
     told = docker_engine.output(
-        made.engines[node.id],
+        proxies.engines[node.id],
         image,
         ["python3", "-c", script, "--core", "--seconds", f"{_SECONDS:g}"],
-        {RUN_LABEL: made.run, PART_LABEL: _PART},
+        {RUN_LABEL: proxies.run, COMPONENT_LABEL: _COMPONENT},
         user=f"{agent_configs.CLIENT_USER}:{agent_configs.CLIENT_USER}",
         network_mode="none",
         cpuset_cpus=f"{node.cores - 1}",
@@ -97,5 +98,5 @@ def prune(manager: docker.DockerClient, progress: Progress) -> None:
         nodes = swarm.nodes(manager) if swarm.manages(manager.info()) else []
         if len(nodes) > 1 and swarm_images.have_copies():
             base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
-            with doors(manager, nodes, base, "images") as made:
-                swarm_images.prune(made, progress)
+            with engine_proxies(manager, nodes, base, "images") as proxies:
+                swarm_images.prune(proxies, progress)

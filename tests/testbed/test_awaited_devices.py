@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from agents import events
 from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, to_json
-from testbed.run.returning import Returning
+from testbed.run.awaited_devices import AwaitedDevices
 
 
 def acted(device: str, action: Action) -> events.Acted:
     return events.Acted(1.0, device, "scenario", 0.0, to_json(action))
 
 
-def returning(*records: events.Record) -> Returning:
-    found = Returning(timeout_s=10.0)
+def returning(*records: events.Record) -> AwaitedDevices:
+    found = AwaitedDevices(timeout_s=10.0)
     for record in [events.RunStarted(0.0, 0.0, ("pi", "nano"), ("late",)), *records]:
         found.record(record, 100.0)
     return found

@@ -1,19 +1,20 @@
-"""Pipes between sockets of a node and of a run's control network, where devices are on many hosts.
+"""What the testbed runs on each node of a Swarm beside devices: proxies between Unix sockets and TCP,
+the comparison of the nodes' clocks, and the counters of a node's CPUs.
 
-    python3 -m agents.node CONFIG
+    python3 -m agents.node_agent CONFIG
 
-It is handed to the nodes as it is, with `agents.clock_sync`, and needs nothing but Python. The
-configuration has
+It is sent to the nodes as it is, with `agents.clock_sync`, and needs nothing but Python. The
+configuration may have
 
-    pipes   each {"listen": PLACE, "to": PLACE}: whoever connects to one is connected to the other
-    serve   a PLACE where whoever asks is told this node's monotonic clock, in nanoseconds
-    follow  {"ask": PLACE, "write": FILE}: this node's clock against that one's, estimated all the time
-            (`agents.clock_sync`) and written to FILE
+    proxies        each {"listen": ADDRESS, "to": ADDRESS}: whoever connects to one is connected to the
+                   other
+    serve_clock    an ADDRESS where whoever asks is told this node's monotonic clock, in nanoseconds
+    compare_clock  {"ask": ADDRESS, "write": FILE}: this node's clock against that one's, estimated all
+                   the time (`agents.clock_sync`) and written to FILE
+    cpu_counters   a FILE, to which the counters of this node's CPUs are written every second
 
-    watch   a FILE, to which the counters of this node's CPUs are written every second
-
-where a PLACE is {"path": of a Unix socket} or {"host", "port"}. Over TCP all is TLS, and either side has
-to prove that it is of this run: with `identity` (PEM: certificate and key) where both are nodes, and
+where an ADDRESS is {"path": of a Unix socket} or {"host", "port"}. Over TCP all is TLS, and either side
+has to prove that it is of this run: with `identity` (PEM: certificate and key) where both are nodes, and
 with `trust` (PEM), the certificate of the other one, where that is the broker.
 """
 
@@ -31,55 +32,55 @@ from typing import Any
 
 from agents import clock_sync
 
-_PIECE = 2**20
+_CHUNK = 2**20
 _ASK = b"?"
 _STAMP_BYTES = 8
 _ASK_EVERY_SECONDS = 0.25
 _RETRY_SECONDS = 0.5
-_WATCH_EVERY_SECONDS = 1.0
+_COUNTERS_EVERY_SECONDS = 1.0
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def tls(place: dict[str, Any], purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Of one who trusts those alone whose certificate `place` names, and shows its own, if it has
+def tls(address: dict[str, Any], purpose: ssl.Purpose) -> ssl.SSLContext:
+    """Of one who trusts those alone whose certificate `address` names, and shows its own, if it has
     one."""
-    trusted = place.get("trust") or place["identity"]
+    trusted = address.get("trust") or address["identity"]
     context = ssl.create_default_context(purpose, cafile=trusted)
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if "identity" in place:
-        context.load_cert_chain(place["identity"])
+    if "identity" in address:
+        context.load_cert_chain(address["identity"])
     return context
 
 
-async def connect(place: dict[str, Any]) -> _Streams:
-    if "path" in place:
-        return await asyncio.open_unix_connection(place["path"], limit=_PIECE)
+async def connect(address: dict[str, Any]) -> _Streams:
+    if "path" in address:
+        return await asyncio.open_unix_connection(address["path"], limit=_CHUNK)
     return await asyncio.open_connection(
-        place["host"],
-        place["port"],
-        limit=_PIECE,
-        ssl=tls(place, ssl.Purpose.SERVER_AUTH),
-        server_hostname=place["name"],
+        address["host"],
+        address["port"],
+        limit=_CHUNK,
+        ssl=tls(address, ssl.Purpose.SERVER_AUTH),
+        server_hostname=address["name"],
     )
 
 
-async def listen(place: dict[str, Any], serve: Any) -> None:
-    """Have `serve` handle each connection to `place`, until cancelled."""
-    if "path" in place:
-        path = Path(place["path"])
+async def listen(address: dict[str, Any], serve: Any) -> None:
+    """Have `serve` handle each connection to `address`, until cancelled."""
+    if "path" in address:
+        path = Path(address["path"])
         path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(serve, path, limit=_PIECE)
+        server = await asyncio.start_unix_server(serve, path, limit=_CHUNK)
         path.chmod(0o600)
     else:
-        context = tls(place, ssl.Purpose.CLIENT_AUTH)
-        where = place["host"], place["port"]
-        server = await asyncio.start_server(serve, *where, limit=_PIECE, ssl=context)
+        context = tls(address, ssl.Purpose.CLIENT_AUTH)
+        where = address["host"], address["port"]
+        server = await asyncio.start_server(serve, *where, limit=_CHUNK, ssl=context)
     async with server:
         await server.serve_forever()
 
 
-async def pipe(to: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def proxy(to: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Connect whoever is at `reader` and `writer` to `to`, until either of them ends."""
     try:
         other_reader, other_writer = await connect(to)
@@ -103,12 +104,12 @@ async def pipe(to: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
-        while piece := await reader.read(_PIECE):
-            writer.write(piece)
+        while chunk := await reader.read(_CHUNK):
+            writer.write(chunk)
             await writer.drain()
 
 
-async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve_clock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer each question with this node's clock."""
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
         while await reader.readexactly(1) == _ASK:
@@ -117,7 +118,7 @@ async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
-async def follow(ask: dict[str, Any], write: Path) -> None:
+async def compare_clock(ask: dict[str, Any], write: Path) -> None:
     """Estimate this node's clock against the one at `ask`."""
     known = clock_sync.Exchanges()
     while True:
@@ -138,12 +139,12 @@ async def follow(ask: dict[str, Any], write: Path) -> None:
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def watch(write: Path) -> None:
+async def write_cpu_counters(write: Path) -> None:
     """Write what the kernel says of this node's CPUs."""
     while True:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         _replace(write, "\n".join(line for line in lines if line.startswith("cpu")))
-        await asyncio.sleep(_WATCH_EVERY_SECONDS)
+        await asyncio.sleep(_COUNTERS_EVERY_SECONDS)
 
 
 def _replace(path: Path, text: str) -> None:
@@ -157,18 +158,19 @@ async def main() -> None:
     loop, me = asyncio.get_running_loop(), asyncio.current_task()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, me.cancel)  # type: ignore[union-attr]
-    parts = [
-        listen(each["listen"], lambda r, w, to=each["to"]: pipe(to, r, w))
-        for each in cfg.get("pipes", ())
+    tasks = [
+        listen(each["listen"], lambda r, w, to=each["to"]: proxy(to, r, w))
+        for each in cfg.get("proxies", ())
     ]
-    if "serve" in cfg:
-        parts.append(listen(cfg["serve"], tell))
-    if "follow" in cfg:
-        parts.append(follow(cfg["follow"]["ask"], Path(cfg["follow"]["write"])))
-    if "watch" in cfg:
-        parts.append(watch(Path(cfg["watch"])))
+    if "serve_clock" in cfg:
+        tasks.append(listen(cfg["serve_clock"], serve_clock))
+    if "compare_clock" in cfg:
+        compare = cfg["compare_clock"]
+        tasks.append(compare_clock(compare["ask"], Path(compare["write"])))
+    if "cpu_counters" in cfg:
+        tasks.append(write_cpu_counters(Path(cfg["cpu_counters"])))
     with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*parts)
+        await asyncio.gather(*tasks)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from agents import events
 from agents.device_actions import Crash, Join, Leave, Restart
 
 
-class Returning:
+class AwaitedDevices:
     """Follows the records of a run; times are readings of one clock, in seconds."""
 
     def __init__(self, timeout_s: float) -> None:

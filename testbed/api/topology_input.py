@@ -19,7 +19,7 @@ read. Paths in what is no file are relative to the working directory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TopologyInput:
     name: str
     """Its path, or a stand-in for one: in errors, and for what lies beside it."""
     text: str
@@ -32,19 +32,21 @@ def data_root(data: str | Path | None) -> Path | None:
     return Path(root) if root else None
 
 
-def text_of(wanted: TopologyLike | Given, changes: Mapping[str, Any] | None = None) -> Given:
+def text_of(
+    wanted: TopologyLike | TopologyInput, changes: Mapping[str, Any] | None = None
+) -> TopologyInput:
     """`wanted`, where `changes` take the place of its top-level entries. Raises BadInputError."""
     match wanted:
-        case Given():
+        case TopologyInput():
             given = wanted
         case Topology():
-            given = Given(wanted.source.name, wanted.to_yaml())
+            given = TopologyInput(wanted.source.name, wanted.to_yaml())
         case Mapping():
-            given = Given("<topology>", yamlfile.write(plain(wanted), "<topology>"))
+            given = TopologyInput("<topology>", yamlfile.write(plain(wanted), "<topology>"))
         case str() if "\n" in wanted:
-            given = Given("<topology>", wanted)
+            given = TopologyInput("<topology>", wanted)
         case str() | Path():
-            given = Given(str(wanted), yamlfile.text_of(Path(wanted)))
+            given = TopologyInput(str(wanted), yamlfile.text_of(Path(wanted)))
         case _:
             raise BadInputError(
                 f"a topology is a path, its text, a mapping or a Topology, not a {type(wanted).__name__}"
@@ -54,7 +56,7 @@ def text_of(wanted: TopologyLike | Given, changes: Mapping[str, Any] | None = No
     data = yamlfile.parse(given.text, given.name).data
     if not isinstance(data, Mapping):
         raise BadInputError(f"{given.name}: expected a mapping of the topology's entries")
-    return Given(given.name, yamlfile.write(plain({**data, **changes}), "<topology>"))
+    return TopologyInput(given.name, yamlfile.write(plain({**data, **changes}), "<topology>"))
 
 
 def plain(value: Any) -> Any:

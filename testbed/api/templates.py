@@ -47,7 +47,7 @@ def _with_class(name: str, kind: str, folder: Path, **others: str) -> list[Path]
     module = _checked(name).replace("-", "_")
     if is_taken(module):
         raise BadInputError(f"{name}: Python here has a module {module} already, choose another name")
-    cls = "".join(part.capitalize() for part in name.split("-"))
+    cls = "".join(word.capitalize() for word in name.split("-"))
     own = {kind: f'"{module}:{cls}"', **others}
     code = f"code: {module}.py  # relative to this file"
     source = (_TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ _FIRST_BYTES, _MAX_BYTES = 2**14, 2**21
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
+class LatestFigures:
     """None is what the end of the file does not tell."""
 
     at: float | None = None
@@ -26,7 +26,7 @@ class Last:
     loss: float | None = None
 
 
-def last_of(path: Path) -> Last:
+def latest_figures(path: Path) -> LatestFigures:
     """Of `events.jsonl`. What cannot be read tells nothing."""
     size = _FIRST_BYTES
     with suppress(OSError), files.open_regular(path) as file:
@@ -37,15 +37,15 @@ def last_of(path: Path) -> Last:
             if (found := _in_tail(tail)).loss is not None or size >= min(total, _MAX_BYTES):
                 return found
             size = min(8 * size, _MAX_BYTES)
-    return Last()
+    return LatestFigures()
 
 
-def _in_tail(tail: bytes) -> Last:
+def _in_tail(tail: bytes) -> LatestFigures:
     at = next((record.at for record in _backwards(tail, b"{")), None)
     evaluation = next(_backwards(tail, b'{"event":"evaluation",'), None)
     if not isinstance(evaluation, events.Evaluated):
-        return Last(at)
-    return Last(at, _finite(evaluation.accuracy), _finite(evaluation.loss))
+        return LatestFigures(at)
+    return LatestFigures(at, _finite(evaluation.accuracy), _finite(evaluation.loss))
 
 
 def _backwards(tail: bytes, begin: bytes) -> Iterator[events.Record]:
