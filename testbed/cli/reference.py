@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,10 @@ from testbed.cli.arguments import AsJson
 from testbed.console import counted, print_json, print_text, remark, show, table, written
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from testbed.api.catalog import Entry
+    from testbed.api.machine import Finding
 
 _EXPLAINED = {"metavar": "NAME", "help": "Name to explain (default: list all)."}
 Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.rules)]
@@ -148,20 +152,31 @@ def calibrate(
 
 def doctor(as_json: AsJson = False) -> None:
     """Check what this host can do, and show commands that fix what it cannot."""
-    from rich.text import Text
-
     from testbed.api import machine
 
     findings = machine.doctor()
     if as_json:
         print_json([asdict(finding) for finding in findings])
         return
-    colours = {"ok": "green", "warn": "yellow", "missing": "red"}
-    shown = table(["", "what", "found", "fix"])
+    if console.fits(shown := _findings(findings, "fix")):
+        console.out().print(shown)
+        return
+    console.out().print(_findings(findings))
     for finding in findings:
-        mark = Text(finding.status, style=colours[finding.status])
-        shown.add_row(mark, finding.name, finding.detail, finding.fix or "")
-    console.out().print(shown)
+        if finding.fix is not None:  # in one piece, as it is to be copied
+            print_text(f"\n{finding.name}: {finding.fix}")
+
+
+def _findings(findings: Sequence[Finding], *last: str) -> Table:
+    """With a column of the fixes, where its name is the `last`."""
+    from rich.text import Text
+
+    colours = {"ok": "green", "warn": "yellow", "missing": "red"}
+    shown = table(["", "what", "found", *last])
+    for one in findings:
+        row = (one.name, one.detail, one.fix or "")[: 2 + len(last)]
+        shown.add_row(Text(one.status, style=colours[one.status]), *row)
+    return shown
 
 
 def list_images(as_json: AsJson = False) -> None:

@@ -191,10 +191,12 @@ class Natural:
         counts = np.bincount(labels)
         large = np.flatnonzero(counts >= self.min_samples)
         if len(large) < len(clients):
+            every = int(np.count_nonzero(counts))
+            lower = ", or lower task.partition.min_samples" * (every >= len(clients))
             raise BadInputError(
-                f"task.partition: {len(clients)} devices, and the dataset has {len(large)} clients with "
-                f"{self.min_samples} samples or more ({np.count_nonzero(counts)} in all). Use fewer "
-                "devices, or lower task.partition.min_samples."
+                f"task.partition: {len(clients)} devices, and the dataset has "
+                f"{counted(len(large), 'client')} with {self.min_samples} samples or more ({every} in "
+                f"all). Use fewer devices{lower}."
             )
         chosen = np.random.default_rng(seed).permutation(large)[: len(clients)]
         order = np.argsort(labels, kind="stable")

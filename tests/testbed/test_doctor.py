@@ -13,6 +13,7 @@ from testbed.api import machine as doctor
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 from testbed.runtimes import docker as docker_runtime
+from tests.running import cli
 
 LIMITS: dict[str, Any] = {
     "CgroupVersion": "2",
@@ -34,6 +35,14 @@ def test_without_an_engine_the_rest_is_still_examined(no_engine: None) -> None:
     assert findings["Docker engine"].status == "missing"
     assert findings["Docker engine"].fix is not None
     assert findings["Python"].status == "ok"
+
+
+def test_a_fix_is_printed_in_one_piece(no_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fix,) = (one.fix for one in doctor.doctor() if one.name == "Docker engine")
+    assert fix is not None
+    for columns in ("70", "400"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert fix in cli("doctor").stdout
 
 
 def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:

@@ -241,10 +241,11 @@ def test_each_device_is_one_client_of_the_dataset() -> None:
     assert all(
         len(part) == (owners == owner.pop()).sum() for part, owner in zip(parts, found, strict=True)
     )
-    with pytest.raises(
-        BadInputError, match=r"8 devices, and .* 1 clients with 11 samples or more \(12 in"
-    ):
+    told = r"8 devices, and .* 1 client with 11 samples or more \(12 in all\)\. .*, or lower"
+    with pytest.raises(BadInputError, match=told):
         Natural(min_samples=11).deal(owners, CLIENTS, seed=1)
+    with pytest.raises(BadInputError, match=r"\(6 in all\)\. Use fewer devices\.$"):
+        Natural(min_samples=11).deal(owners[owners < 6], CLIENTS, seed=1)
 
 
 def test_those_that_ask_for_few_classes_choose_first() -> None:

@@ -20,6 +20,7 @@ class MyTask(Task):
     # Or your own: a method that returns it, as in
     #   def dataset(self) -> Splits:  # of agents.tasks.interface
     #       return {"train": {"x": x, "y": y}, "test": {"x": ..., "y": ...}}  # NumPy arrays
+    # Or neither, where each topology names its own, as in data: {path: mine.parquet} under its task
 
     hidden: Count = 32  # a whole number from 1 on; agents/config.py has more such types
     l2: NotNegative = 0.0  # weight of the ℓ2 term, which is added to the loss
