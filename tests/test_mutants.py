@@ -22,6 +22,7 @@ def test_of_another_line_mutation_or_file_it_is_an_error(monkeypatch: pytest.Mon
     ]
     assert mutants.stale([old[0], key, *old[1:]]) == old
     monkeypatch.setattr(mutants, "EQUIVALENT", dict.fromkeys(old, "none"))
-    monkeypatch.setattr(sys, "argv", ["mutants"])
+    monkeypatch.setattr(sys, "argv", ["mutants", "agents/aggregator/evaluation.py"])
+    monkeypatch.setattr(mutants, "import_what_is_heavy", lambda *_: pytest.fail("it began"))
     with pytest.raises(SystemExit, match=r"no mutant any more:\nagents/aggregator/evaluation.py\n"):
         mutants.main()
