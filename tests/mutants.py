@@ -117,6 +117,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._told[client] = {one: first for one, first in told if not 1 < first <= number}",
     ): "dispatch 1 tells of no loss: nothing was sent before it",
     (
+        "agents/aggregator/validation.py",
+        "_MAX_LOSS = 3.5e38",
+        "_MAX_LOSS = 3.5e+38",
+    ): "1 more is the same float",
+    (
+        "agents/aggregator/validation.py",
+        "if _MAX_LOSS < abs(message.loss) < math.inf:",
+        "if _MAX_LOSS <= abs(message.loss) < math.inf:",
+    ): "no float32 is that large",
+    (
+        "agents/aggregator/validation.py",
+        "share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w",
+        "share, w = (self._settings.bounds.norm or 1.0) / length, self._server.w",
+    ): "it is called with a bound only",
+    (
         "agents/aggregator/timers.py",
         '_ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 3}',
         '_ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 4}',
