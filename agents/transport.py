@@ -173,6 +173,7 @@ class Connection:
             with suppress(OSError):
                 cast(socket.socket, left).shutdown(socket.SHUT_RDWR)
         self._paho.loop_stop()
+        self._paho.drop_callbacks()
 
     def _told(self, will: tuple[str, bytes], timeout: float) -> bool:
         """Publish `will`; whether the broker has it."""

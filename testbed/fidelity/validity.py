@@ -43,7 +43,7 @@ _LATE_SHARE_OF_RUN = 0.05
 _STALL_SECONDS = 2.0
 """As late as this, the machine was paused or asleep, while the experiment's clock went on."""
 _CPU_ERROR_PERCENT = 10.0
-"""The emulation holds shares to 1 %, and pauses may take up to 10 off a figure (testbed.fidelity)."""
+"""The emulation holds shares to 1 %, and pauses may take up to 10 off a figure (`measuring`)."""
 _LINK_ERROR_PERCENT = 10.0
 """Queues and TCP's start cost a probe some per cent of the rate."""
 FAILED_LINK_PERCENT = 25.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import random
 import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
@@ -107,6 +109,19 @@ def test_what_is_published_during_a_reconnect_does_not_overtake_what_is_older(
         second.subscribed()
         assert [second.published(), second.published()] == [b"model", b"question"]
         second.socket.close()
+
+
+def test_a_closed_connection_keeps_no_socket(listener: socket.socket) -> None:
+    """Also before the garbage collector comes: paho has two of its own."""
+    gc.collect()
+    gc.disable()
+    try:
+        with connected(listener, lambda _: None) as (connection, peer):
+            paho = weakref.ref(connection._paho)
+        del connection, peer
+        assert paho() is None
+    finally:
+        gc.enable()
 
 
 def message(topic: str, payload: bytes, identifier: int) -> bytes:

@@ -113,7 +113,7 @@ def test_a_diverged_model_is_drawn_all_the_same(directory: RunDirectory) -> None
     directory.topology.write_text("name: by-hand\nevaluate: {every: 1s, devices: 40}\n")
     board = Board([Feed(directory.path)])
     board.refresh(at_once=True)
-    assert "1 evaluations without a finite loss" in note(board, "loss-by-device")
+    assert "1 evaluation without a finite loss" in note(board, "loss-by-device")
 
 
 def test_updates_that_are_not_all_held_are_not_counted(

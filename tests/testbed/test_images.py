@@ -24,7 +24,7 @@ from docker.errors import ContainerError
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, subprocesses
-from testbed.images import build_time, debian, image_check, inventory, own, wheels
+from testbed.images import build_time, building, debian, image_check, in_use, inventory, own, wheels
 from testbed.topology import parse
 from tests.waiting import eventually
 
@@ -100,7 +100,7 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next(
     (cache / "wheels").mkdir()
 
     def interrupted() -> None:
-        with images._scratch() as scratch:
+        with building.scratch_folder() as scratch:
             assert sorted(cache.iterdir()) == [scratch, cache / "wheels"]
             scratch.rmdir()
             raise KeyboardInterrupt
@@ -201,7 +201,7 @@ def test_only_what_a_run_needs_is_missing() -> None:
             return [name] if name in self.has else []
 
     def missing(tags: dict[str, str], *has: str) -> set[str]:
-        return images._missing(Engine(*has), tags)  # type: ignore[arg-type]
+        return building.missing(Engine(*has), tags)  # type: ignore[arg-type]
 
     every = images.current_tags(images.FOLDER, images.AGENTS)
     plain = {kind: tag for kind, tag in every.items() if not kind.endswith("-cuda")}
@@ -422,7 +422,7 @@ def test_images_of_all_checkouts_that_are_there_are_in_use(
     checkouts = [tmp_path / name for name in ("one", "other", "deleted")]
     for checkout in checkouts:
         checkout.mkdir()
-        monkeypatch.setattr(images, "FOLDER", checkout)
+        monkeypatch.setattr(in_use, "FOLDER", checkout)
         images.register({"agent": f"testbed-agent:{checkout.name}-before"})
         images.register({"agent": f"testbed-agent:{checkout.name}"})
     checkouts[2].rmdir()

@@ -27,6 +27,7 @@ from agents.tasks.interface import Task
 from analysis.load import Run
 from testbed import images, simulate, sweeps, topology
 from testbed.errors import BadInputError, RunFailedError
+from testbed.images import tags as image_tags
 from testbed.images import wheels
 from testbed.own_code import Code
 from testbed.plan import model_check, preparation
@@ -774,7 +775,7 @@ def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
 def test_a_change_of_the_code_makes_its_own_layer_anew_alone() -> None:
     def tags(digest: str, *requirements: str) -> dict[str, str]:
         own = images.Own("mine", digest, lambda _: None, requirements)
-        return images._own_tags(own, "testbed-agent:1")
+        return image_tags.own_tags(own, "testbed-agent:1")
 
     plain, changed = tags("a"), tags("b")
     assert plain.keys() == {"code"}

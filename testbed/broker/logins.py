@@ -1,0 +1,129 @@
+"""Accounts of a run's broker, and the rights of each.
+
+Accounts last as long as their run. The login, never a payload, decides who a message comes from: a
+client can publish under its own name only, and read only what is addressed to it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from agents.config import Broker
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
+
+_ITERATIONS = 101
+"""Mosquitto's own default. Stretching protects guessable passwords; ours are 192 random bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A login and its rights: topic filters, in which `+` stands for any one level."""
+
+    username: str
+    password: str = field(repr=False)
+    publish: Sequence[str]
+    subscribe: Sequence[str]
+
+    def may_publish(self, topic: str) -> bool:
+        return any(covers(pattern, topic) for pattern in self.publish)
+
+    def may_read(self, topic: str) -> bool:
+        """Whether it may receive `topic`, or subscribe to the filter `topic`."""
+        return any(covers(pattern, topic) for pattern in self.subscribe)
+
+    def at(self, host: str, port: int, certificate: str | None = None) -> Broker:
+        """Connection settings for a login with this account."""
+        return Broker(host, port, self.username, self.password, certificate)
+
+
+def init_user(device: str) -> str:
+    """Username of a device's init: the emulator's process on the device, apart from the FL client's."""
+    return f"init/{device}"
+
+
+def router_user(node: str) -> str:
+    """Username of the router on `node`, where there are several."""
+    return f"{ROUTER}/{node}"
+
+
+def accounts(
+    run: str, devices: Iterable[str], nodes: Iterable[str] = (), *, secure: bool = False
+) -> dict[str, Account]:
+    """Every account of `run` by username, with fresh passwords; `nodes` have a router each. Only with
+    `secure` aggregation may clients send each other anything: keys, and shares of masks.
+
+    Raises ValueError for a device that is named like one of the infrastructure's accounts.
+    """
+    names, topics = list(devices), Topics(run)
+    if reserved := {AGGREGATOR, CONTROLLER, ROUTER}.intersection(names):
+        raise ValueError(f"no device may be called {' or '.join(sorted(reserved))}")
+    rights = {
+        AGGREGATOR: (
+            [
+                topics.status(AGGREGATOR),
+                topics.broadcast,
+                *map(topics.model, names),
+                *map(topics.request, names),
+            ],
+            [
+                *(topics.update("+"), topics.status("+"), topics.report("+")),
+                *([topics.sums("+")] if secure else []),
+                topics.control(AGGREGATOR),
+            ],
+        ),
+        CONTROLLER: (
+            [topics.control("+")],
+            [topics.status("+"), topics.telemetry("+"), topics.failure("+")],
+        ),
+    }
+    for router in (ROUTER, *map(router_user, nodes)):
+        rights[router] = ([topics.status(ROUTER), topics.failure(ROUTER)], [topics.control(ROUTER)])
+    for name in names:
+        rights[name] = (
+            [
+                *(topics.update(name), topics.status(name), topics.report(name)),
+                *([topics.key(name), topics.share("+", name), topics.sums(name)] if secure else []),
+            ],
+            [
+                *(topics.model(name), topics.broadcast, topics.request(name)),
+                *([topics.key("+"), topics.share(name, "+")] if secure else []),
+            ],
+        )
+        rights[init_user(name)] = (
+            [topics.telemetry(name), topics.failure(name)],
+            [topics.control(name)],
+        )
+    return {
+        user: Account(user, secrets.token_urlsafe(24), tuple(publish), tuple(subscribe))
+        for user, (publish, subscribe) in rights.items()
+    }
+
+
+def covers(pattern: str, topic: str) -> bool:
+    """Whether the filter `pattern` matches every topic that `topic`, a topic or a filter, stands for."""
+    patterns, levels = pattern.split("/"), topic.split("/")
+    return len(patterns) == len(levels) and all(
+        part == level or (part == "+" and level != "#")
+        for part, level in zip(patterns, levels, strict=True)
+    )
+
+
+def hash_password(password: str, salt: bytes | None = None) -> str:
+    """Hash in the format of Mosquitto's password file: `$7$`, PBKDF2 with SHA-512; by default with a
+    fresh salt."""
+    salt = os.urandom(12) if salt is None else salt
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)
+    encoded = (base64.b64encode(part).decode() for part in (salt, digest))
+    return f"$7${_ITERATIONS}${'$'.join(encoded)}"
+
+
+def is_password(password: str, hashed: str) -> bool:
+    """Whether `hashed` was made from `password`."""
+    salt = base64.b64decode(hashed.split("$")[3])
+    return hmac.compare_digest(hash_password(password, salt).encode(), hashed.encode())

@@ -1,0 +1,37 @@
+"""What a broker refused, as Mosquitto's log tells."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from testbed.broker.logins import Account
+
+_REFUSED = re.compile(r": Denied PUBLISH from (\S+) | Refused: '(\S+)' may not ")
+_CONNECTED = re.compile(r": New client connected from \S+ as (\S+) ")
+_SUBSCRIBES = re.compile(r": Received SUBSCRIBE from (\S+)$")
+_TOPIC = re.compile(r": \t(.+?)(?: \(QoS \d\))?$")
+
+
+def refusals(log: str, accounts: Mapping[str, Account]) -> Counter[str]:
+    """How much a broker refused, by login, as its `log` tells: logins, foreign topics and last wills.
+    Failed logins count under `?`.
+
+    Mosquitto tells of each publication that it refuses. To a foreign topic anyone may subscribe, but
+    gets nothing, so subscriptions and wills are checked against `accounts` here.
+    """
+    refused: Counter[str] = Counter()
+    who, may = "", Account.may_read
+    for line in log.splitlines():
+        if found := _REFUSED.search(line):
+            refused[found[1] or found[2]] += 1
+        elif "disconnected, not authorised" in line:
+            refused["?"] += 1
+        elif found := _CONNECTED.search(line):
+            who, may = found[1], Account.may_publish
+        elif found := _SUBSCRIBES.search(line):
+            who, may = found[1], Account.may_read
+        elif found := _TOPIC.search(line):
+            refused[who] += who in accounts and not may(accounts[who], found[1])
+    return +refused

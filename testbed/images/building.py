@@ -1,0 +1,287 @@
+"""Building images with the engine's own builder, over the Docker SDK."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import secrets
+import shutil
+import tarfile
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import docker
+from docker.errors import APIError
+
+from testbed.errors import HostError
+from testbed.host import cache, docker_engine
+from testbed.host.signals import uninterrupted
+from testbed.images import debian, wheels
+from testbed.images.build_time import BuildTime
+from testbed.images.tags import (
+    AGENTS,
+    CUDA,
+    FOLDER,
+    LABEL,
+    OWN,
+    Own,
+    Tags,
+    modules,
+    of_agents,
+    parent_of,
+    recipe,
+)
+
+_BUILD_LABEL = "testbed.build"
+"""Label with one value for each build, by which the containers of an interrupted one are found."""
+_SCRATCH = "build-"
+"""What the names of folders in the cache for temporary files begin with."""
+_DISCARD_TIMEOUT_SECONDS = 5.0
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Architectures that torch has wheels for: Docker's (and Debian's) name, and pip's."""
+Progress = Callable[[str], None]
+
+
+def missing(client: docker.DockerClient, tags: Tags) -> set[str]:
+    """The kinds that have to be built; one that no missing image is built on is not needed."""
+    found: set[str] = set()
+    with_cuda = (of_agents(tags, CUDA),) if f"agent{CUDA}" in tags else ()
+    for used in (of_agents(tags), *with_cuda, "broker"):
+        kind: str | None = used
+        while kind is not None and kind not in found and not exists(client, tags[kind]):
+            found.add(kind)
+            kind = parent_of(kind, tags)
+    return found
+
+
+def exists(client: docker.DockerClient, tag: str) -> bool:
+    """Whether the engine has the image."""
+    return bool(client.images.list(name=tag))
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Lock for building: of two runs started at once, the second waits for the first one's images."""
+    cache.folder().mkdir(parents=True, exist_ok=True)
+    with (cache.folder() / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for all temporary files, in the cache, since /tmp may be in memory. What a killed build
+    has left there goes first: take the lock before."""
+    for left in cache.folder().glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=cache.folder()))
+    try:
+        yield folder
+    finally:
+        with uninterrupted():
+            shutil.rmtree(folder, ignore_errors=True)  # the error to report is what ended the build
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Builds images in the order of their dependence; `scratch` is for temporary files."""
+
+    client: docker.DockerClient
+    tags: Tags
+    scratch: Path
+    progress: Progress
+    expected: BuildTime
+    own: Own | None = None
+    force: bool = False
+    """Whether libraries are downloaded again, in their newest versions."""
+
+    def build(self, kinds: set[str]) -> None:
+        names = ", ".join(kind for kind in self.tags if kind in kinds)
+        self._tell(f"Container images to build: {names}")
+        architecture = self.client.version()["Arch"]
+        if architecture not in _MACHINES:
+            raise HostError(f"There is no torch wheel for the engine's architecture, {architecture}.")
+        stop = threading.Event()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            try:
+                machine = _MACHINES[architecture]
+                libraries: dict[
+                    str, Future[Path]
+                ] = {  # while the base image is built: each takes half a minute or more
+                    kind: pool.submit(self._libraries_context, kind, machine, stop)
+                    for kind in ("libraries", "libraries-cuda")
+                    if kind in kinds
+                }
+                if "base" in kinds:
+                    self._base(architecture, stop)
+                if "broker" in kinds:
+                    self._image("broker", self._context("broker", {}), "base")
+                for variant in ("", CUDA):
+                    if (kind := f"libraries{variant}") in kinds:
+                        self._image(kind, libraries[kind].result(), "base")
+                    if (kind := f"agent{variant}") in kinds:
+                        context = self._context(kind, modules(AGENTS))
+                        self._image(kind, context, f"libraries{variant}")
+                    for kind in (f"{own}{variant}" for own in OWN):
+                        if kind in kinds and self.own is not None:
+                            made = pool.submit(self._own_context, kind, self.own, machine, stop)
+                            self._image(kind, made.result(), parent_of(kind, self.tags))
+            except BaseException:
+                stop.set()  # at which the pool's thread, which the pool waits for, ends pip
+                raise
+
+    def _libraries_context(self, kind: str, machine: str, stop: threading.Event) -> Path:
+        inputs = FOLDER / kind
+        fetched = self._fetched(kind, machine, stop, again=self.force)
+        context = self._context(kind, {})
+        with tarfile.open(context, "a") as archive:
+            wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
+        return context
+
+    def _fetched(self, kind: str, machine: str, stop: threading.Event, *, again: bool = False) -> Path:
+        """The folder with the wheels of `libraries`, or of that with CUDA."""
+        requirements = FOLDER / kind / "requirements.txt"
+        cuda = kind.endswith(CUDA)
+        return wheels.fetch(requirements, machine, self.scratch, stop, cuda=cuda, again=again)
+
+    def _own_context(self, kind: str, own: Own, machine: str, stop: threading.Event) -> Path:
+        plain = kind.removesuffix(CUDA)
+        libraries = kind.replace(plain, "libraries")
+        if plain == "code":
+            folder = self.scratch / kind
+            own.copy(folder)
+            return self._context(kind, {"code": folder})
+        inputs = FOLDER / libraries
+        ours = self._fetched(libraries, machine, stop)
+        fetched = wheels.fetch_more(own.requirements, ours, machine, self.scratch, stop)
+        context = self._context(kind, {})
+        with tarfile.open(context, "a") as archive:
+            wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
+        return context
+
+    def _context(self, kind: str, files: Mapping[str, Path]) -> Path:
+        """The tar archive that the engine builds from: Dockerfile and `files` (path in it -> here)."""
+        context = self.scratch / f"{kind}.tar"
+        with tarfile.open(context, "w") as archive:
+            dockerfile = recipe(FOLDER, kind)["Dockerfile"]
+            for name, path in {"Dockerfile": dockerfile, **files}.items():
+                archive.add(path, name, filter=_readable_by_all)
+        return context
+
+    def _base(self, architecture: str, stop: threading.Event) -> None:
+        """Pull and extend Debian's image; bootstrap it where no registry answers."""
+        packages = FOLDER / "base" / "packages.txt"
+        if exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
+            self._image("base", self._context("base", {packages.name: packages}))
+            return
+        with self._step("base", "bootstrapped from Debian's packages, as no registry answers"):
+            names = packages.read_text(encoding="utf-8").split()
+            archive = debian.bootstrap(names, architecture, self.scratch, stop)
+            repository, tag = self.tags["base"].split(":")
+            self.client.api.import_image_from_file(
+                str(archive), repository, tag, changes=[f"LABEL {LABEL}=base"]
+            )
+            archive.unlink()
+
+    def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
+        """Build one image; its Dockerfile knows the parent's tag under the parent's name."""
+        arguments = {}
+        if parent is not None:
+            name = "parent" if kind.removesuffix(CUDA) in OWN else parent.removesuffix(CUDA)
+            arguments[name.upper()] = self.tags[parent]
+        with self._step(kind, "built"), context.open("rb") as file:
+            network = "none" if parent else None  # only the base image fetches something
+            engine_build(self.client, self.tags[kind], file, arguments, network)
+        context.unlink()
+
+    @contextlib.contextmanager
+    def _step(self, kind: str, what: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        size = self.client.images.get(self.tags[kind]).attrs["Size"]
+        seconds = time.monotonic() - start
+        self.expected.built(kind)
+        self._tell(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
+
+    def _tell(self, text: str) -> None:
+        """With the time left, where that is known."""
+        self.progress("; ".join(filter(None, (text, str(self.expected)))))
+
+
+def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Root owns it and all may read it, whoever checked the sources out under whatever umask."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
+    return entry
+
+
+def engine_build(
+    client: docker.DockerClient,
+    tag: str,
+    context: IO[bytes],
+    arguments: Mapping[str, str],
+    network: str | None = "none",
+    dockerfile: str = "Dockerfile",
+) -> None:
+    """Let the engine build `context`, without a network unless `network` is another Docker network mode
+    (None: the engine's default). Whatever ends it early leaves no container and no layer, where the
+    Dockerfile labels its own with BUILD. Raises HostError with the engine's last lines.
+    """
+    token = secrets.token_hex(6)
+    output: deque[str] = deque(maxlen=15)
+    try:
+        for entry in client.api.build(
+            fileobj=context,
+            custom_context=True,
+            tag=tag,
+            dockerfile=dockerfile,
+            buildargs={"BUILD": token, **arguments},
+            network_mode=network,
+            nocache=True,  # the tags are the cache
+            rm=True,
+            forcerm=True,
+            decode=True,
+        ):
+            output.extend(str(entry.get("stream", "")).rstrip().splitlines())
+            if "error" in entry:
+                lines = "\n".join(f"    {line}" for line in output)
+                raise HostError(f"Building {tag} failed: {entry['error'].strip()}\n{lines}")
+    except BaseException:
+        with uninterrupted():
+            _discard(client, token)
+        raise
+
+
+def _discard(client: docker.DockerClient, token: str) -> None:
+    """Remove the containers and layers of an unfinished build, until there are none left.
+
+    The engine ends a build whose connection is closed, but within a second or so rather than at once,
+    and it keeps the layers made so far.
+    """
+    deadline = time.monotonic() + _DISCARD_TIMEOUT_SECONDS
+    with contextlib.suppress(*docker_engine.ERRORS):  # the error to report is what ended the build
+        while time.monotonic() < deadline:
+            containers = client.containers.list(
+                all=True, filters={"label": f"{_BUILD_LABEL}={token}"}, ignore_removed=True
+            )
+            for container in containers:
+                with contextlib.suppress(APIError):  # the engine was faster
+                    container.remove(force=True, v=True)
+            if not containers and not remove_untagged(client, f"{_BUILD_LABEL}={token}"):
+                return
+            time.sleep(0.3)
+
+
+def remove_untagged(client: docker.DockerClient, label: str, **filters: str) -> bool:
+    """Remove the layers with that label that no tag leads to and no container uses; whether there were
+    any. `filters` are more of the engine's."""
+    pruned = client.images.prune(filters={"label": label, "dangling": True, **filters})
+    return bool(pruned["ImagesDeleted"])

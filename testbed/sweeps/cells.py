@@ -1,0 +1,292 @@
+"""A sweep: one topology, and what changes from run to run (`testbed sweep`). Pure but for reading.
+
+    topology: base.yaml                         # beside the sweep file
+    variants:                                   # optional: named sets of changes
+      fedavg: {rule: {name: fedavg}}
+      fedbuff: {rule: {name: fedbuff, buffer_size: 3}, task.local.lr: 0.05}
+    grid:                                       # optional: every combination of these
+      "devices[0].cpu": [0.1, 0.25]
+      seed: [1, 2, 3]
+    target: 80%                                 # accuracy whose cost the table at the end shows
+    repeat_invalid: 1                           # how often a run that is not valid is repeated at most
+
+`of` reads the same from a mapping, and `sweeping.run` runs either:
+
+    study = of({"topology": "base.yaml", "grid": {"seed": [1, 2]}}, "study", Path(), options)
+    runs = [analysis.load.load(one.path) for one in sweeping.run(study, options, Path("runs/study"))]
+
+A cell is one variant with one combination of the grid. Errors in a cell point at the sweep's file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from testbed import topology
+from testbed.plan import Plan, datasets
+from testbed.run import planning
+from testbed.run.options import Options
+from testbed.topology import Topology, validation_errors, yamlfile
+from testbed.topology.fields import Model, PositiveShare, expecting
+from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem, Source, Where
+
+_MAX_CELLS = 10_000
+_STEP = re.compile(r"([A-Za-z_]\w*)((?:\[\d+\])*)")
+_MAX_VALUE_CHARACTERS = 24
+"""The most that a label has of a value."""
+
+
+def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("expected at least one value such as [1, 2, 3]")
+    return values
+
+
+class SweepFile(Model):
+    """The file as it is written."""
+
+    topology: str
+    variants: dict[str, dict[str, Any]] = Field(default={})
+    grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_not_empty)]] = Field(default={})
+    target: PositiveShare | None = None
+    repeat_invalid: Annotated[int, Field(ge=0), expecting("a whole number from 0 on")] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    path: str
+    where: Where
+    """`path`, parsed."""
+    value: Any
+    at: Where
+    """Place of the value in the sweep's file."""
+    words: str
+    """The value in the cell's label; empty for a variant's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a sweep."""
+
+    label: str
+    """What makes it differ from the others, without the seed."""
+    variant: str
+    """Its name; empty where the sweep has none."""
+    changes: tuple[Change, ...]
+    topology: Topology
+    plan: Plan
+    fingerprint: str
+    """A hash of topology, own code and own data files, and runtime."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, seed {self.topology.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    name: str
+    target: float | None
+    """Accuracy, as a share."""
+    cells: tuple[Cell, ...]
+    repeat_invalid: int
+    """How often a run that is not valid is repeated at most; in virtual time there are none."""
+
+
+def load(path: Path, options: Options) -> Sweep:
+    """Read a sweep and plan each of its cells on this host.
+
+    Raises BadInputError that lists all that is wrong with the file, and with any cell, and where.
+    """
+    return _read(yamlfile.read(path), path.stem, path.parent, options)
+
+
+def of(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
+    """`load` of a mapping with a file's keys; `topology` is a path from `folder`.
+
+    Raises BadInputError as `load` does, of `mapping` written as YAML.
+    """
+    return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
+
+
+def _read(document: Document, name: str, folder: Path, options: Options) -> Sweep:
+    if isinstance(document.data, dict) and "devices" in document.data:
+        source = document.source
+        message = f"this is a topology, and no sweep: testbed up {source.name}"
+        raise source.error([source.problem((), message)])
+    sweep_file = validation_errors.validated(SweepFile, document)
+    base = _base(folder, sweep_file, document)
+    count = max(1, len(sweep_file.variants)) * math.prod(map(len, sweep_file.grid.values()))
+    problems = [*document.problems, *_path_problems(sweep_file, document.source)]
+    if count > _MAX_CELLS:
+        problems.append(
+            document.source.problem(("grid",), f"makes {count:,} runs, expected at most {_MAX_CELLS:,}")
+        )
+        raise document.source.error(problems)
+    cells = _cells(sweep_file, base, document, problems, options)
+    return Sweep(name, sweep_file.target, cells, sweep_file.repeat_invalid)
+
+
+def _base(folder: Path, sweep_file: SweepFile, document: Document) -> Document:
+    file = folder / sweep_file.topology
+    if not file.is_file():
+        message = f"there is no file {file}; name a topology by its path from the sweep's folder"
+        raise document.source.error([document.source.problem(("topology",), message)])
+    topology.load(file)  # errors of its own have its own places
+    return yamlfile.read(file)
+
+
+def _path_problems(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
+    """Invalid paths, paths with two values, and values that are listed twice."""
+    settings: list[Where] = [("grid", path) for path in sweep_file.grid]
+    settings += [
+        ("variants", name, path) for name, paths in sweep_file.variants.items() for path in paths
+    ]
+    for at in settings:
+        path = str(at[-1])
+        if parse_path(path) is None:
+            message = "is no path to a field, expected one such as rule.buffer_size or devices[0].cpu"
+            yield source.problem(at, message, at_key=True)
+        elif at[0] == "variants" and path in sweep_file.grid:
+            yield source.problem(at, "the grid has values for this too; keep one of them", at_key=True)
+    for path, values in sweep_file.grid.items():
+        for index, value in enumerate(values):
+            if any(type(value) is type(other) and value == other for other in values[:index]):
+                yield source.problem(("grid", path, index), "this value is in the list already")
+
+
+def parse_path(path: str) -> Where | None:
+    """`devices[0].cpu` is ("devices", 0, "cpu"); None where `path` is invalid."""
+    where: list[str | int] = []
+    for step in path.split("."):
+        match = _STEP.fullmatch(step)
+        if match is None:
+            return None
+        where += [match[1], *map(int, re.findall(r"\d+", match[2]))]
+    return tuple(where)
+
+
+def _cells(
+    sweep_file: SweepFile,
+    base: Document,
+    document: Document,
+    path_problems: Iterable[Problem],
+    options: Options,
+) -> tuple[Cell, ...]:
+    """Raises FaultyFileError with `path_problems`, and all that is wrong with any cell."""
+    cells: list[Cell] = []
+    problems = list(path_problems)
+    for label, variant, changes in _combinations(sweep_file):
+        changed, misplaced = _apply(base, changes, document.source)
+        problems += misplaced
+        try:
+            resolved, plan = planning.planned_here(topology.checked(changed), options)
+            files = datasets.own_files(resolved)
+        except FaultyFileError as error:  # its places are the sweep's
+            problems += error.problems
+        else:
+            code = resolved.own_code  # what is in it counts, and not where it is
+            known = resolved if code is None else resolved.with_code(code.digest)
+            hashed = hashlib.sha256(f"{plan.runtime}\n{known.to_yaml()}{files}".encode())
+            fingerprint = hashed.hexdigest()[:16]
+            cells.append(Cell(label, variant, changes, resolved, plan, fingerprint))
+    if problems:
+        raise document.source.error(problems)
+    return tuple(_distinct_labels(cells))
+
+
+def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[Change, ...]]]:
+    """Label, variant and changes of each cell."""
+    grid = [
+        [
+            _change(path, value, ("grid", path, i), _label_part(path, value, i) * (len(values) > 1))
+            for i, value in enumerate(values)
+        ]
+        for path, values in sweep_file.grid.items()
+    ]
+    for name, paths in (sweep_file.variants or {"": {}}).items():
+        own = [_change(path, value, ("variants", name, path)) for path, value in paths.items()]
+        for chosen in itertools.product(*grid):
+            words = [name, *(change.words for change in chosen if change.path != "seed")]
+            yield ", ".join(filter(None, words)), name, (*own, *chosen)
+
+
+def _change(path: str, value: Any, at: Where, words: str = "") -> Change:
+    return Change(path, parse_path(path) or (), value, at, words)
+
+
+def _label_part(path: str, value: Any, index: int) -> str:
+    key = path.split(".")[-1]
+    match value:
+        case {"name": str(name), **others}:
+            return " ".join([name, *(f"{k} {v}" for k, v in others.items() if not isinstance(v, dict))])
+        case dict() | tuple():
+            return f"{key} #{index + 1}"
+        case str() if key in ("name", "scheme"):
+            return value
+    return f"{key} {str(value)[:_MAX_VALUE_CHARACTERS]}"
+
+
+def _apply(base: Document, changes: Iterable[Change], source: Source) -> tuple[Document, list[Problem]]:
+    """`base` with `changes`, larger parts first, and what is wrong with those that cannot be made.
+
+    The place of what is not changed is that of the sweep's `topology`.
+    """
+    data = base.data
+    values: dict[Where, Place] = {(): source.place(("topology",))}
+    keys: dict[Where, Place] = {}
+    problems: list[Problem] = []
+    for change in sorted(filter(lambda change: change.where, changes), key=lambda c: len(c.where)):
+        place = source.place(change.at)
+        try:
+            data = _replaced(data, change.where, change.value)
+        except LookupError as error:
+            at = change.at if change.at[0] == "variants" else change.at[:-1]
+            problems.append(source.problem(at, str(error.args[0]), at_key=True))
+            continue
+        for length in range(1, len(change.where)):
+            values.setdefault(change.where[:length], place)
+        depth = len(change.at)
+        for found, known in ((source.values, values), (source.keys, keys)):
+            inside = {at: p for at, p in found.items() if at[:depth] == change.at}
+            known |= {(*change.where, *at[depth:]): p for at, p in inside.items()}
+        keys[change.where] = source.keys.get(change.at) or source.keys.get(change.at[:-1]) or place
+    return Document(data, Source(base.source.name, (), values, keys), ()), problems
+
+
+def _replaced(data: Any, where: Where, value: Any) -> Any:
+    """`data` with `value` at `where`; missing keys are added. Raises LookupError."""
+    if not where:
+        return value
+    key, rest = where[0], where[1:]
+    if isinstance(key, str):
+        if not isinstance(data, Mapping | None):
+            raise LookupError(f"leads into a value that has no keys, at {key}")
+        known = data or {}
+        return {**known, key: _replaced(known.get(key), rest, value)}
+    if not isinstance(data, tuple) or key >= len(data):
+        count = len(data) if isinstance(data, tuple) else 0
+        raise LookupError(f"the list in the topology has {count} entries, counted from 0: no [{key}]")
+    return (*data[:key], _replaced(data[key], rest, value), *data[key + 1 :])
+
+
+def _distinct_labels(cells: list[Cell]) -> Iterator[Cell]:
+    """The cells, numbered where those of one label differ in more than their seed."""
+    groups: dict[str, list[str]] = {}
+    for cell in cells:
+        seedless = cell.topology.model_copy(update={"seed": 0}).to_yaml()
+        same = groups.setdefault(cell.label, [])
+        if seedless not in same:
+            same.append(seedless)
+        label = cell.label or cell.topology.rule.name
+        number = same.index(seedless) + 1
+        yield replace(cell, label=f"{label} #{number}" if number > 1 else label)
