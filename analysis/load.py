@@ -272,9 +272,8 @@ class Follower:
         two, while it is interrupted or about to go on, there is none, and `at` is NaN."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
-        earlier = (samples["monotonic_zero"] - zero).fillna(
-            0.0
-        )  # reboots and sleep are between segments
+        # Not 0 where a reboot or sleep was between two segments.
+        earlier = (samples["monotonic_zero"] - zero).fillna(0.0)
         monotonic = (samples["at"] + earlier).to_numpy()
         timed = samples.drop(columns="monotonic_zero").assign(at=np.nan, monotonic=monotonic)
         if self._starts:

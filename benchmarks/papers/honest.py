@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf, isnan
 
+from agents.texts import counted
 from analysis.metrics import Interval, t_interval
 
 SEEDS = 3
@@ -105,7 +106,7 @@ def judge(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Judgement:
     if ours.keys() != theirs.keys():
         raise ValueError(f"seeds {sorted(ours)} cannot be paired with {sorted(theirs)}")
     if len(ours) < SEEDS:
-        reason = f"{len(ours)} seed{'s' * (len(ours) != 1)} compared, of at least {SEEDS}"
+        reason = f"{counted(len(ours), 'seed')} compared, of at least {SEEDS}"
         return Judgement(Verdict.NOT_TESTED, _interval(ours, theirs), reason)
     interval = _interval(ours, theirs)
     if isnan(interval.low):

@@ -16,7 +16,7 @@ from testbed import tracking
 from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of
 from testbed.console import Report, silent
 from testbed.dashboard import serving
-from testbed.errors import BadInputError
+from testbed.errors import BadInputError, writable_file
 from testbed.plan import Plan, by_node, describe, drawing, here, memory, model_check, preparation
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
@@ -87,10 +87,11 @@ class Launch:
         )
 
     def drawing(self, to: Path | None = None) -> str:
-        """A picture of devices, links and servers, as text; also written to `to` as SVG."""
+        """A picture of devices, links and servers, as text; also written to `to` as SVG. Raises
+        BadInputError where that cannot be written."""
         picture = drawing.picture(self.topology, self.plan)
         if to is not None:
-            to.write_text(drawing.as_svg(picture), encoding="utf-8")
+            writable_file(to, "--draw-to").write_text(drawing.as_svg(picture), encoding="utf-8")
         return drawing.as_text(picture)
 
     def directory(self) -> RunDirectory:

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.texts import counted
 from testbed.api import results
 from testbed.api.running import read
 from testbed.api.topology_input import data_root, plain
-from testbed.console import counted
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.options import Options
 from testbed.traits import RUNTIMES, is_simulated, those

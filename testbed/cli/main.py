@@ -233,8 +233,7 @@ def model(
     """Write a model of a run as a state_dict, which PyTorch loads without the testbed."""
     from testbed.api.running import attach
 
-    handle = attach(run, runs=runs)
-    path = handle.save_model(writable_file(to or handle.path / "model.pt"), version)
+    path = attach(run, runs=runs).save_model(to, version)
     written([path], as_json=as_json)
     if not as_json:
         remark(f"In Python: module.load_state_dict(torch.load({str(path)!r}))")
@@ -393,7 +392,7 @@ def plan_command(
     )
     plan = launch.plan
     if draw_to is not None:
-        launch.drawing(writable_file(draw_to, "--draw-to"))
+        launch.drawing(draw_to)
     if as_json:
         print_json(launch.devices())
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
+from agents.texts import counted
 from testbed.topology import Topology, scenario, traces
 from testbed.topology.fields import LEAST_MEMORY
 from testbed.topology.units import format_size
@@ -164,7 +165,7 @@ def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:
 
 
 def _host_has(cores: int) -> str:
-    return f"this host has {'1 core' if cores == 1 else f'{cores} cores'}"
+    return f"this host has {counted(cores, 'core')}"
 
 
 def too_much_cpu(topology: Topology, cores: int, capacity: float) -> Iterator[Problem]:

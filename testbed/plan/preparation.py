@@ -89,8 +89,8 @@ def _array(path: Path, name: str) -> NDArray[Any]:
 
 
 def prepare(topology: Topology, root: Path | None, report: Report = silent) -> Prepared:
-    """The task's data and its partition among the devices; `root` and `report` as for `load`, and raises
-    the same.
+    """The task's data and its partition among the devices; `root` and `report` as for
+    `datasets.load`, and raises the same.
 
     The same for the same topology. Raises BadInputError, naming the setting, where the data cannot
     be partitioned.

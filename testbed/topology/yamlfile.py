@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from agents import files
+from agents.texts import counted
 from analysis.yamlloader import Loader
 from testbed.errors import BadInputError
 
@@ -92,7 +93,7 @@ class Source:
     def error(self, problems: Iterable[Problem]) -> FaultyFileError:
         """All `problems` in the order of the file, each with its line, and how many they are."""
         found = sorted(set(problems), key=lambda problem: (problem.place, problem.message))
-        count = "1 error" if len(found) == 1 else f"{len(found)} errors"
+        count = counted(len(found), "error")
         more = f", of which the first {_MAX_SHOWN} are shown" if len(found) > _MAX_SHOWN else ""
         message = "\n".join([*map(self._show, found[:_MAX_SHOWN]), f"{self.name}: {count}{more}"])
         return FaultyFileError(message, found)

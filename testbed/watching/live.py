@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # it imports pandas: a second that only the end of a run pays
 _RARE = ("paused", "offline")  # columns that are left out where no device was that
 _MAX_ROWS = 20  # a summary of more devices is by group
 _PRINT_INTERVAL_SECONDS = 1.0  # at least, between two lines
-_PARTS = 10  # of a run in virtual time: each is worth a line, however short it takes
+_SECTIONS = 10  # of a run in virtual time: each is worth a line, however short it takes
 
 
 class LiveView(View):
@@ -42,8 +42,8 @@ class LiveView(View):
         self._notices: list[Notice] = []
         self._notices_due: float | None = None
         self._printed_evaluation: events.Evaluated | None = None
-        self._printed_at, self._printed_part = 0.0, 0
-        """When that was by the monotonic clock, and in which part of the run."""
+        self._printed_at, self._printed_section = 0.0, 0
+        """When that was by the monotonic clock, and in which section of the run."""
         self._begun = 0.0
         """What the monotonic clock showed when the run's clock started."""
         self._outcome = ""
@@ -121,7 +121,7 @@ class LiveView(View):
         if not self._overview.virtual:
             return evaluation.at >= last.at + _PRINT_INTERVAL_SECONDS
         passed = time.monotonic() - self._printed_at
-        return passed >= _PRINT_INTERVAL_SECONDS or self._part(evaluation.at) > self._printed_part
+        return passed >= _PRINT_INTERVAL_SECONDS or self._section(evaluation.at) > self._printed_section
 
     def _finished(self, ended: events.RunEnded) -> None:
         """Print the last evaluation in any case, and how the run ended."""
@@ -133,7 +133,7 @@ class LiveView(View):
     def _print_evaluation(self, evaluation: events.Evaluated) -> None:
         self._print_notices()  # what was before it stands before it
         self._printed_evaluation = evaluation
-        self._printed_at, self._printed_part = time.monotonic(), self._part(evaluation.at)
+        self._printed_at, self._printed_section = time.monotonic(), self._section(evaluation.at)
         tally = self._tally
         self._print(
             f"{evaluation.at:8.1f} s  version {evaluation.version:5}  {quality_of(evaluation)}  "
@@ -147,8 +147,8 @@ class LiveView(View):
         left = console.time_left(time.monotonic() - self._begun, gone, 1.0)
         return f"  {left}" if left else ""
 
-    def _part(self, at: float) -> int:
-        return int(_PARTS * self._gone(at))
+    def _section(self, at: float) -> int:
+        return int(_SECTIONS * self._gone(at))
 
     def _gone(self, at: float) -> float:
         return self._overview.gone(at, self._tally.updates)
