@@ -15,7 +15,7 @@ from agents import events, files
 from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
 from testbed.api import background
 from testbed.api.topology_input import data_root
-from testbed.errors import BadInputError, RunFailedError, reading, writable_file
+from testbed.errors import BadInputError, RunFailedError, reading
 from testbed.host.signals import uninterrupted
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
@@ -259,12 +259,12 @@ class RunHandle:
     def save_model(self, to: str | Path | None = None, version: int | None = None) -> Path:
         """Write the final model, or the kept one of that `version`, as a state_dict, which PyTorch loads
         without the testbed, to the file `to` (None: `model.pt` in the run directory); its path. Raises
-        BadInputError where there is none, or where it cannot be written."""
+        BadInputError where there is none."""
         import torch
 
         from testbed.plan import models
 
-        path = writable_file(self.path / "model.pt" if to is None else Path(to))
+        path = self.path / "model.pt" if to is None else Path(to)
         state = models.state_of(self._directory, models.kept(self._directory, version))
         with files.whole(path) as partial, partial.open("wb") as file:
             torch.save(state, file)

@@ -233,7 +233,8 @@ def model(
     """Write a model of a run as a state_dict, which PyTorch loads without the testbed."""
     from testbed.api.running import attach
 
-    path = attach(run, runs=runs).save_model(to, version)
+    handle = attach(run, runs=runs)
+    path = handle.save_model(writable_file(to or handle.path / "model.pt"), version)
     written([path], as_json=as_json)
     if not as_json:
         remark(f"In Python: module.load_state_dict(torch.load({str(path)!r}))")
