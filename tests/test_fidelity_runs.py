@@ -62,12 +62,12 @@ def test_a_share_is_met(found: Found, device: str) -> None:
 @pytest.mark.parametrize("device", ["cpu-10", "cpu-25"])
 def test_training_takes_as_long_as_the_share_says(found: Found, device: str) -> None:
     """The CPU time that it used, over its share: how much CPU time a step costs is the host's, and more
-    where its cores are busy and the share is small. From the run's first sample on: what is used between
-    it and the one before is mostly the device's start, which has no limit."""
+    where its cores are busy and the share is small. From the run's first sample, as what is used between
+    it and the one before is mostly the device's start, which has no limit, to the last."""
     samples = found.telemetry[found.telemetry["device"] == device]
     updates = found.updates[found.updates["client"] == device]
-    begin = updates["train_start"].clip(lower=samples["at"][samples["at"] > 0].min())
-    end = updates["train_end"]
+    first, last = samples["at"][samples["at"] > 0].min(), samples["at"].max()
+    begin, end = (updates[name].clip(first, last) for name in ("train_start", "train_end"))
     begun, ended = (np.interp(at, samples["at"], samples["cpu"]) for at in (begin, end))
     assert (ended - begun).sum() / (end - begin).sum() == pytest.approx(int(device[4:]) / 100, rel=0.06)
 
