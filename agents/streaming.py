@@ -72,12 +72,17 @@ class Client(paho.Client):
         """Its record of a large packet that is none of ours."""
         self.on_message = self._on_small
 
-    def drop_callbacks(self) -> None:
-        """Once the loop has stopped: through them their owner and this refer to each other, so the two
-        sockets of paho's own, which it closes when it goes, would wait for the garbage collector."""
-        self._sink = lambda *_: None
-        self.on_pre_connect = self.on_connect = self.on_disconnect = None
-        self.on_subscribe = self.on_publish = self.on_message = None
+    def loop_stop(self) -> MQTTErrorCode:
+        """As paho's, which fails where its thread ends by itself just then."""
+        thread, self._thread_terminate = self._thread, True
+        if thread is not None:
+            thread.join()
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def close_sockets(self) -> None:
+        """Once the loop has stopped: the two that wake it, too. paho closes these only when it is
+        deleted, and the garbage collector may delete them first. Nothing may be published meanwhile."""
+        self._reset_sockets()
 
     def _on_small(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
         self._take(message.topic, self._joiner.add(message.topic, bytes(message.payload)))

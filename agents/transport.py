@@ -157,7 +157,8 @@ class Connection:
 
     def publish_lossy(self, topic: str, payload: bytes | str) -> None:
         """Hand over a message of QoS 0: telemetry, which is not worth a retransmission."""
-        self._paho.publish(topic, payload, qos=0)
+        with self._order:
+            self._paho.publish(topic, payload, qos=0)
 
     def close(self, timeout: float = 2.0, *, patient: bool = False) -> None:
         """Publish the last will, after what was published before, and disconnect in order. Where that
@@ -173,7 +174,8 @@ class Connection:
             with suppress(OSError):
                 cast(socket.socket, left).shutdown(socket.SHUT_RDWR)
         self._paho.loop_stop()
-        self._paho.drop_callbacks()
+        with self._order:
+            self._paho.close_sockets()
 
     def _told(self, will: tuple[str, bytes], timeout: float) -> bool:
         """Publish `will`; whether the broker has it."""
