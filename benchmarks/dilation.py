@@ -56,7 +56,7 @@ def _run(path: Path, runtime: str, runs: Path) -> Run:
     print(f"{path.name} in {runtime}", file=sys.stderr)
     root = os.environ.get("TESTBED_DATA")
     options = Options(runtime=runtime, data_root=None if root is None else Path(root))
-    wanted, plan = planning.planned(path, options)
+    wanted, plan = planning.plan_file(path, options)
     directory = RunDirectory.new(runs, wanted.name)
     up.run(wanted, plan, directory, options, View())
     return load(directory.path)

@@ -83,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "disturbed.yaml"
         path.write_text(yaml.safe_dump(_TOPOLOGY), encoding="utf-8")
-        _, planned = planning.planned(path, Options(runtime="docker"))
+        _, planned = planning.plan_file(path, Options(runtime="docker"))
         cores = Cores(planned.device_cpus, planned.infrastructure_cpus)
         for kind in plan:
             found.append((kind, _run(path, DISTURBANCES[kind], cores, rng)))

@@ -345,7 +345,7 @@ class WholeRun:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "topology.yaml"
             path.write_text(self._topology, encoding="utf-8")
-            topology, plan = planning.planned(path, Options())
+            topology, plan = planning.plan_file(path, Options())
             directory = RunDirectory.create(Path(folder), "run")
             topology = preparing.with_kept_code(topology, directory, resume=False)
             samples = {client: len(part) for client, part in self._prepared.indices.items()}

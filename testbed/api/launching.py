@@ -193,7 +193,7 @@ def planned(
 def _planned(
     given: TopologyInput, options: Options, runs: Path, resumed: RunDirectory | None = None
 ) -> Launch:
-    topology, plan = planning.planned_here(topologies.parse(given.text, given.name), options)
+    topology, plan = planning.plan_topology(topologies.parse(given.text, given.name), options)
     return Launch(topology, plan, options, given, runs, resumed)
 
 

@@ -28,7 +28,7 @@ from testbed import console
 from testbed.console import Report, silent
 from testbed.errors import BadInputError
 from testbed.host import cache
-from testbed.own_code import TaskStandIn
+from testbed.own_code.stand_ins import TaskStandIn
 from testbed.plan import columns, datafiles
 from testbed.plan.columns import DataError, RawSplit, Samples
 from testbed.topology import Topology

@@ -52,7 +52,7 @@ def check_requirements(topology: Topology) -> None:
         raise topology.source.error(problems)
 
 
-def planned(
+def plan_here(
     topology: Topology,
     runtime: str,
     nodes: Sequence[Node],

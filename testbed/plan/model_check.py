@@ -22,10 +22,10 @@ from agents.client.differential import lengthening
 from agents.secure.quantised import Grid
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task, no_classes, not_taken
-from testbed import own_code
 from testbed.errors import BadInputError, listed
 from testbed.host import cache
-from testbed.own_code import StandIn
+from testbed.own_code import stand_ins
+from testbed.own_code.stand_ins import StandIn
 from testbed.plan.datasets import DATASETS
 from testbed.plan.preparation import Prepared
 from testbed.topology import Topology
@@ -94,7 +94,7 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
             return learned, others, buffers
     try:
         if isinstance(task, StandIn):
-            count, others, buffers, names = own_code.ask(task, "extent", frozen=frozen)
+            count, others, buffers, names = stand_ins.ask(task, "extent", frozen=frozen)
         else:
             from agents import flat  # with torch, whose import takes a second
 
@@ -162,7 +162,7 @@ def _ask_step(task: StandIn, samples: Shard, seed: int, *, trains: bool) -> None
     with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
         file = Path(folder, "samples.safetensors")
         shards.save(samples, file)
-        own_code.ask(task, "step", samples=str(file), seed=seed, trains=trains)
+        stand_ins.ask(task, "step", samples=str(file), seed=seed, trains=trains)
 
 
 def check_data(topology: Topology, prepared: Prepared) -> None:

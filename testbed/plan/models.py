@@ -23,9 +23,9 @@ from agents.flat import FlatModule, first_module, schema_hash
 from agents.flat import write_start as write_start_of
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from testbed import own_code
 from testbed.errors import BadInputError
-from testbed.own_code import StandIn
+from testbed.own_code import stand_ins
+from testbed.own_code.stand_ins import StandIn
 from testbed.plan.agent_configs import start_of
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, load
@@ -62,7 +62,7 @@ def _write_start(topology: Topology, to: str | None) -> None:
             save_file(dict(_initial(topology, Path(settings.initial))), initial)
         if isinstance(task, StandIn):
             facts = {"seed": topology.seed, "frozen": settings.frozen, "initial": initial, "to": to}
-            wrong = own_code.ask(task, "start", **facts)
+            wrong = stand_ins.ask(task, "start", **facts)
         else:
             wrong = write_start_of(task, topology.seed, settings.frozen, initial, to)
     if wrong:

@@ -14,7 +14,7 @@ from agents.config import Start
 from agents.shards import inputs
 from agents.tasks.interface import Task
 from testbed.host import cache
-from testbed.own_code import StandIn
+from testbed.own_code.stand_ins import StandIn
 from testbed.plan.datasets import DATASETS
 from testbed.plan.model_check import fingerprint
 from testbed.topology.fields import Model, NotNegative

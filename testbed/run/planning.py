@@ -17,12 +17,12 @@ from testbed.topology import Topology, load, machines
 from testbed.traits import emulated, those, traits
 
 
-def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
+def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
     """The topology and its plan on this host. Raises BadInputError."""
-    return planned_here(load(path), options)
+    return plan_topology(load(path), options)
 
 
-def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
+def plan_topology(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     """`topology`, resolved, and its plan on this host. Raises BadInputError."""
     topology = resolved(topology)
     here.check_model(topology)
@@ -30,7 +30,7 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     if not traits(runtime).images:
         here.check_requirements(topology)
     nodes = _nodes(runtime, options)
-    return here.planned(
+    return here.plan_here(
         topology,
         runtime,
         nodes,

@@ -27,7 +27,7 @@ def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
         topology = load(grid)
         if runtime_traits.lossless:
             topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
-        topology, plan = planning.planned_here(topology, options)
+        topology, plan = planning.plan_topology(topology, options)
         directory = RunDirectory.new(runs, topology.name)
         up.run(topology, plan, directory, options, view)
         made.append(directory)

@@ -189,7 +189,7 @@ def _cells(
         changed, misplaced = _apply(base, changes, document.source)
         problems += misplaced
         try:
-            resolved, plan = planning.planned_here(topology.checked(changed), options)
+            resolved, plan = planning.plan_topology(topology.checked(changed), options)
             files = datasets.own_files(resolved)
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems

@@ -181,7 +181,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     directory = RunDirectory(Path(request["directory"]))
     options = Options("virtual", data_root=request["data"] and Path(request["data"]))
     try:
-        topology, plan = planning.planned(directory.topology, options)
+        topology, plan = planning.plan_file(directory.topology, options)
     except TestbedError as error:
         return {"outcome": "failed", "error": str(error)}
     return execute(topology, plan, directory, options, lambda _: None)

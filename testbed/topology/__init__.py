@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from agents import own_code
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.host.gpus import MPS
-from testbed.own_code import Code, Kind, StandIn
+from testbed.own_code.code import Code
 from testbed.own_code.inspector import RaisedError
+from testbed.own_code.stand_ins import Kind, StandIn, stand_in
 from testbed.topology import consistency, validation_errors, yamlfile
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local
 from testbed.topology.misplaced_keys import BELONGS
@@ -101,7 +102,7 @@ def _read_own_code(
                         f"{name} {what} of your own: add code with its file, as in code: mine.py"
                     )
                 continue  # an error of its own
-            classes[kind] = {name: code.stand_in(kind, name)}
+            classes[kind] = {name: stand_in(code, kind, name)}
         except (ValueError, RaisedError) as error:
             message = str(error)
             if isinstance(error, RaisedError):

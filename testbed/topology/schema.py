@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from agents import config
 from agents.rules import RULES
 from agents.tasks import TASKS
-from testbed.own_code import Code
+from testbed.own_code.code import Code
 from testbed.topology import yamlfile
 from testbed.topology.data import Data
 from testbed.topology.devices import DeviceGroup, Local, ServerLink

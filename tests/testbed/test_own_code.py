@@ -29,7 +29,7 @@ from testbed import images, simulate, sweeps, topology
 from testbed.errors import BadInputError, RunFailedError
 from testbed.images import tags as image_tags
 from testbed.images import wheels
-from testbed.own_code import Code
+from testbed.own_code.code import Code
 from testbed.plan import model_check, preparation
 from testbed.plan.preparation import Prepared
 from testbed.run import planning, preparing
@@ -342,7 +342,7 @@ def test_what_does_not_fit_is_refused_with_its_place(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInputError) as refused:
-        planning.planned(write(tmp_path, **changes), Options())
+        planning.plan_file(write(tmp_path, **changes), Options())
     assert said in str(refused.value)
     assert "inspection.py" not in str(refused.value)
 

@@ -100,7 +100,7 @@ def test_a_run_that_goes_on_with_other_data_files_says_so(folder: Path) -> None:
             told.append(message)
 
     told: list[str] = []
-    read, _ = planning.planned(folder / "own.yaml", Options(runtime="virtual"))
+    read, _ = planning.plan_file(folder / "own.yaml", Options(runtime="virtual"))
     directory = RunDirectory.create(folder / "runs", "own-1")
     directory.write_manifest(**preparing.own_data(read, directory, Told()))
     preparing.own_data(read, directory, Told())

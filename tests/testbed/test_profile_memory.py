@@ -165,7 +165,7 @@ def test_the_plan_says_it(file: Path, testbed: Testbed) -> None:
 
 def test_the_run_keeps_what_was_asked_and_not_what_was_free(file: Path, tmp_path: Path) -> None:
     """A run that is resumed, and a sweep's cell, is the same when less memory is free."""
-    topology, made = planning.planned(file, Options("process"))
+    topology, made = planning.plan_file(file, Options("process"))
     assert topology.devices[0].memory is None
     assert made.devices[0].memory < 2**50
     again = tmp_path / "again.yaml"

@@ -55,7 +55,7 @@ TOPOLOGY = {
 def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, Simulation, list[events.Record]]:
     path = folder / "topology.yaml"
     path.write_text(yaml.safe_dump(TOPOLOGY | {"rule": rule}))
-    topology, plan = planning.planned(path, Options())
+    topology, plan = planning.plan_file(path, Options())
     directory = RunDirectory.create(folder, "run")
     spec, prepared = preparing.prepare(topology, plan, directory, Options(), View())
     with closing(Recorder(directory, View())) as recorder:

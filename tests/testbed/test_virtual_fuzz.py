@@ -142,7 +142,7 @@ def topology(seed: int) -> str:
 
 
 def play(text: str, folder: Path) -> RunDirectory:
-    parsed, plan = planning.planned_here(parse(text, "<fuzz>"), Options(runtime="virtual"))
+    parsed, plan = planning.plan_topology(parse(text, "<fuzz>"), Options(runtime="virtual"))
     directory = RunDirectory.create(folder, "run")
     up.run(parsed, plan, directory, Options(runtime="virtual"), View())
     return directory

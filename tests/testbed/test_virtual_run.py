@@ -29,7 +29,7 @@ THEORY = TOPOLOGIES / "theory"
 
 def _run(topology: Path, runs: Path, name: str = "run", data: Path | None = None) -> Run:
     options = Options(data_root=data)
-    parsed, plan = planning.planned(topology, options)
+    parsed, plan = planning.plan_file(topology, options)
     directory = RunDirectory.create(runs, name)
     up.run(parsed, plan, directory, options, View())
     return load(directory.path)
@@ -285,7 +285,7 @@ def test_a_population_costs_what_takes_part(tmp_path: Path) -> None:
 
 def test_a_virtual_run_is_not_resumed(tmp_path: Path) -> None:
     file = _topology(tmp_path)
-    parsed, plan = planning.planned(file, Options())
+    parsed, plan = planning.plan_file(file, Options())
     directory = RunDirectory.create(tmp_path, "run")
     with pytest.raises(BadInputError, match="its seed gives it again"):
         up.run(parsed, plan, directory, Options(resume=True), View())

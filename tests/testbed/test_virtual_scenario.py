@@ -38,7 +38,7 @@ def _run(folder: Path, scenario: list[dict[str, Any]], **changes: Any) -> list[e
     }
     path = folder / "topology.yaml"
     path.write_text(yaml.safe_dump(topology | changes))
-    parsed, plan = planning.planned(path, Options())
+    parsed, plan = planning.plan_file(path, Options())
     directory = RunDirectory.create(folder, "run")
     up.run(parsed, plan, directory, Options(), View())
     return list(events.read(directory.events))
