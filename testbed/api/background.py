@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,8 +22,6 @@ from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower, last_start
 
 _TICK_SECONDS = 0.1
-_others: list[subprocess.Popen[bytes]] = []
-"""Those that are not tied to us: ended ones are reaped when another is started."""
 ERROR = "error: "
 """What the line that tells why a command failed begins with."""
 
@@ -69,7 +68,7 @@ def start(
             end(controller, directory)
             raise
     if not tied:
-        _others[:] = [one for one in _others if one.poll() is None] + [controller]
+        threading.Thread(target=controller.wait, daemon=True).start()  # it is reaped when it ends
     if code:
         end(controller, directory)
         raise failure(directory, code, begin)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from nbclient import NotebookClient
 import testbed
 from testbed.api.topology_input import text_of
 from testbed.rundir import finding
+from tests.waiting import eventually
 
 TOPOLOGY: dict[str, Any] = {
     "name": "api",
@@ -146,8 +146,8 @@ def test_a_detached_run_goes_on_until_it_is_taken_down(tmp_path: Path) -> None:
     assert handle.live
     pid = handle._directory.read_manifest()["controller"]["pid"]
     os.kill(pid, signal.SIGKILL)
-    while handle.live:
-        time.sleep(0.05)
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), 10)  # nor is it left as a zombie of ours
+    assert not handle.live
     assert handle.outcome == "crashed"
     handle.down()
     assert not (handle.path / "work").exists()
