@@ -95,6 +95,12 @@ def is_simulated(name: Any) -> bool:
     return name in RUNTIMES and RUNTIMES[name].simulated
 
 
+def refuse_simulated(name: str | None) -> None:
+    """Raise BadInputError where a command that needs a runtime with a real clock is given another."""
+    if is_simulated(name):
+        raise BadInputError(f"--runtime {name}: expected auto, {those(lambda t: not t.simulated)}")
+
+
 def emulated() -> list[str]:
     """Names of the runtimes with a real clock: first those with many hosts, of whose runs a part is on
     this one, where another runtime would find it and take it for all."""

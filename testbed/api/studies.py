@@ -14,7 +14,7 @@ from testbed.api.running import read
 from testbed.api.topology_input import data_root, plain
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.options import Options
-from testbed.traits import RUNTIMES, is_simulated, those
+from testbed.traits import RUNTIMES, is_simulated, refuse_simulated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,8 +119,7 @@ def agree(
     from analysis import agreement, comparison
     from testbed import sweeps
 
-    if is_simulated(runtime):
-        raise BadInputError(f"--runtime {runtime}: expected auto, {those(lambda t: not t.simulated)}")
+    refuse_simulated(runtime)
     file, root = Path(study), data_root(data)
     simulator = next(filter(is_simulated, RUNTIMES))
     both = [Options(simulator, data_root=root), Options(runtime, oversubscribe, root)]

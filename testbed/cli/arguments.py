@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from testbed.cli import completion
-from testbed.traits import RUNTIMES
+from testbed.traits import RUNTIMES, is_simulated
 
 Run = Annotated[
     str,
@@ -25,6 +25,14 @@ RuntimeName = Annotated[
         "--runtime",
         help=f"{', '.join(RUNTIMES)} or auto; overrides the topology.",
         autocompletion=completion.runtimes,
+    ),
+]
+EmulatedRuntime = Annotated[
+    str,
+    typer.Option(
+        "--runtime",
+        help=f"{', '.join(name for name in RUNTIMES if not is_simulated(name))} or auto.",
+        autocompletion=completion.emulated_runtimes,
     ),
 ]
 Oversubscribe = Annotated[

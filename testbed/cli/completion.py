@@ -17,7 +17,7 @@ import typer
 from testbed import bundle
 from testbed.errors import BadInputError
 from testbed.rundir import finding
-from testbed.traits import RUNTIMES
+from testbed.traits import RUNTIMES, emulated
 
 DEFAULT_RUNS = Path("runs")
 _CATALOG = Path(__file__).parents[1] / "catalog"
@@ -82,6 +82,10 @@ def trace_formats(incomplete: str) -> list[str]:
 
 def runtimes(incomplete: str) -> list[str]:
     return _beginning(incomplete, [*RUNTIMES, "auto"])
+
+
+def emulated_runtimes(incomplete: str) -> list[str]:
+    return _beginning(incomplete, [*emulated(), "auto"])
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:

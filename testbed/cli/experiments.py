@@ -19,6 +19,7 @@ from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
     DataRoot,
+    EmulatedRuntime,
     Oversubscribe,
     Runs,
     RuntimeName,
@@ -26,7 +27,6 @@ from testbed.cli.arguments import (
 )
 from testbed.console import closing, counted, out, print_text, remark, written
 from testbed.errors import BadInputError, RunFailedError, writable_file
-from testbed.traits import emulated
 
 if TYPE_CHECKING:
     from analysis import load
@@ -109,10 +109,7 @@ def sweep(
 
 def agree(
     file: SweepFile,
-    runtime: Annotated[
-        str,
-        typer.Option("--runtime", help=f"The real runtime: {', '.join(emulated())} or auto."),
-    ] = "auto",
+    runtime: EmulatedRuntime = "auto",
     jobs: Jobs = None,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,

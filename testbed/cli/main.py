@@ -33,6 +33,7 @@ from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
     DataRoot,
+    EmulatedRuntime,
     MetricsPort,
     Oversubscribe,
     Page,
@@ -432,7 +433,9 @@ def plan_command(
 
 
 @app.command()
-def fidelity(runtime: RuntimeName = None, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
+def fidelity(
+    runtime: EmulatedRuntime = "auto", as_json: AsJson = False, runs: Runs = DEFAULT_RUNS
+) -> None:
     """Measure how faithful the emulation is on this host, over a grid of CPU shares and links."""
     from testbed.api import machine, running
     from testbed.view import View

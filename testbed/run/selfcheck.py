@@ -9,7 +9,7 @@ from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import load
 from testbed.topology.devices import DeviceGroup
-from testbed.traits import traits
+from testbed.traits import refuse_simulated, traits
 from testbed.view import View
 
 _GRIDS = Path(__file__).parents[1] / "catalog"
@@ -17,15 +17,15 @@ _CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
 
 
 def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
-    """Make one run over CPU shares and, where the runtime is real, one over links, in folders in `runs`.
-    Lossy links are left out where the runtime cannot lose packets. Return their directories. Raises
-    TestbedError."""
+    """Make one run over CPU shares and one over links, in folders in `runs`. Lossy links are left out
+    where the runtime cannot lose packets. Return their directories. Raises TestbedError."""
+    refuse_simulated(runtime)
     made = []
     options = Options(runtime)
-    runtime_traits = traits(planning.chosen_runtime(options))
-    for grid in (_CPU,) if runtime_traits.simulated else (_CPU, _LINKS):
+    lossless = traits(planning.chosen_runtime(options)).lossless
+    for grid in (_CPU, _LINKS):
         topology = load(grid)
-        if runtime_traits.lossless:
+        if lossless:
             topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
         topology, plan = planning.plan_topology(topology, options)
         directory = RunDirectory.new(runs, topology.name)

@@ -121,6 +121,8 @@ def test_an_interrupt_during_the_imports_is_no_error() -> None:
         (["dashboard", "no-such-run"], "no-such-run"),
         (["dashboard", TOPOLOGIES], "topologies"),
         (["dashboard"], "--runs"),
+        (["fidelity", "--runtime", "virtual"], "--runtime virtual: expected auto"),
+        (["agree", "study.yaml", "--runtime", "virtual"], "expected auto, docker, swarm or process"),
         (["no-such-command"], "no-such-command"),
     ],
 )
