@@ -91,7 +91,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # not every locale has what our tables have
     try:
-        with interrupting():
+        with interrupting() as interrupted:
             app(prog_name="testbed")  # also of `python -m testbed`: completion is for this name
     except TestbedError as error:
         _fail(str(error), error.exit_code)
@@ -99,6 +99,10 @@ def main() -> None:
         _fail(str(of_os(error)), 1)
     except KeyboardInterrupt:  # before or after typer's own handling of it
         sys.exit(130)
+    except Exception:
+        if not interrupted():
+            raise
+        sys.exit(130)  # a library that was being imported has raised an error of its own in its place
 
 
 @app.command("up")

@@ -13,10 +13,17 @@ Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 
 @contextmanager
-def interrupting() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does."""
-    with _handlers(signal.default_int_handler, _not_ignored(signal.SIGTERM, signal.SIGHUP)):
-        yield
+def interrupting() -> Iterator[Callable[[], bool]]:
+    """Inside, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt; yields whether one came, as a
+    function."""
+    received: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    with _handlers(interrupt, _not_ignored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+        yield lambda: bool(received)
 
 
 @contextmanager

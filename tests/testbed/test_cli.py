@@ -102,6 +102,25 @@ def test_an_interrupt_during_the_imports_is_no_error() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize(("interrupted", "code"), [(True, 130), (False, 1)])
+def test_an_interrupt_that_a_library_makes_an_error_of_is_one(interrupted: bool, code: int) -> None:
+    """As pydantic does, of whose classes some are made when a command imports them."""
+    program = (
+        "import os, signal, sys\n"
+        "from testbed.cli import main\n"
+        "@main.app.command('failing')\n"
+        "def failing():\n"
+        "    try:\n"
+        f"        {interrupted} and os.kill(os.getpid(), signal.SIGINT)\n"
+        "    finally:\n"
+        "        raise RuntimeError('SchemaError')\n"
+        "sys.argv[1:] = ['failing']\n"
+        "main.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "SchemaError" in done.stderr) == (code, not interrupted)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
