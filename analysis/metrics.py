@@ -232,11 +232,11 @@ class Interval:
 def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Mean and Student's interval of confidence, for runs that differ in their seed. The ends are NaN
     for fewer than two values; a NaN value (a target never reached) makes all NaN: none is dropped."""
-    from scipy import stats
-
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return Interval(float(x[0]) if len(x) else nan, nan, nan, len(x))
+    from scipy import stats  # which takes half a second
+
     half = stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
     return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
 

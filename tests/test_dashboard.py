@@ -48,7 +48,6 @@ def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-@pytest.mark.alone
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
     runs, runtime = tmp_path / "runs", "docker" if docker_engine.available() else "process"
     topology = write_small_topology(tmp_path, stop={"after": "10min"}, evaluate={"every": "1s"})

@@ -191,7 +191,6 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(
     assert stale["slow"] > 2 * stale["fast"]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("task", "partition", "size"),
     [
@@ -209,7 +208,7 @@ def test_a_papers_model_in_containers(
         "resnet18",
         task={"name": task, "partition": partition, "local": local},
         evaluate={"every": "10min", "samples": 8},
-        stop={"updates": 3, "after": "90s"},
+        stop={"updates": 3, "after": "4min"},
     )
     done = testbed(
         "up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs"
@@ -280,7 +279,7 @@ def test_the_same_fleet_otherwise(testbed: Testbed, data_root: Path, tmp_path: P
     assert len(run.updates) >= 8
 
 
-@pytest.mark.alone  # `--all` would end the runs of others
+@pytest.mark.alone  # others make networks, too
 def test_down_after_the_controller_was_killed(engine: docker.DockerClient, tmp_path: Path) -> None:
     """From another directory; with links, so that there is a router and traffic control to clean up."""
     before = _network_state()

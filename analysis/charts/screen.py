@@ -78,7 +78,8 @@ class Drawn:
             (_x_axis(self.figure), self.figure.x_range, self._chart.x, chart.x),
             (self.figure.yaxis[0], self.figure.y_range, self._chart.y, chart.y),
         ):
-            _set_ticks(drawn, new)
+            if old.ticks != new.ticks:
+                _set_ticks(drawn, new)
             if old.limits != new.limits:
                 _set_limits(bokeh_range, new)
         self._chart = chart
@@ -242,6 +243,11 @@ def _style(shown: figure, chart: Chart, ink: Ink) -> None:
             major_label_text_color=ink.text, axis_line_color=ink.grid,
             major_tick_line_color=ink.grid, minor_tick_line_color=None,
         )  # fmt: skip
+        if described.whole and described.ticks is None:
+            ticker: Any = axis.ticker
+            ticker.min_interval = 1
+        if described.log:
+            axis.formatter = BasicTickFormatter(use_scientific=False)
         _set_ticks(axis, described)
 
 
@@ -256,10 +262,6 @@ def _in_palette() -> Any:
 
 
 def _set_ticks(axis: Any, described: Axis) -> None:
-    if described.whole and described.ticks is None:
-        axis.ticker.min_interval = 1
-    if described.log:
-        axis.formatter = BasicTickFormatter(use_scientific=False)
     if described.ticks is not None:
         axis.ticker = list(described.ticks)
         axis.major_label_overrides = dict(described.ticks)

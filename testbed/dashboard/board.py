@@ -34,7 +34,9 @@ anew twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
 """Seconds from one look at the files to the next, or where looking is dear:"""
 _MAX_CPU_SHARE = 1 / 3
-"""of a core at most is spent on it."""
+"""of a core at most is spent on it,"""
+_MAX_TIME_SHARE = 1 / 2
+"""and of the time, which is more on a busy host: those who open the page wait meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ class Board:
             self._compute(self.runs)
         self.generation = generation
         self._due = begin + max(
-            _REFRESH_INTERVAL_SECONDS, (time.process_time() - spent) / _MAX_CPU_SHARE
+            _REFRESH_INTERVAL_SECONDS,
+            (time.process_time() - spent) / _MAX_CPU_SHARE,
+            (time.monotonic() - begin) / _MAX_TIME_SHARE,
         )
 
     def _compute(self, runs: Sequence[Run]) -> None:

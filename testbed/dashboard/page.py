@@ -43,7 +43,8 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
     names = " ".join(feed.path.name for feed in board.feeds)
     document.title = f"{names} · testbed"
     document.template_variables.update(theme=theme, names=names, ink=theme and INKS[theme])
-    board.refresh()
+    if theme is not None:
+        board.refresh()
     if theme is None or not board.runs:
         hindered = {
             feed.path.name: feed.error for feed in board.feeds if feed.error and feed.run is None
@@ -52,7 +53,8 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
         document.template = TEMPLATES.get_template("wait.html")
         return
     document.template = TEMPLATES.get_template("page.html")
-    view = _View(document, board, theme)
+    with document.models.freeze():  # else Bokeh looks for all models again after each that is added
+        view = _View(document, board, theme)
     document.add_periodic_callback(view.refresh, _REFRESH_INTERVAL_MS)
     lost = "document.getElementById('lost').hidden = false"
     document.js_on_event(ConnectionLost, CustomJS(code=lost))
@@ -93,7 +95,8 @@ class _View:
         self._board.refresh()
         if self._shown != self._board.generation:
             self._shown = self._board.generation
-            self._write()
+            with self._document.models.freeze():
+                self._write()
 
     @property
     def _names(self) -> tuple[str, ...]:

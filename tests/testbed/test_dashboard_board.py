@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Callable
 from math import nan
@@ -103,6 +104,26 @@ def test_a_run_that_cannot_be_shown_says_why(directory: RunDirectory) -> None:
     directory.manifest.write_text("{")
     feed.refresh()
     assert "no manifest" in feed.error
+
+
+def test_what_is_new_is_drawn_with_what_is_there(directory: RunDirectory) -> None:
+    """Without new models: Bokeh never forgets the ids of those that are gone."""
+    board, document = Board([Feed(directory.path)]), Document()
+    page.fill(document, board, "light")
+    (callback,) = document.session_callbacks
+    before = {model.id for model in document.models}
+    append(directory.events, UPDATE)
+    board.refresh(at_once=True)
+    callback.callback()
+    assert "4 (0.4/s)" in document.get_model_by_name("header-0").text  # type: ignore[union-attr]
+    assert {model.id for model in document.models} == before
+
+
+def test_the_server_imports_nothing_that_it_rarely_needs() -> None:
+    """On a busy host each second of a core can take ten."""
+    code = "import sys, testbed.dashboard.server; print({'scipy', 'torch'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_a_diverged_model_is_drawn_all_the_same(directory: RunDirectory) -> None:
