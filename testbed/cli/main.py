@@ -525,8 +525,9 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
         print_text("\n" + "\n".join(ended.lines()))
     logs = "" if simulated else f"testbed logs {directory.run} · "
     told = "" if verdict == "simulated" else f"Verdict: {verdict}"
-    following = f"testbed dashboard {directory.run} · {logs}change the topology and run it again"
-    closing(told, following)
+    doubtful = verdict in ("not valid", "not judged")
+    last = "docs/fidelity.md says what helps" if doubtful else "change the topology and run it again"
+    closing(told, f"testbed dashboard {directory.run} · {logs}{last}")
     return verdict
 
 

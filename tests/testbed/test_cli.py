@@ -279,13 +279,13 @@ def test_a_file_that_may_not_be_read_is_named(testbed: Testbed, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("validity", "strict", "code", "last"),
+    ("validity", "strict", "code", "last", "end"),
     [
-        (None, True, 0, "Next: "),
-        ({"valid": True}, True, 0, "Verdict: valid · Next: "),
-        ({"valid": None, "unjudged": ["the load"]}, True, 0, "Verdict: not judged · Next: "),
-        ({"valid": False, "reasons": ["the load"]}, False, 0, "Verdict: not valid · Next: "),
-        ({"valid": False, "reasons": ["the load"]}, True, 1, "Verdict: not valid · Next: "),
+        (None, True, 0, "Next: ", "run it again"),
+        ({"valid": True}, True, 0, "Verdict: valid · Next: ", "run it again"),
+        ({"valid": None, "unjudged": ["load"]}, True, 0, "Verdict: not judged · Next: ", "what helps"),
+        ({"valid": False, "reasons": ["load"]}, False, 0, "Verdict: not valid · Next: ", "what helps"),
+        ({"valid": False, "reasons": ["load"]}, True, 1, "Verdict: not valid · Next: ", "what helps"),
     ],
 )
 def test_up_ends_with_the_verdict(
@@ -296,6 +296,7 @@ def test_up_ends_with_the_verdict(
     strict: bool,
     code: int,
     last: str,
+    end: str,
 ) -> None:
     """A simulated run stands for an emulated one."""
 
@@ -314,7 +315,9 @@ def test_up_ends_with_the_verdict(
     options = ["--runtime", "virtual", "--runs", tmp_path / "runs", *(["--strict"] if strict else [])]
     said = testbed("up", topology, *options)
     assert said.code == code, said
-    assert said.out.splitlines()[-1].startswith(last)
+    (line,) = said.out.splitlines()[-1:]
+    assert line.startswith(last)
+    assert line.endswith(end)
 
 
 def test_a_detached_run_cannot_be_strict(testbed: Testbed, tmp_path: Path) -> None:
