@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from testbed.cli import completion
-from testbed.traits import RUNTIMES, is_simulated
+from testbed.traits import RUNTIMES, those
 
 Run = Annotated[
     str,
@@ -31,7 +31,7 @@ EmulatedRuntime = Annotated[
     str,
     typer.Option(
         "--runtime",
-        help=f"{', '.join(name for name in RUNTIMES if not is_simulated(name))} or auto.",
+        help=f"auto, {those(lambda t: not t.simulated)}.",
         autocompletion=completion.emulated_runtimes,
     ),
 ]

@@ -43,14 +43,15 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
     names = " ".join(feed.path.name for feed in board.feeds)
     document.title = f"{names} · testbed"
     document.template_variables.update(theme=theme, names=names, ink=theme and INKS[theme])
-    if theme is not None:
-        board.refresh()
-    if theme is None or not board.runs:
+    document.template = TEMPLATES.get_template("wait.html")
+    if theme is None:
+        return
+    board.refresh()
+    if not board.runs:
         hindered = {
             feed.path.name: feed.error for feed in board.feeds if feed.error and feed.run is None
         }
         document.template_variables.update(hindered=hindered)
-        document.template = TEMPLATES.get_template("wait.html")
         return
     document.template = TEMPLATES.get_template("page.html")
     with document.models.freeze():  # else Bokeh looks for all models again after each that is added
@@ -95,8 +96,7 @@ class _View:
         self._board.refresh()
         if self._shown != self._board.generation:
             self._shown = self._board.generation
-            with self._document.models.freeze():
-                self._write()
+            self._write()
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -58,11 +58,6 @@ class Code:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
 
-    @property
-    def root(self) -> Path:
-        """The folder from which the modules at `path` would be imported."""
-        return _root(self.path)
-
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
     """Path in the folder of modules, and here, of each file of the code; raises ValueError."""
@@ -73,7 +68,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
         return
     if not path.is_dir():
         raise ValueError(f"there is no {path}; give the path of a .py file or folder, from this file's")
-    root = _root(path)
+    root = root_of(path)
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
         for name in sorted(names):
@@ -82,7 +77,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
                 yield str(file.relative_to(root)), file
 
 
-def _root(path: Path) -> Path:
+def root_of(path: Path) -> Path:
     """The folder from which the modules at `path` would be imported."""
     return path if path.is_dir() and not (path / "__init__.py").is_file() else path.parent
 

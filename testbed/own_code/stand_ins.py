@@ -22,7 +22,7 @@ from agents.rules.interface import ClientSide, Sums
 from agents.shards import Shard
 from agents.tasks.interface import Splits
 from testbed.errors import BadInputError
-from testbed.own_code.code import Code
+from testbed.own_code.code import Code, root_of
 from testbed.own_code.inspector import Inspector, RaisedError
 
 Kind = Literal["task", "rule"]
@@ -107,7 +107,7 @@ def _ask(code: Code, question: str, kind: Kind, name: str, **facts: Any) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _inspector(code: Code) -> Inspector:
-    return Inspector(code.copy, code.root)
+    return Inspector(code.copy, root_of(code.path))
 
 
 @functools.lru_cache(maxsize=64)
