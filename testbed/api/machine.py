@@ -24,7 +24,7 @@ from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm import LEAST_ENGINE, manages
-from testbed.images import Images, debian, inventory
+from testbed.images import Images, debian, inventory, torch_index
 from testbed.images.inventory import Listed
 from testbed.plan.calibration import Calibration
 from testbed.plan.calibration import calibrate as measured
@@ -261,8 +261,8 @@ def torch() -> Finding:
     version = importlib.metadata.version("torch")
     if version.endswith("+cpu"):
         return Finding("torch", "ok", version)
-    detail = f"{version}: perhaps with CUDA, which images for CPU devices refuse"
-    fix = "pip install torch from the CPU wheel index that PyTorch's install page names"
+    detail = f"{version}: perhaps with CUDA, which takes gigabytes and nothing uses without a GPU"
+    fix = f"pip install --index-url {torch_index.CPU_INDEX} torch=={version.partition('+')[0]}+cpu"
     return Finding("torch", "warn", detail, fix)
 
 
