@@ -43,7 +43,8 @@ def for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> Choic
         return Choice((), "the Python Package Index's build, which has CUDA on Linux only")
     if driver := next((path for path in drivers if path.exists()), None):
         return Choice((), f"the Python Package Index's build with CUDA: NVIDIA driver found ({driver})")
-    return for_cpu(index)
+    choice = for_cpu(index)
+    return choice._replace(reason=f"{choice.reason}; no NVIDIA driver found")
 
 
 def for_cpu(index: str = CPU_INDEX) -> Choice:
@@ -52,7 +53,7 @@ def for_cpu(index: str = CPU_INDEX) -> Choice:
     if settings := ", ".join(_settings()):
         return Choice((), f"from where your settings of pip say ({settings}); CPU builds are at {index}")
     if (problem := _problem(index)) is None:
-        return Choice(("--extra-index-url", index), f"the CPU build: {index} answers")
+        return Choice(("--extra-index-url", index), f"the CPU build, as {index} answers")
     return Choice(
         (),
         "the Python Package Index's build, which on Linux brings gigabytes of CUDA: the index of CPU "

@@ -134,7 +134,7 @@ def test_torch_is_required_as_the_cpu_build_of_this_host(installed: str | None, 
 
 def test_cuda_libraries_are_refused_with_the_way_out() -> None:
     wheels.refuse_cuda(["torch", "numpy"], "")
-    message = r"2 CUDA libraries \(nvidia-cublas, .*PyTorch: no answer\. Add https:.*PIP_EXTRA_INDEX_URL"
+    message = r"2 CUDA libraries \(nvidia-cublas, .*PyTorch: no answer\. .*PIP_EXTRA_INDEX_URL=https:"
     with pytest.raises(HostError, match=message):
         wheels.refuse_cuda(["torch", "nvidia-cudnn-cu13", "nvidia-cublas"], "no answer")
 
