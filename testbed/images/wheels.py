@@ -191,8 +191,8 @@ def refuse_cuda(packages: Sequence[str], reason: str) -> None:
     if cuda := _of_cuda(packages):
         raise HostError(
             f"The torch that pip finds brings {len(cuda)} CUDA libraries ({cuda[0]}, ...): gigabytes "
-            f"that devices without a GPU cannot use. PyTorch: {reason}. Have pip find a CPU build, as by "
-            f"PIP_EXTRA_INDEX_URL={torch_index.CPU_INDEX}, then run 'testbed images build' again."
+            f"that devices without a GPU cannot use. PyTorch: {reason}. Have pip find a CPU build, as "
+            f"by PIP_EXTRA_INDEX_URL={torch_index.CPU_INDEX}, then run 'testbed images build' again."
         )
 
 
