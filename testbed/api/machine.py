@@ -210,7 +210,8 @@ def gpu(found: Gpus) -> Finding:
 def processors() -> Finding:
     count = len(os.sched_getaffinity(0))
     if count < 2:
-        return Finding("cores", "warn", "1 core: broker and aggregator share it with the devices")
+        detail = "1 core: half of it is for devices, as broker and aggregator share it"
+        return Finding("cores", "warn", detail, "dilation: auto in the topology stretches time to fit")
     return Finding("cores", "ok", f"{count}, load {os.getloadavg()[0]:.1f}")
 
 
