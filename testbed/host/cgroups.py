@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from agents.control_group import ControlGroup
+
 DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
 """The groups of a run."""
 
@@ -61,31 +63,8 @@ def cpu_seconds(run: str, group: str) -> float | None:
 
 def _used(folder: Path) -> float | None:
     """CPU seconds of the group of `folder`; None where this hierarchy does not count them."""
-    try:
-        if (file := folder / "cpuacct.usage").exists():
-            return int(file.read_text()) / 1e9
-        lines = (folder / "cpu.stat").read_text().splitlines()
-    except OSError:
-        return None
-    counters = dict(line.split() for line in lines)
-    return int(counters["usage_usec"]) / 1e6 if "usage_usec" in counters else None
-
-
-def cpu_seconds_of(pid: int, mounts: Path = _MOUNTS, proc: Path = Path("/proc")) -> float | None:
-    """CPU seconds that the group of a process has used; None where it cannot be seen."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    paths = [
-        path.lstrip("/")
-        for _, kinds, path in (line.split(":", 2) for line in lines)
-        if not kinds or "cpuacct" in kinds.split(",")
-    ]
-    return next(
-        (used for root in _roots(mounts) for path in paths if (used := _used(root / path)) is not None),
-        None,
-    )
+    v1 = (folder / "cpuacct.usage").exists()
+    return ControlGroup({"cpuacct" if v1 else "": folder}).cpu_seconds()
 
 
 def writable(paths: list[Path]) -> bool:

@@ -298,10 +298,14 @@ def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Pat
     partial.rename(to)
 
 
-def limit(engine: docker.DockerClient, container: str, cpu: CpuLimits) -> None:
-    """Change its limits; one that has ended is left alone."""
+def limit(
+    engine: docker.DockerClient, container: str, cpu: CpuLimits, memory: int | None = None
+) -> None:
+    """Change its CPU limits; one that has ended is left alone. `memory`, its limit in bytes, stays as it
+    is and must be given: with the systemd driver on cgroup v2, a change without it permits swap."""
+    kept: dict[str, Any] = {} if memory is None else {"mem_limit": memory, "memswap_limit": memory}
     try:
-        engine.api.update_container(container, **_limits(cpu))
+        engine.api.update_container(container, **_limits(cpu), **kept)
     except APIError:
         if exit_code(engine, container) is None:
             raise
