@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -56,7 +61,7 @@ def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.Monkey
 
     def from_env(timeout: int) -> Mock:
         made.append(Mock(api=Mock(timeout=timeout)))
-        assert timeout <= 2
+        assert timeout <= 30
         return made[-1]
 
     monkeypatch.setattr("docker.from_env", from_env)
@@ -64,6 +69,38 @@ def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.Monkey
         assert [client] == made
         assert made[0].api.timeout >= 60
     made[0].close.assert_called_once()
+
+
+def test_an_engine_on_a_busy_host_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket takes a connection at once, and the answer comes after some seconds."""
+    slow = tmp_path / "docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{slow}")
+    answers = iter([2.5, 0.0, 0.0])
+    with socketserver.ThreadingUnixStreamServer(str(slow), engine_that_answers(answers)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with docker_engine.if_present() as client:
+            assert client is not None
+        server.shutdown()
+
+
+def engine_that_answers(after: Iterator[float]) -> type[BaseHTTPRequestHandler]:
+    """A handler of HTTP requests that answers each like an engine, `after` so many seconds."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            time.sleep(next(after, 0.0))
+            body = b'{"ApiVersion": "1.44", "Version": "25.0"}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return "unix"
+
+        def log_message(self, *_: object) -> None: ...
+
+    return Handler
 
 
 @pytest.mark.parametrize("option", ["rootless", "userns"])
