@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socketserver
 import threading
 import time
@@ -150,6 +151,33 @@ def test_a_kernel_feature_is_tried_and_leaves_nothing() -> None:
         works, answer = kernel.supports(feature)
         assert works or answer
     assert set(Path("/sys/class/net").iterdir()) == interfaces
+
+
+@pytest.mark.parametrize("refused", ["unshare", "ip"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_an_ordinary_user_may_not_try_is_looked_up(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool
+) -> None:
+    """A user namespace that is refused, or has no rights in it, says nothing about the kernel."""
+    programs = {"unshare": 'shift 2; exec "$@"', "ip": "exit 0", "tc": "exit 0"}
+    programs[refused] = "echo 'Operation not permitted' >&2; exit 1"
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    release = tmp_path / os.uname().release
+    release.mkdir()
+    (release / "modules.builtin").write_text("kernel/net/sched/sch_fq.ko\n")
+    module = "sch_netem" if listed else "sch_netem_other"
+    (release / "modules.dep").write_text(f"kernel/net/sched/{module}.ko.xz: kernel/lib/x.ko\n")
+    monkeypatch.setattr(kernel.is_listed, "__defaults__", (tmp_path,))
+    works, answer = kernel.supports(kernel.NETEM)
+    assert works is (True if listed else None)
+    assert "Operation not permitted" in answer
+    finding = doctor.traffic_control(kernel.NETEM)
+    assert finding.status == ("ok" if listed else "warn")
+    assert "Operation not permitted" in finding.detail
 
 
 def test_a_feature_that_no_kernel_has_is_not_found() -> None:

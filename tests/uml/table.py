@@ -1,5 +1,5 @@
-"""What is measured inside user-mode Linux: netem's links (rates in bit/s, times in seconds), and limits of
-cgroup v2."""
+"""What is measured inside user-mode Linux: netem's links (rates in bit/s, times in seconds), and limits
+of cgroup v2."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ LIMITS = {
         Limits(quota=NO_LIMIT, period=20_000, weight=1, memory=2**29, swap=0),
     ),
 }
-"""Files of a control group and what is written into them, and the limits that it has then. This kernel has
-no cpuset."""
+"""Files of a control group and what is written into them, and the limits that it has then. This kernel
+has no cpuset."""
 
 
 class Flood(TypedDict):
