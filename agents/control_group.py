@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from agents.messages import NO_LIMIT, Limits
 
-_PROC = Path("/proc")
+_PROC, _MEMINFO = Path("/proc"), Path("/proc/meminfo")
 _UNIFIED = ""
 """Stands for the hierarchy of v2 among controllers of v1."""
 _FILE_BYTES = 4096
@@ -62,7 +63,7 @@ class ControlGroup:
             shares=int(_read(cpu / "cpu.shares")),
             cpus=_read(self.folders["cpuset"] / "cpuset.cpus") if "cpuset" in self.folders else None,
             memory=most,
-            swap=both if most is None or both in (None, NO_LIMIT) else both - most,
+            swap=_swap(both if most is None or both in (None, NO_LIMIT) else both - most),
         )
 
     def _limits_v2(self) -> Limits:
@@ -75,7 +76,7 @@ class ControlGroup:
             weight=int(_read(folder / "cpu.weight")),
             cpus=_read(cpus) if cpus.exists() else None,
             memory=_bytes(folder / "memory.max"),
-            swap=_bytes(folder / "memory.swap.max"),
+            swap=_swap(_bytes(folder / "memory.swap.max")),
         )
 
     def cores(self) -> float | None:
@@ -167,6 +168,13 @@ def _bytes(file: Path) -> int | None:
     except FileNotFoundError:
         return None
     return NO_LIMIT if text == "max" or int(text) >= _V1_UNLIMITED_BYTES else int(text)
+
+
+def _swap(limit: int | None) -> int | None:
+    """`limit`, or 0 if the kernel has none but this host has no swap either."""
+    if limit is not None:
+        return limit
+    return 0 if re.search(r"^SwapTotal: +0 kB$", _MEMINFO.read_text(), re.MULTILINE) else None
 
 
 def _pairs(file: Path) -> dict[str, int]:
