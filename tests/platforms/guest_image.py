@@ -241,12 +241,13 @@ _ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-
 """A shell whose mounts and processes end with it."""
 _MOUNTS = """
 set -e
+mount --bind "$0" "$0"
 mount -t proc proc "$0/proc"
 mount -t sysfs sysfs "$0/sys"
 mount --rbind /dev "$0/dev"
 mount -t tmpfs tmpfs "$0/run"
 """
-"""`$0` is the root file system's folder."""
+"""`$0` is the root file system's folder. The engine needs its root to be a mount point."""
 _CHROOT = "env -i HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin chroot"
 _ENGINE_SOCKET = "root/engine.sock"
 _ENGINE = f"""{_MOUNTS}
