@@ -35,6 +35,7 @@ _GLIBC = 41
 """Minor version of trixie's glibc 2.x."""
 _SIZE = "24G"
 """Size of the file system; the file is sparse."""
+_BINFMT = Path("/proc/sys/fs/binfmt_misc")
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 PACKAGES = (
@@ -141,7 +142,10 @@ def ensure(spec: ImageSpec) -> Image:
     if os.geteuid() != 0:
         raise HostError("Guests' images are built in a chroot: run this as root.")
     image.folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=image.folder.parent) as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="build-", dir=image.folder.parent) as scratch,
+        _programs_of(spec.architecture),
+    ):
         _build(spec, Path(scratch))
         for old in image.folder.parent.glob(f"{name}-*"):
             shutil.rmtree(old)
@@ -202,6 +206,28 @@ def _build(spec: ImageSpec, scratch: Path) -> None:
             (file,) = (root / "boot").glob(f"{name}-*")
             shutil.copy(file, result / name)
         _run("mke2fs", "-q", "-t", "ext4", "-m", "0", "-d", str(root), str(result / "disk.raw"), _SIZE)
+
+
+@contextmanager
+def _programs_of(architecture: str) -> Iterator[None]:
+    """Let this host run another architecture's programs, by QEMU's user emulation, while it is needed.
+
+    Raises HostError if it cannot.
+    """
+    emulator = f"qemu-{_MACHINES[architecture]}"
+    if os.uname().machine == _MACHINES[architecture] or (_BINFMT / emulator).exists():
+        yield
+        return
+    is_mounted = (_BINFMT / "status").exists()
+    if not is_mounted:
+        _run("mount", "-t", "binfmt_misc", "binfmt_misc", str(_BINFMT))
+    try:
+        _run("update-binfmts", "--enable", emulator)
+        yield
+    finally:
+        _run("update-binfmts", "--disable", emulator)
+        if not is_mounted:
+            _run("umount", str(_BINFMT))
 
 
 def _bootstrap(spec: ImageSpec, root: Path) -> None:
