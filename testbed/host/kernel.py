@@ -40,6 +40,9 @@ FEATURES = (
 )
 
 CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control"
+_NOT_PERMITTED = "Operation not permitted"
+_NET_ADMIN = 12
+"""Number of the capability (capabilities(7))."""
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
@@ -67,7 +70,19 @@ def supports(feature: Feature) -> tuple[bool | None, str]:
     if (refusal := _try([*namespace, "true"], path)) is not None:
         return None, refusal
     answer = _try([*namespace, "sh", "-c", feature.trial], path)
+    if answer is not None and _NOT_PERMITTED in answer:  # in a container with some capabilities
+        return None, answer
     return answer is None, answer or ""
+
+
+def may_change_networks(status: Path = Path("/proc/self/status")) -> bool:
+    """Whether this process holds NET_ADMIN, which root of a container may lack."""
+    try:
+        lines = status.read_text(encoding="ascii").splitlines()
+    except OSError:  # no Linux
+        return False
+    held = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return bool(held >> _NET_ADMIN & 1)
 
 
 def _try(command: list[str], path: str) -> str | None:
