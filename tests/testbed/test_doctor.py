@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import docker
 import pytest
+import requests
 
 from testbed.api import machine as doctor
 from testbed.errors import HostError
@@ -47,7 +48,7 @@ def test_a_fix_is_printed_in_one_piece(no_engine: None, monkeypatch: pytest.Monk
 
 def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:
     assert not docker_engine.available()
-    with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*sudo"):
+    with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*unset DOCKER_HOST"):
         docker_engine.connect()
 
 
@@ -85,9 +86,12 @@ def test_an_engine_without_root_is_passed_over(option: str, monkeypatch: pytest.
         pass
 
 
-def test_a_socket_of_others_is_fixed_by_the_group() -> None:
-    wrapped = ConnectionError("Connection aborted.", PermissionError(13, "Permission denied"))
-    assert "usermod -aG docker" in docker_engine.fix(wrapped)
+def test_a_socket_of_others_is_fixed_by_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = PermissionError(13, "Permission denied")
+    wrapped = requests.ConnectionError("Connection aborted.", refused)
+    monkeypatch.setattr("docker.from_env", Mock(side_effect=wrapped))
+    with pytest.raises(HostError, match=r"usermod -aG docker"):
+        docker_engine.connect()
 
 
 @pytest.mark.parametrize(
@@ -121,6 +125,14 @@ def test_a_feature_that_no_kernel_has_is_not_found() -> None:
     assert finding.status == "warn"
     assert "made by a router (shaper tbf+delay)" in finding.detail
     assert finding.fix is not None
+
+
+def test_a_trial_that_is_not_permitted_says_nothing_of_the_kernel() -> None:
+    """Root of a container may make namespaces, but not change them."""
+    trial = "echo 'RTNETLINK answers: Operation not permitted' >&2; exit 2"
+    finding = doctor.traffic_control(kernel.Feature("sch_tbf", trial, "link rates"))
+    assert finding.status == "warn"
+    assert "cannot be tried" in finding.detail
 
 
 @pytest.mark.parametrize(
