@@ -309,7 +309,7 @@ class Limits:
     memory: Limit | None = None
     """Bytes."""
     swap: Limit | None = None
-    """Bytes beside those of memory."""
+    """Bytes beside those of memory; None if the host has swap that the kernel cannot limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def _traffic() -> tuple[int, int]:
     received = sent = 0
     for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
         name, _, counters = line.partition(":")
-        if name.strip().startswith("eth"):
+        if not name.strip().startswith(("lo", "ifb")):
             values = counters.split()
             received, sent = received + int(values[0]), sent + int(values[8])
     return received, sent

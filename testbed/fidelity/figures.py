@@ -205,8 +205,8 @@ class DeviceFidelity:
     """Name of its node, where there are several."""
     wrong_limits: tuple[str, ...] = ()
     """Limits that the kernel had otherwise than requested, in a few words each."""
-    limits_read: bool = True
-    """Whether the limits that the kernel enforces are known, if some were requested."""
+    unread_limits: str | None = None
+    """Which of its limits are not known, though requested."""
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
         """The figures that can count against a run by their error. Jitter cannot: it would take
@@ -255,8 +255,8 @@ class DeviceFidelity:
                 yield f"CPU: telemetry of {self.observed:.0f} of {self.present:.0f} s"
             elif self.wanted is None and self.measured < ENOUGH_SECONDS:
                 yield "CPU: it was never busy, and this kernel does not say whether it waited for a CPU"
-            if not self.limits_read:
-                yield "its limits: never read from the kernel"
+            if self.unread_limits is not None:
+                yield self.unread_limits
         if any(
             figure.requested is not None for name, figure in self.figures.items() if name != CPU
         ) and (not self.probes):

@@ -30,8 +30,8 @@ class RequestedLimits:
 
 
 def differences(requested: RequestedLimits, found: Limits) -> Iterator[str]:
-    """Each limit that is not as requested, in a few words. What a kernel has no file for is not checked:
-    `testbed doctor` names it."""
+    """Each limit that is not as requested, in a few words. Swap that the kernel cannot limit is none of
+    them: see `Limits.swap`."""
     quota = f"{found.quota} of {found.period} µs" if found.quota != NO_LIMIT else "none"
     if (found.quota, found.period) != (requested.quota, requested.period):
         yield f"its CPU quota is {quota}, requested {requested.quota} of {requested.period} µs"
@@ -41,7 +41,9 @@ def differences(requested: RequestedLimits, found: Limits) -> Iterator[str]:
         yield f"its CPU weight is {found.weight}, requested {_one_of(weights_of(requested.shares))}"
     if found.cpus is not None and cpu_numbers(found.cpus) != cpu_numbers(requested.cpus):
         yield f"its cores are {found.cpus or 'all'}, requested {requested.cpus}"
-    if found.memory is not None and not 0 <= requested.memory - found.memory < _PAGE_BYTES:
+    if found.memory is None:
+        yield f"this kernel limits no memory, requested {_bytes(requested.memory)}"
+    elif not 0 <= requested.memory - found.memory < _PAGE_BYTES:
         yield f"its memory limit is {_bytes(found.memory)}, requested {_bytes(requested.memory)}"
     if found.swap not in (None, 0):
         yield f"it may swap ({_bytes(found.swap)}), requested no swap"

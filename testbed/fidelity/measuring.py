@@ -135,7 +135,7 @@ def measure(
         if one.cpu[0].limits is not None:
             known = sorted(limits.get(one.device, ()), key=lambda each: each.at)
             wrong = tuple(dict.fromkeys(_wrong_limits(one, known, clock)))
-            found = replace(found, wrong_limits=wrong, limits_read=bool(known))
+            found = replace(found, wrong_limits=wrong, unread_limits=_unread_limits(known))
         if one.gpu is not None:
             found = replace(found, gpu=_gpu(one.gpu, on_gpu.get(one.device, ())))
         devices.append(found)
@@ -227,6 +227,14 @@ def _wrong_limits(requested: Requested, read: Sequence[_LimitsRead], clock: Cloc
         if phase == 0 or at >= wanted.at + _LIMITS_SETTLE_SECONDS:
             assert wanted.limits is not None  # noqa: S101
             yield from differences(wanted.limits, read[index].limits)
+
+
+def _unread_limits(read: Sequence[_LimitsRead]) -> str | None:
+    if not read:
+        return "its limits: never read from the kernel"
+    if read[-1].limits.swap is None:
+        return "its swap: this host has some, and its kernel cannot limit it"
+    return None
 
 
 def _used(usage: Sequence[_Usage]) -> float | None:

@@ -16,6 +16,8 @@ from agents.control_group import ControlGroup
 
 DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
 """The groups of a run."""
+SLICE = ".slice"
+"""Suffix of a control group of systemd's."""
 
 _MOUNTS = Path("/proc/self/mounts")
 _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
@@ -25,7 +27,7 @@ _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
 def parent(run: str, group: str, driver: str) -> str:
     """The `cgroup_parent` of containers of `run`, for the engine's cgroup driver."""
     if driver == "systemd":  # a dash would make it the child of another slice
-        return f"{_stem(run, group).replace('-', '_')}.slice"
+        return f"{_stem(run, group).replace('-', '_')}{SLICE}"
     return f"/{_stem(run, group)}"
 
 

@@ -161,17 +161,29 @@ class Controller:
         Raises RunFailedError or HostError.
         """
         try:
-            return self._run()
-        except HostError as error:  # such as that a node has left: the verdict names it
-            if self.epoch is not None:
-                self.failures.insert(0, str(error))
+            ended = self._run()
+        except BaseException as error:
+            if isinstance(error, HostError) and self.epoch is not None:
+                self.failures.insert(0, str(error))  # such as that a node has left: the verdict names it
+            try:
+                self._take_down()
+            except HostError as also:  # this is not why the run has ended
+                self._report_left(also)
             raise
-        finally:
-            with uninterrupted():
-                begin = time.monotonic()
-                self._runtime.stop()
-                self.timings.down = time.monotonic() - begin
-                self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
+        self._take_down()
+        return ended
+
+    def _take_down(self) -> None:
+        with uninterrupted():
+            begin = time.monotonic()
+            self._runtime.stop()
+            self.timings.down = time.monotonic() - begin
+            self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
+
+    def _report_left(self, error: HostError) -> None:
+        """Report that something of a run that fails for another reason could not be removed."""
+        run = self._spec.directory.run
+        self._view.progress(f"Not everything could be removed ({error}). Try: testbed down {run}")
 
     def _run(self) -> events.RunEnded:
         fleet = f"{counted(len(self._devices), 'device')} ({self._spec.plan.runtime})"
@@ -552,7 +564,10 @@ class Controller:
 
     def _log_tail(self, name: str, lines: int = 12) -> str:
         """The end of a process's log, for an error message; stopping first saves the logs."""
-        self._runtime.stop()
+        try:
+            self._runtime.stop()
+        except HostError as error:  # it must not take the place of the message
+            self._report_left(error)
         return self._spec.directory.log_tail(name, lines)
 
 

@@ -143,7 +143,7 @@ def test_ended_process_has_no_namespace() -> None:
         namespace_id(ended.pid)
 
 
-@pytest.mark.parametrize("engine", ["20.10", "28.5"])
+@pytest.mark.parametrize("engine", ["20.10", "26.1", "28.5"])
 def test_recorded_bridges(engine: str) -> None:
     """Bridges of real engines: every container has a port of its own; what is being started has none."""
     recorded = json.loads(Path(__file__).with_name("bridges.json").read_text(encoding="utf-8"))[engine]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agents import control_group
 from agents.control_group import ControlGroup, weights_of
 from agents.messages import NO_LIMIT, Limits
 
@@ -116,12 +117,21 @@ def test_without_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "swap"), [(V2, "memory.swap.max"), (V1, "memory/memory.memsw.limit_in_bytes")]
 )
-def test_a_kernel_without_swap_accounting_has_no_swap_limit(
-    files: dict[str, str], swap: str, tmp_path: Path
+@pytest.mark.parametrize(("total", "expected"), [(0, 0), (2097148, None)])
+def test_a_kernel_without_swap_accounting(
+    files: dict[str, str],
+    swap: str,
+    total: int,
+    expected: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal:  24633516 kB\nSwapTotal:  {total} kB\nSwapFree:  0 kB\n")
+    monkeypatch.setattr(control_group, "_MEMINFO", meminfo)
     limits = group_of(tmp_path, {name: text for name, text in files.items() if name != swap}).limits()
     assert limits is not None
-    assert (limits.memory, limits.swap) == (2**29, None)
+    assert (limits.memory, limits.swap) == (2**29, expected)
 
 
 @pytest.mark.parametrize("version", [V2, V1])

@@ -21,7 +21,7 @@ from agents.device_actions import Action, Crash, SetLink
 from agents.messages import NO_LIMIT, AddressedOrder, DeviceOrder, Note, Telemetry
 from agents.topics import Topics
 from agents.transport import Connection, Received
-from testbed.errors import BadInputError, RunFailedError
+from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity.host_load import HostSample
 from testbed.host.signals import interrupting
 from testbed.run import live_runs
@@ -168,6 +168,31 @@ class Idle:
 
     def device_cpu_seconds(self) -> float | None:
         return None
+
+
+class Stubborn(Idle):
+    """A runtime that cannot remove what it has started."""
+
+    def start(self) -> Broker:
+        raise RunFailedError("the broker ended as soon as it was started")
+
+    def stop(self) -> None:
+        raise HostError("the Docker engine could not remove the containers: read timed out")
+
+
+def test_error_of_the_removal_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
+    run, lines = spec(tmp_path), Lines()
+    with pytest.raises(RunFailedError, match="the broker ended as soon as"):
+        Controller(run, Stubborn(), lines).run()
+    assert f"read timed out). Try: testbed down {run.directory.run}" in lines.lines[-1]
+    assert not any("Everything removed" in line for line in lines.lines)
+
+
+def test_log_of_a_failed_process_is_shown_also_if_the_removal_fails(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    run.directory.log("aggregator").write_text("it broke\n")
+    controller = Controller(run, Stubborn(), Lines())
+    assert controller._log_tail("aggregator").endswith("it broke")
 
 
 def test_an_order_that_could_not_be_done_is_noted_and_held_against_the_run(tmp_path: Path) -> None:

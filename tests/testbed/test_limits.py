@@ -25,7 +25,7 @@ EPOCH = 1000.0
         (V1, []),
         (V2, []),
         (replace(V2, weight=204), []),  # by the newer conversion
-        (replace(V2, swap=None), []),  # this kernel has no swap
+        (replace(V2, swap=None), []),  # it cannot be judged
         (replace(V2, memory=2**29 - 4096), []),  # whole pages
         (replace(V2, swap=NO_LIMIT), ["it may swap (without limit), requested no swap"]),
         (replace(V2, swap=4096), ["it may swap (4096 bytes), requested no swap"]),
@@ -38,6 +38,7 @@ EPOCH = 1000.0
         (replace(V2, weight=100), ["its CPU weight is 100, requested 96 or 204"]),
         (replace(V1, cpus=""), ["its cores are all, requested 1-2"]),
         (replace(V1, cpus="0-2"), ["its cores are 0-2, requested 1-2"]),
+        (replace(V2, memory=None), ["this kernel limits no memory, requested 536870912 bytes"]),
         (
             replace(V1, memory=NO_LIMIT),
             ["its memory limit is without limit, requested 536870912 bytes"],
@@ -98,6 +99,13 @@ def test_limits_that_were_never_read_leave_a_run_unjudged() -> None:
     found = measure([pi()], [], Clock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == ()
     assert "pi, its limits: never read from the kernel" in verdict([], found).unjudged
+
+
+def test_swap_that_the_kernel_cannot_limit_leaves_a_run_unjudged() -> None:
+    found = measure([pi()], [read(-1.0, replace(V1, swap=None))], Clock(EPOCH, end=60.0), {})
+    assert found.devices[0].wrong_limits == ()
+    told = "pi, its swap: this host has some, and its kernel cannot limit it"
+    assert told in verdict([], found).unjudged
 
 
 def test_what_is_no_limits_is_ignored() -> None:
