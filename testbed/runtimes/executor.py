@@ -169,7 +169,14 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
     if slices:
         _stop_units(engine, image, run, slices)
     found = cgroups.folders(run)
-    if cgroups.writable([folder.parent for folder in found]):
+    if not found and not slices and image is not None:  # in a container they may not be seen
+        commands = [
+            f"rmdir {root}/{quote(name)}"
+            for name in cgroups.names(run)
+            for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/*")
+        ]
+        _on_cgroups(engine, image, run, commands)
+    elif cgroups.writable([folder.parent for folder in found]):
         for folder in found:
             with suppress(OSError):  # one that is not empty yet, or gone
                 folder.rmdir()
