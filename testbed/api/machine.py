@@ -23,7 +23,7 @@ from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm import LEAST_ENGINE, manages
-from testbed.images import Images, debian, inventory
+from testbed.images import Images, debian, inventory, torch_index
 from testbed.images.inventory import Listed
 from testbed.plan.calibration import Calibration
 from testbed.plan.calibration import calibrate as measured
@@ -213,7 +213,8 @@ def gpu(found: Gpus) -> Finding:
 def processors() -> Finding:
     count = len(os.sched_getaffinity(0))
     if count < 2:
-        return Finding("cores", "warn", "1 core: broker and aggregator share it with the devices")
+        detail = "1 core: half of it is for devices, as broker and aggregator share it"
+        return Finding("cores", "warn", detail, "dilation: auto in the topology stretches time to fit")
     return Finding("cores", "ok", f"{count}, load {os.getloadavg()[0]:.1f}")
 
 
@@ -264,8 +265,8 @@ def torch() -> Finding:
     version = importlib.metadata.version("torch")
     if version.endswith("+cpu"):
         return Finding("torch", "ok", version)
-    detail = f"{version}: perhaps with CUDA, which images for CPU devices refuse"
-    fix = "pip install torch from the CPU wheel index that PyTorch's install page names"
+    detail = f"{version}: perhaps with CUDA, which takes gigabytes and nothing uses without a GPU"
+    fix = f"pip install --index-url {torch_index.CPU_INDEX} torch=={version.partition('+')[0]}+cpu"
     return Finding("torch", "warn", detail, fix)
 
 
