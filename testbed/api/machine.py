@@ -19,7 +19,6 @@ import psutil
 
 from agents.texts import counted
 from testbed import images
-from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
@@ -60,10 +59,9 @@ def doctor() -> list[Finding]:
                 image_source(client),
                 swarm(info, listed),
             ]
-    except HostError as error:
-        detail = "no engine answers: runs fall back to the process runtime"
-        fix = docker_engine.fix(error.__cause__ or error)
-        found = [Finding("Docker engine", "missing", detail, fix)]
+    except docker_engine.NoEngineError as error:
+        detail = f"{error.reason}; runs fall back to the process runtime"
+        found = [Finding("Docker engine", "missing", detail, error.fix)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
     found += [tcp(kernel.congestion_control()), gpu(survey(info)), processors(), sleep(), memory()]
     return [*found, disk(info), broker(), python(), torch()]
@@ -72,11 +70,15 @@ def doctor() -> list[Finding]:
 def engine(info: Mapping[str, Any]) -> Finding:
     """Whether the engine of which `info` tells can run devices."""
     name = "Docker engine"
-    if (why := docker_engine.unfit(info)) is not None:
-        detail = f"{why}: runs fall back to the process runtime (--runtime process)"
-        fix = "have the engine run as root, without userns-remap in /etc/docker/daemon.json"
-        return Finding(name, "missing", detail, fix)
-    return Finding(name, "ok", f"version {info['ServerVersion']}")
+    if (unfit := docker_engine.unfit(info)) is not None:
+        detail = f"{unfit.reason}; runs fall back to the process runtime (--runtime process)"
+        return Finding(name, "missing", detail, unfit.fix)
+    version = f"version {info['ServerVersion']}"
+    if not docker_engine.shares_files(info):
+        detail = f"{version}, whose data folder {info['DockerRootDir']} is not here: it sees other files"
+        fix = "mount the folder of the runs here at the path that it has for the engine (docs/faq.md)"
+        return Finding(name, "warn", detail, fix)
+    return Finding(name, "ok", version)
 
 
 def control_groups(info: Mapping[str, Any]) -> Finding:
