@@ -73,7 +73,8 @@ _SETTLE_SECONDS = 0.5
 """A limit takes effect a moment after it was set."""
 
 _LIMITS_SETTLE_SECONDS = 3.0
-"""Within which a device's init has read limits that have changed: it looks once a second."""
+"""Within which a change is done and a device's init has read it: it looks once a second. On a slow host
+the kernel has new limits a while before the engine says so."""
 _INSTANT_SECONDS = 1e-6
 
 _LARGEST_VALUE = 1e18
@@ -223,10 +224,11 @@ def _wrong_limits(requested: Requested, read: Sequence[_LimitsRead], clock: Cloc
         index = bisect_right(read, at, key=lambda each: each.at) - 1
         if index < 0 or not clock.begin <= at <= clock.end or away(at - _INSTANT_SECONDS / 2, at):
             continue
-        wanted = requested.cpu[phase]
-        if phase == 0 or at >= wanted.at + _LIMITS_SETTLE_SECONDS:
-            assert wanted.limits is not None  # noqa: S101
-            yield from differences(wanted.limits, read[index].limits)
+        nearest = requested.cpu[max(phase, 1) : phase + 2]  # a change that may be under way
+        if not any(abs(at - change.at) < _LIMITS_SETTLE_SECONDS for change in nearest):
+            wanted = requested.cpu[phase].limits
+            assert wanted is not None  # noqa: S101
+            yield from differences(wanted, read[index].limits)
 
 
 def _unread_limits(read: Sequence[_LimitsRead]) -> str | None:
