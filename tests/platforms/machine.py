@@ -22,8 +22,8 @@ class Machine(Protocol):
     """A machine with a checkout of the project, its Python environment and, perhaps, a Docker engine."""
 
     facts: Mapping[str, str]
-    """What the table says of it: `engine`, `cgroup`, `driver`, `kernel`, `netem`, `python`, `architecture`,
-    `cores`. Read from the machine itself."""
+    """What the table says of it: `engine`, `cgroup`, `driver`, `kernel`, `netem`, `python`,
+    `architecture`, `cores`. Read from the machine itself."""
     slowness: float
     """Factor on all timeouts: 1 on this host, about 20 in a guest whose processor is emulated."""
 
