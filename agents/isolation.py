@@ -12,12 +12,14 @@ of broker, aggregator or router, stay as they are. All of it disappears with the
 from __future__ import annotations
 
 import json
+import os
 import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 _LOAD, _LOAD_HALF, _EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
 """Instructions of classic BPF, which needs no compiler and is in most kernels."""
@@ -27,6 +29,13 @@ _SENDER, _KIND, _ARP_SENDER, _ARP_ADDRESS, _IP_ADDRESS = 6, 12, 22, 28, 26
 """Offsets in a frame."""
 _IPV4, _ARP = 0x0800, 0x0806
 _NOTHING = f"1,{_RETURN} 0 0 {_DROP}"
+
+_NLMSG_ERROR, _RTM_GETNSID, _REQUEST = 2, 90, 1
+_NETNSA_NSID, _NETNSA_PID = 1, 2
+_NSID_QUESTION = struct.Struct("=IHHIIB3xHHI")
+"""Netlink header, rtgenmsg, one attribute: linux/netlink.h, linux/net_namespace.h."""
+_NSID_ANSWER = struct.Struct("=IHHIIB3xHHi")
+_NETLINK_ERROR = struct.Struct("=IHHIIi")
 
 
 class IsolationError(Exception):
@@ -61,10 +70,14 @@ def isolate(bridge: str, endpoints: Sequence[Endpoint]) -> None:
 
     Raises IsolationError, OSError.
     """
-    ports = _ports(bridge)
-    found = [(ports.get(index), end) for end in endpoints if (index := _interface(end.process))]
+    # The ports first: listing them is what has the kernel number their network namespaces.
+    ports = ports_by_namespace(_links_on(bridge))
     settings, filters = [], _filter(bridge, _NOTHING)
-    for port, end in found:
+    for end in endpoints:
+        try:
+            port = ports.get(namespace_id(end.process))
+        except ProcessLookupError:
+            continue
         if port is None:
             raise IsolationError(f"process {end.process} is not on {bridge}")
         settings.append(f"link set dev {port} isolated on")
@@ -109,32 +122,38 @@ def _filter(interface: str, program: str) -> list[str]:
     ]
 
 
-def _ports(bridge: str) -> dict[int, str]:
-    """Names of the interfaces on `bridge`, by the number of each one's other end, where that is in
-    another network namespace: of a container that is being started, it is not yet."""
-    found = subprocess.run(
+def _links_on(bridge: str) -> list[dict[str, Any]]:
+    """The interfaces on `bridge`, as `ip -j` prints them."""
+    done = subprocess.run(
         ["ip", "-j", "link", "show", "master", bridge], capture_output=True, text=True, check=False
     )
-    if found.returncode:
-        raise IsolationError(found.stderr.strip())
-    links = json.loads(found.stdout)
-    return {link["link_index"]: link["ifname"] for link in links if "link_index" in link}
+    if done.returncode:
+        raise IsolationError(done.stderr.strip())
+    links: list[dict[str, Any]] = json.loads(done.stdout)
+    return links
 
 
-def _interface(process: int) -> int | None:
-    """Number of the interface of a process's network namespace that the engine has made, and called
-    eth0; None where the process has ended. Init may have made others already, to shape its link.
+def ports_by_namespace(links: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    """Names of the bridge's ports, by the id of the network namespace that each one's other end is in.
 
-    It is read off the list of multicast addresses, which every user may read and every interface is on.
+    The id alone identifies a container's port, as a container is on a bridge once. The number of the
+    other end does not: since Docker 28 it is 2 in every container, as the engine makes it there. A port
+    of a container that is being started has no id yet, as its other end is still in this namespace.
     """
-    try:
-        lines = Path(f"/proc/{process}/net/dev_mcast").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    for number, name, *_ in map(str.split, lines):
-        if name == "eth0":
-            return int(number)
-    raise IsolationError(f"process {process} has no eth0 that is up")
+    return {link["link_netnsid"]: link["ifname"] for link in links if link.get("link_netnsid", -1) >= 0}
+
+
+def namespace_id(process: int) -> int:
+    """The kernel's id of the network namespace of `process` as seen from this one; -1 if it has none,
+    because no interface leads there. Raises ProcessLookupError if the process has ended."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
+        size = _NSID_QUESTION.size
+        route.send(_NSID_QUESTION.pack(size, _RTM_GETNSID, _REQUEST, 1, 0, 0, 8, _NETNSA_PID, process))
+        answer = route.recv(4096)
+    if _NETLINK_ERROR.unpack_from(answer)[1] == _NLMSG_ERROR:
+        code = -_NETLINK_ERROR.unpack_from(answer)[-1]
+        raise OSError(code, os.strerror(code))  # ESRCH makes it a ProcessLookupError
+    return int(_NSID_ANSWER.unpack_from(answer)[-1])
 
 
 def _run(command: list[str], lines: Sequence[str]) -> None:

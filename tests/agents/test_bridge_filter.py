@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
 import pytest
 
-from agents import isolation
 from agents.isolation import own_frames
 
 OWN, OTHER = "02:42:c0:a8:d0:02", "02:42:c0:a8:d0:03"
@@ -62,13 +58,3 @@ def ipv4(address: bytes) -> bytes:
 def test_a_device_sends_under_its_own_addresses_alone(sent: bytes | str, expected: bool) -> None:
     whole = sent if isinstance(sent, bytes) else frame(sent, 0x0800, ipv4(HERE))
     assert passes(whole) is expected
-
-
-def test_ports_of_containers_that_are_being_started_are_passed_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As of the router: the engine puts a port on the bridge first, and moves its other end later."""
-    links = [{"ifname": "veth1", "link_index": 7}, {"ifname": "veth2", "link": "veth3"}]
-    done = subprocess.CompletedProcess(["ip"], 0, json.dumps(links), "")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    assert isolation._ports("br-0") == {7: "veth1"}
