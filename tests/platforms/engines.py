@@ -139,10 +139,9 @@ def _load_images(url: str) -> None:
     every = images.current_tags(images.FOLDER, images.AGENTS)
     tags = [tag for kind, tag in every.items() if not kind.endswith("-cuda")]
     with docker_engine.if_present() as client:
-        built = client is not None and all(images.exists(client, tag) for tag in tags)
+        built = [tag for tag in tags if client is not None and images.exists(client, tag)]
     if built:
-        two_engines.carry(tags, [url])
-        return
+        two_engines.carry(built, [url])
     with closing(docker_engine.at(url, _PATIENCE_SECONDS)) as client:
         images.ensure(client, lambda line: print(line, flush=True))
 

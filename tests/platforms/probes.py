@@ -21,8 +21,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import docker
-
 from testbed.host import docker_engine
 from testbed.runtimes import process
 from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL
@@ -116,10 +114,10 @@ def _limits(pid: int) -> dict[str, Any]:
     """The limits of the control group of `pid`: share of a core, bytes, bytes, and cores."""
     groups = _groups(pid)
     if (unified := groups.get("")) is not None and (unified / "memory.max").exists():
-        quota, period = (unified / "cpu.max").read_text().split()
+        quota, of_period = (unified / "cpu.max").read_text().split()
         swap = (unified / "memory.swap.max").read_text().strip()
         return {
-            "cpu": quota if quota == "max" else int(quota) / int(period),
+            "cpu": quota if quota == "max" else int(quota) / int(of_period),
             "memory": int((unified / "memory.max").read_text()),
             "swap": int(swap) if swap.isdigit() else swap,
             "cpuset": (unified / "cpuset.cpus").read_text().strip(),
@@ -192,7 +190,7 @@ def _containers_of(run: str) -> list[str]:
 
 
 def _control_groups(run: str) -> list[str]:
-    """Control groups, anywhere, whose name has the run's in either spelling: systemd allows no dashes."""
+    """Control groups, anywhere, with the name of the run, also as systemd has it, without dashes."""
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     roots = {line.split()[1] for line in mounts if line.split()[2] in ("cgroup", "cgroup2")}
     return sorted(

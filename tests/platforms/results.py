@@ -1,0 +1,152 @@
+"""What passed on which platform: the records, and the tables in docs/platforms.md made of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.platforms.checks import CHECKS, Outcome
+from tests.platforms.local import CHECKOUT
+
+RECORDS = CHECKOUT / "docs" / "platforms.json"
+PAGE = CHECKOUT / "docs" / "platforms.md"
+BEGIN, END = "<!-- platforms: begin -->", "<!-- platforms: end -->"
+"""Lines of the page around what is made of the records."""
+_FACTS = {
+    "engine": "Engine",
+    "cgroup": "cgroup",
+    "driver": "Driver",
+    "kernel": "Kernel",
+    "netem": "netem",
+    "python": "Python",
+    "architecture": "Architecture",
+    "cores": "Cores",
+}
+
+
+@dataclass(slots=True)
+class Result:
+    """The last result of a check on a platform."""
+
+    passed: bool
+    detail: str
+    seconds: float
+    date: str
+    commit: str
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of a platform."""
+
+    facts: dict[str, str] = field(default_factory=dict)
+    unavailable: str | None = None
+    """Why the platform could not be brought up at the last attempt; None if it could."""
+    date: str = ""
+    """Of the last attempt."""
+    checks: dict[str, Result] = field(default_factory=dict)
+
+
+def load(path: Path = RECORDS) -> dict[str, Record]:
+    """The records by platform; none if there is no file."""
+    if not path.exists():
+        return {}
+    return {name: _record(each) for name, each in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def save(records: Mapping[str, Record], path: Path = RECORDS) -> None:
+    """Write the records."""
+    entries = {name: asdict(records[name]) for name in sorted(records)}
+    path.write_text(f"{json.dumps(entries, indent=1, ensure_ascii=False)}\n", encoding="utf-8")
+
+
+def came_up(records: dict[str, Record], name: str, facts: Mapping[str, str]) -> None:
+    """Note that a platform has been brought up; drop results of an earlier one with other facts."""
+    record = records.setdefault(name, Record())
+    if record.facts != facts:
+        record.checks.clear()
+    record.facts, record.unavailable, record.date = dict(facts), None, today()
+
+
+def unavailable(records: dict[str, Record], name: str, reason: str) -> None:
+    """Note why a platform cannot be brought up. Its earlier results, with their dates, stay."""
+    record = records.setdefault(name, Record())
+    record.unavailable, record.date = " ".join(reason.split()), today()
+
+
+def add(records: dict[str, Record], name: str, check: str, outcome: Outcome, commit: str) -> None:
+    """Replace the result of `check`."""
+    records[name].checks[check] = Result(
+        outcome.passed, outcome.detail, round(outcome.seconds, 1), today(), commit
+    )
+
+
+def today() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+def write_page(records: Mapping[str, Record], page: Path = PAGE) -> None:
+    """Replace what lies between BEGIN and END on the page."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(f"{BEGIN}\n")
+    _, end, after = rest.partition(f"{END}\n")
+    if not begin or not end:
+        raise RuntimeError(f"{page} lacks the lines {BEGIN} and {END}")
+    page.write_text(f"{before}{begin}{markdown(records)}{end}{after}", encoding="utf-8")
+
+
+def markdown(records: Mapping[str, Record]) -> str:
+    """The tables of platforms and of results, and the lines of those that failed or are missing."""
+    sections = [
+        _table(["Platform", *_FACTS.values()], (_facts(*each) for each in sorted(records.items()))),
+        _table(
+            ["Platform", *(check.name for check in CHECKS), "Commit", "Date"],
+            (_results(*each) for each in sorted(records.items()) if each[1].checks),
+        ),
+        "".join(_remarks(records)),
+    ]
+    return "\n" + "\n".join(section for section in sections if section) + "\n"
+
+
+def _facts(name: str, record: Record) -> list[str]:
+    return [name, *(record.facts.get(fact, "–") for fact in _FACTS)]
+
+
+def _results(name: str, record: Record) -> list[str]:
+    dates = sorted({result.date for result in record.checks.values()})
+    commits = dict.fromkeys(result.commit for result in record.checks.values())
+    cells = (_cell(record.checks.get(check.name)) for check in CHECKS)
+    return [name, *cells, " ".join(commits), " to ".join(dict.fromkeys([dates[0], dates[-1]]))]
+
+
+def _cell(result: Result | None) -> str:
+    if result is None:
+        return "–"
+    return "passed" if result.passed else "**failed**"
+
+
+def _remarks(records: Mapping[str, Record]) -> Iterator[str]:
+    for name, record in sorted(records.items()):
+        if record.unavailable is not None:
+            yield f"- **{name}** could not be brought up on {record.date}: {record.unavailable}\n"
+        for check, result in record.checks.items():
+            failed = "" if result.passed else " failed"
+            detail = result.detail.replace("`", "")
+            yield f"- {name}, {check}{failed} ({result.seconds:.0f} s): `{detail}`\n"
+
+
+def _table(heading: Sequence[str], rows: Iterator[list[str]]) -> str:
+    lines = [_row(heading), _row(["---"] * len(heading)), *map(_row, rows)]
+    return "".join(lines) if len(lines) > 2 else ""
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+
+
+def _record(entry: Mapping[str, Any]) -> Record:
+    checks = {name: Result(**result) for name, result in entry["checks"].items()}
+    return Record(**{**entry, "checks": checks})
