@@ -122,13 +122,18 @@ def carry(images: Sequence[str], urls: Sequence[str]) -> None:
 
 @contextmanager
 def engine_process(
-    folder: Path, *, root: Path | None = None, options: Sequence[str] = ()
+    folder: Path,
+    *,
+    root: Path | None = None,
+    binaries: Path | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A `dockerd` in network and mount namespaces of its own, with `options`; its files are in `folder`.
 
     With `root`, the engine is the one of the Debian release that is unpacked there: its /usr and /etc
     take the place of this host's for the engine alone. All other paths are the host's, so that
-    containers can mount files of the host. `setpriv` becomes the engine, so that it has its process id.
+    containers can mount files of the host. Programs in the folder `binaries` come before all others.
+    `setpriv` becomes the engine, so that it has its process id.
     The engine ends in order, its containers first, also where this process is killed.
     """
     folder.mkdir(parents=True)
@@ -138,7 +143,7 @@ def engine_process(
     process = subprocess.Popen(
         [*namespaces, "sh", "-c", _START, "sh", *arguments],
         start_new_session=True,
-        env={name: value for name, value in os.environ.items() if name != "DOCKER_HOST"},
+        env=_environment(binaries),
     )
     try:
         yield process
@@ -155,6 +160,14 @@ def engine_process(
                 with suppress(psutil.NoSuchProcess):
                     each.kill()  # psutil sees to it that no other process has the id by now
             process.wait()
+
+
+def _environment(binaries: Path | None) -> dict[str, str]:
+    """The environment of an engine, which looks for programs in `binaries` first."""
+    environment = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
+    if binaries is not None:
+        environment["PATH"] = f"{binaries}:{environment['PATH']}"
+    return environment
 
 
 def _processes_beside(pid: int) -> list[psutil.Process]:

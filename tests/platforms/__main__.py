@@ -8,12 +8,15 @@ python -m tests.platforms --table
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from testbed.errors import HostError
 from testbed.host.signals import interrupting
@@ -67,6 +70,7 @@ def platforms() -> dict[str, Platform]:
         "sid-containerd": Platform(
             "the same, with containerd's image store", partial(_engine, "sid", containerd_store=True)
         ),
+        **_binaries(),
         **{
             f"python-{version}": Platform(f"{file}, no engine", partial(pythons.python, file))
             for version, file in sorted(pythons.found().items())
@@ -98,10 +102,23 @@ def check(name: str, platform: Platform, chosen: Sequence[Check]) -> bool:
     return good
 
 
-def _engine(release: str, *, containerd_store: bool = False) -> AbstractContextManager[Machine]:
+def _engine(release: str, **options: Any) -> AbstractContextManager[Machine]:
     if (why := engines.lacking()) is not None:
         raise RuntimeError(why)
-    return engines.engine(release, containerd_store=containerd_store)
+    return engines.engine(release, **options)
+
+
+def _binaries() -> dict[str, Platform]:
+    """The engine whose binaries are in the folder that TESTBED_ENGINE names, by its version."""
+    if (folder := os.environ.get("TESTBED_ENGINE")) is None:
+        return {}
+    binaries = Path(folder).resolve()
+    printed = subprocess.run(
+        [binaries / "dockerd", "--version"], capture_output=True, text=True, check=True
+    )
+    version = printed.stdout.split()[2].rstrip(",")
+    opened = partial(_engine, "sid", binaries=binaries)
+    return {f"docker-{version}": Platform(f"binaries in {folder}, else those of Debian sid", opened)}
 
 
 def _guests() -> dict[str, Platform]:

@@ -1,6 +1,6 @@
 """Docker engines of other Debian releases, beside this host's engine.
 
-    python -m tests.platforms.engines sid [--containerd] [-- COMMAND]
+    python -m tests.platforms.engines sid [--containerd] [--binaries FOLDER] [-- COMMAND]
 
 runs COMMAND (bash; a shell without one) where the engine's network is, with DOCKER_HOST set, after
 the images of this checkout are loaded. The engine has data, sockets, network and mounts of its own, and
@@ -58,9 +58,12 @@ def lacking() -> str | None:
 
 
 @contextmanager
-def engine(release: str, *, containerd_store: bool = False) -> Iterator[LocalMachine]:
+def engine(
+    release: str, *, containerd_store: bool = False, binaries: Path | None = None
+) -> Iterator[LocalMachine]:
     """The engine of the Debian `release` (such as `trixie`, or HOST), with this checkout's images.
 
+    Programs in the folder `binaries`, such as a `dockerd` of another version, come before the release's.
     Ends the engine and all that runs in its network. Raises RuntimeError if it cannot be started.
     """
     root = None if release == HOST else chroot(release)
@@ -69,7 +72,9 @@ def engine(release: str, *, containerd_store: bool = False) -> Iterator[LocalMac
         configuration = Path(temporary) / "daemon.json"
         configuration.write_text(json.dumps(_CONTAINERD_STORE if containerd_store else {}))
         options = ("--config-file", str(configuration))
-        with two_engines.engine_process(folder, root=root, options=options) as process:
+        with two_engines.engine_process(
+            folder, root=root, binaries=binaries, options=options
+        ) as process:
             url = f"unix://{folder}/docker.sock"
             _wait(url, folder / "log")
             _load_images(url)
@@ -152,8 +157,14 @@ def main() -> int:
     parser.add_argument("release", help=f"Debian release, or {HOST!r}: this host's own binaries")
     parser.add_argument("--containerd", action="store_true", help="let containerd keep the images")
     parser.add_argument("command", nargs="*", help="run by bash; a shell if missing")
+    parser.add_argument("--binaries", type=Path, help="folder with a dockerd of another version")
     options = parser.parse_args()
-    with interrupting(), engine(options.release, containerd_store=options.containerd) as machine:
+    with (
+        interrupting(),
+        engine(
+            options.release, containerd_store=options.containerd, binaries=options.binaries
+        ) as machine,
+    ):
         print(", ".join(f"{name} {value}" for name, value in machine.facts.items()), flush=True)
         command = " ".join(options.command) or "exec bash"
         return subprocess.call(machine.command(command), cwd=CHECKOUT, env=machine.variables())
