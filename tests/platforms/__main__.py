@@ -83,22 +83,22 @@ def check(name: str, platform: Platform, chosen: Sequence[Check]) -> bool:
     """Bring a platform up, run checks on it and record their outcomes; return whether all passed."""
     print(f"{name}: bringing it up", flush=True)
     commit = _commit()
-    records = results.load()
     good = True
     try:
         with platform.open() as machine:
             print(f"{name}: {_words(machine.facts)}", flush=True)
-            results.came_up(records, name, machine.facts)
+            with results.changing() as records:
+                results.came_up(records, name, machine.facts)
             for each, outcome in checks.run(machine, name, chosen, shared=platform.shared):
                 _tell(name, each, outcome)
-                results.add(records, name, each.name, outcome, commit)
-                results.save(records)
+                with results.changing() as records:
+                    results.add(records, name, each.name, outcome, commit)
                 good &= outcome.passed
     except (HostError, RuntimeError) as error:
         print(f"{name}: cannot be brought up: {error}", flush=True)
-        results.unavailable(records, name, str(error))
+        with results.changing() as records:
+            results.unavailable(records, name, str(error))
         good = False
-    results.save(records)
     return good
 
 
@@ -113,10 +113,8 @@ def _binaries() -> dict[str, Platform]:
     if (folder := os.environ.get("TESTBED_ENGINE")) is None:
         return {}
     binaries = Path(folder).resolve()
-    printed = subprocess.run(
-        [binaries / "dockerd", "--version"], capture_output=True, text=True, check=True
-    )
-    version = printed.stdout.split()[2].rstrip(",")
+    printed = subprocess.check_output([binaries / "dockerd", "--version"], text=True)
+    version = printed.split()[2].rstrip(",")
     opened = partial(_engine, "sid", binaries=binaries)
     return {f"docker-{version}": Platform(f"binaries in {folder}, else those of Debian sid", opened)}
 

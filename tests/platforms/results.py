@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.host import cache
 from tests.platforms.checks import CHECKS, Outcome
 from tests.platforms.local import CHECKOUT
 
@@ -62,6 +65,17 @@ def save(records: Mapping[str, Record], path: Path = RECORDS) -> None:
     """Write the records."""
     entries = {name: asdict(records[name]) for name in sorted(records)}
     path.write_text(f"{json.dumps(entries, indent=1, ensure_ascii=False)}\n", encoding="utf-8")
+
+
+@contextmanager
+def changing(path: Path = RECORDS) -> Iterator[dict[str, Record]]:
+    """The records, written when the block ends; other processes wait that long."""
+    cache.folder().mkdir(parents=True, exist_ok=True)
+    with (cache.folder() / "platforms.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        records = load(path)
+        yield records
+        save(records, path)
 
 
 def came_up(records: dict[str, Record], name: str, facts: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ class Answering:
     slowness = 1.0
 
     def __init__(self, completed: Completed, engine: str = "Docker 28.5.2") -> None:
-        self.facts = {"engine": engine}
+        self.facts: Mapping[str, str] = {"engine": engine}
         self.commands: list[str] = []
         self._completed = completed
 
