@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import typing
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,9 @@ _MAX_NUMBER = 1e18
 _MAX_SECONDS = 1e10
 _MAX_BITS_PER_SECOND = 10**15
 _MAX_COUNT = 2**63 - 1
+_CPUSET = re.compile(r"((\d{1,5}(-\d{1,5})?)(,\d{1,5}(-\d{1,5})?)*)?", re.ASCII)
+NO_LIMIT = -1
+"""Of a control group's quota, memory or swap."""
 MAX_SUMMANDS = 500
 """Updates of one secure sum: names of 64 characters and all, a request for it fits into a message."""
 
@@ -98,6 +102,12 @@ def _one_of(literal: Any) -> Callable[[Any], str]:
         return value
 
     return read
+
+
+def _cpuset(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MAX_TEXT_CHARACTERS or not _CPUSET.fullmatch(value):
+        raise MessageError(f"expected numbers of cores, as in 0,2-3, found {shown(value)}")
+    return value
 
 
 def _flag(value: Any) -> bool:
@@ -181,6 +191,8 @@ Share = Annotated[float, _number(0.0, 1.0)]
 Rate = Annotated[float, _number(0.0, _MAX_BITS_PER_SECOND)]
 Count = Annotated[int, _integer(0, _MAX_COUNT)]
 Flag = Annotated[bool, _flag]
+Cpuset = Annotated[str, _cpuset]
+Limit = Annotated[int, _integer(NO_LIMIT, _MAX_COUNT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +235,13 @@ class DeviceOrder:
 
     device: Name
     action: Annotated[RemoteAction, _action]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsRequest:
+    """To the init of `device`: read the limits of its container now, and send LimitsRead."""
+
+    device: Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +290,36 @@ class Probe:
     device: Name
     at: Seconds
     probe: LinkFigures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a control group; NO_LIMIT: without. A field is None if the kernel has no such limit."""
+
+    quota: Limit
+    """µs of CPU time per period."""
+    period: Limit
+    """µs."""
+    shares: Limit | None = None
+    """CPU weight of cgroup v1."""
+    weight: Limit | None = None
+    """CPU weight of cgroup v2."""
+    cpus: Cpuset | None = None
+    """Cores, as in `0,2-3`."""
+    memory: Limit | None = None
+    """Bytes."""
+    swap: Limit | None = None
+    """Bytes beside those of memory; None if the host has swap that the kernel cannot limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsRead:
+    """The limits of a device's container as its init read them from the kernel at `at`, on the host's
+    monotonic clock. Sent at the start, at each change, and upon LimitsRequest."""
+
+    device: Name
+    at: Seconds
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,10 +408,10 @@ class Report:
 
 
 AggregatorOrder = Start | Stop | Log | Note
-Order = AggregatorOrder | DeviceOrder
+Order = AggregatorOrder | DeviceOrder | LimitsRequest
 AddressedOrder = tuple[str, Order]
 """To which component of the run, as in `Topics.control`, and what."""
-Telemetry = Sample | Probe
+Telemetry = Sample | Probe | LimitsRead
 """What devices send."""
 Message = (
     Order
@@ -375,7 +424,7 @@ Message = (
     | Acknowledgement
     | Report
 )
-D = TypeVar("D", bound=DeviceOrder | Telemetry)
+D = TypeVar("D", bound=DeviceOrder | LimitsRequest | Telemetry)
 
 _AGGREGATOR_ORDERS: dict[str, type[AggregatorOrder]] = {
     order.do: order for order in typing.get_args(AggregatorOrder)
@@ -401,7 +450,7 @@ def encode(message: Message | GpuSample) -> bytes:
         case Report() | UnmaskRequest():
             del fields["client"]  # the topic says it
             payload = json.dumps(fields).encode()
-        case Sample() | Probe() | GpuSample() | DeviceOrder():
+        case Sample() | Probe() | LimitsRead() | GpuSample() | DeviceOrder() | LimitsRequest():
             payload = json.dumps(fields).encode()
         case _:
             payload = json.dumps({"do": message.do, **fields}).encode()
@@ -427,8 +476,9 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
             return _order(name, _json(text))
         case "telemetry":
             fields = _json(text)
-            telemetry: type[Telemetry] = Probe if "probe" in fields else Sample
-            return _of_device(name, telemetry, fields)
+            kinds: dict[str, type[Telemetry]] = {"probe": Probe, "limits": LimitsRead}
+            found = (kinds[field] for field in kinds if field in fields)
+            return _of_device(name, next(found, Sample), fields)
         case "failure":
             return _build(Failure, {"component": name, "reason": text})
         case "status":
@@ -448,9 +498,16 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
     raise MessageError(f"{kind}/ carries no control messages")
 
 
+def limits(fields: Any) -> Limits:
+    """Limits from plain values, as in a line of telemetry. Raises MessageError."""
+    return _build(Limits, fields)
+
+
 def _order(name: str, fields: dict[str, Any]) -> Order:
     if name != topics.AGGREGATOR:
-        return _of_device(None if name == topics.ROUTER else name, DeviceOrder, fields)
+        alone = fields.keys() == {"device"} and name != topics.ROUTER
+        kind: type[DeviceOrder | LimitsRequest] = LimitsRequest if alone else DeviceOrder
+        return _of_device(None if name == topics.ROUTER else name, kind, fields)
     order = fields.pop("do", None)
     if not isinstance(order, str) or order not in _AGGREGATOR_ORDERS:
         raise MessageError(f"{name} knows no order {shown(order)}")
@@ -534,7 +591,8 @@ def _reader(hint: Any) -> _Reader:
 
 
 _FIELDS = {
-    cls: _fields_of(cls) for cls in (*typing.get_args(Message), LinkFigures, GpuSample, GpuFigures)
+    cls: _fields_of(cls)
+    for cls in (*typing.get_args(Message), LinkFigures, Limits, GpuSample, GpuFigures)
 }
 
 

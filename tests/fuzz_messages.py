@@ -174,9 +174,12 @@ class Fuzz:
     def _telemetry(self) -> None:
         sample: Any = {"device": "d-1", "at": 1.0, "cpu": 1.0, "memory": 1}
         probe: Any = {"device": "d-1", "at": 1.0, "probe": {"up": 1e6}}
-        fields = self._random.choice([sample, probe])
+        limits: Any = {"device": "d-1", "at": 1.0, "limits": {"quota": 1, "period": 1}}
+        fields = self._random.choice([sample, probe, limits])
         if self._random.random() < 0.6:
-            fields[self._random.choice([*fields, "periods", "probe", "x"])] = self._random.choice(NASTY)
+            fields[self._random.choice([*fields, "periods", "probe", "limits", "x"])] = (
+                self._random.choice(NASTY)
+            )
         payload = _unlimited(lambda: json.dumps(fields).encode())
         self._hear(self._names.telemetry("d-1"), payload)
 

@@ -8,23 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def share(cgroup: Path = _CGROUP) -> float | None:
-    """Cores that this container's quota is worth now (cgroup v1 and v2); None without one."""
-    with suppress(OSError, ValueError):  # ValueError: `max`, no limit
-        unified = cgroup / "cpu.max"
-        if unified.exists():
-            quota, period = map(int, unified.read_text().split())
-        else:
-            names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
-            quota, period = (int((cgroup / "cpu" / name).read_text()) for name in names)
-        return quota / period if quota > 0 else None
-    return None
+from agents.control_group import ControlGroup
 
 
 class Pace:
@@ -37,13 +22,14 @@ class Pace:
 
     def __init__(
         self,
-        share: Callable[[], float | None] = share,
+        share: Callable[[], float | None] | None = None,
         cpu: Callable[[], float] = time.process_time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._share, self._cpu, self._clock = share, cpu, clock
+        self._share = share or ControlGroup.of().cores
+        self._cpu, self._clock = cpu, clock
         self._paid = cpu()
-        self._began, self._share_then = clock(), share()
+        self._began, self._share_then = clock(), self._share()
         self._ended = self._began
 
     def begin(self, since: float | None = None) -> None:

@@ -27,6 +27,7 @@ from typing import Any, assert_never
 from agents import config, messages, topics
 from agents.clock import Clock
 from agents.config import DeviceConfig, Link
+from agents.control_group import ControlGroup
 from agents.device import link, usage
 from agents.device_actions import (
     Crash,
@@ -39,7 +40,7 @@ from agents.device_actions import (
     Resume,
     SetLink,
 )
-from agents.messages import DeviceOrder, MessageError, RemoteAction
+from agents.messages import DeviceOrder, Limits, LimitsRequest, MessageError, RemoteAction
 from agents.nanoseconds import to_seconds
 from agents.transport import Connection, ConnectionFailedError, Received
 
@@ -65,6 +66,9 @@ class Init:
         self._link: Link | None = None
         """The link last applied; None: the interface has not been changed."""
         self._interface = link.interface()
+        self._group = ControlGroup.of()
+        self._limits: Limits | None = None
+        """As last sent."""
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
         """Whether a client should run; where the previous one is still ending, the next one starts
@@ -89,6 +93,8 @@ class Init:
         """Serve until the client ends by itself or SIGTERM arrives. Returns the client's exit code, 128
         + n where signal n ended it, or 1 where the link could not be measured. Raises LinkError,
         ConnectionFailedError."""
+        if self._group.limits() is None:
+            raise OSError("the container's control group cannot be read, so its limits are unknown")
         if self._config.link is not None:
             self._shape(self._config.link)
         # Before that it could reach other devices, and, where there is a router, the broker not yet. The
@@ -134,8 +140,18 @@ class Init:
 
     def _sample(self) -> None:
         device = self._config.device
-        sample = usage.sample(device, self._client.pid if self._client else None, self._now)
+        sample = usage.sample(device, self._group, self._client.pid if self._client else None, self._now)
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
+        if self._group.limits() != self._limits:
+            self._send_limits()
+
+    def _send_limits(self) -> None:
+        """Publish the limits that the kernel enforces now: an engine may have set others than asked."""
+        device, at = self._config.device, self._now()
+        self._limits = self._group.limits()
+        if self._limits is not None:
+            found = messages.LimitsRead(device, at, self._limits)
+            self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _serve(self) -> int:
         """Handle orders and publish samples. Sleeps in between, as init's work counts against the
@@ -163,7 +179,7 @@ class Init:
             if self._wanted:
                 self._start()
             return None
-        if code == -signal.SIGKILL and (limit := usage.killed_for_memory()) is not None:
+        if code == -signal.SIGKILL and (limit := self._group.killed_for_memory()) is not None:
             self._fail(
                 f"out of memory: its client needed more than the device's {limit / 2**20:.0f} MiB, "
                 "and was killed. Raise memory in the topology, or lower batch_size"
@@ -175,10 +191,13 @@ class Init:
         if message is None:
             return
         try:
-            order = messages.decode(self._topics, message.topic, message.payload)
-            if not isinstance(order, DeviceOrder):
-                raise MessageError("a device takes orders only")
-            self._do(order.action)
+            match messages.decode(self._topics, message.topic, message.payload):
+                case DeviceOrder(_, action):
+                    self._do(action)
+                case LimitsRequest():
+                    self._send_limits()
+                case _:
+                    raise MessageError("a device takes orders only")
         except MessageError as error:
             self._refusals.add(message.topic, error)
         except (link.LinkError, OSError) as error:

@@ -165,7 +165,8 @@ def traffic_control(feature: kernel.Feature) -> Finding:
     works, why = kernel.supports(feature)
     if works:
         consequence = "" if feature.needed else " of links: runs take it (shaper netem)"
-        return Finding(feature.module, "ok", feature.purpose + consequence)
+        untried = f"; {why}" if why else ""
+        return Finding(feature.module, "ok", feature.purpose + consequence + untried)
     if works is None:
         return Finding(feature.module, "warn", f"cannot be tried: {why}", kernel.TRY_FIX)
     consequence = "not possible" if feature.needed else "are made by a router (shaper tbf+delay)"

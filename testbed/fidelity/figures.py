@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agents import files
+from testbed.fidelity.limits import RequestedLimits
 
 FORMAT = 1
 """Version of `fidelity.json`."""
@@ -51,6 +52,8 @@ class RequestedCpu:
     """Seconds of a CFS period, as set in the kernel; None where no cgroup limits the device."""
     at: float = 0.0
     """When it was set; for a change, when that had been done."""
+    limits: RequestedLimits | None = None
+    """Of its control group; None where no cgroup limits the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,10 @@ class DeviceFidelity:
     """None: it was to have none."""
     node: str | None = None
     """Name of its node, where there are several."""
+    wrong_limits: tuple[str, ...] = ()
+    """Limits that the kernel had otherwise than requested, in a few words each."""
+    unread_limits: str | None = None
+    """Which of its limits are not known, though requested."""
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
         """The figures that can count against a run by their error. Jitter cannot: it would take
@@ -248,6 +255,8 @@ class DeviceFidelity:
                 yield f"CPU: telemetry of {self.observed:.0f} of {self.present:.0f} s"
             elif self.wanted is None and self.measured < ENOUGH_SECONDS:
                 yield "CPU: it was never busy, and this kernel does not say whether it waited for a CPU"
+            if self.unread_limits is not None:
+                yield self.unread_limits
         if any(
             figure.requested is not None for name, figure in self.figures.items() if name != CPU
         ) and (not self.probes):
@@ -272,6 +281,8 @@ class DeviceFidelity:
             entries[name] = {key: _rounded(value) for key, value in values.items()}
         if self.gpu is not None:
             entries["gpu"] = self.gpu.as_dict()
+        if self.wrong_limits:
+            entries["wrong_limits"] = list(self.wrong_limits)
         return {**entries, "probes": self.probes}
 
 

@@ -23,6 +23,9 @@ GPU. The most memory that NVML saw a client take must be within the limit, and a
 show a client under MPS where that is to limit it: one that did not find MPS has the whole GPU. On how
 many multiprocessors it ran, NVML does not tell.
 
+Limits. A device's init reads the limits of its container from the kernel, at the start and when they
+change. Each must be as requested.
+
 Links are measured by probes alone: a transfer of the run also waits for the client and the aggregator.
 
 Where the request changed during the run, each phase is measured by itself, and the worst one is the
@@ -34,12 +37,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
+from agents import messages
+from agents.messages import Limits, MessageError
 from testbed.fidelity.figures import (
     CPU,
     DELAYS,
@@ -56,6 +62,7 @@ from testbed.fidelity.figures import (
     RequestedGpu,
     RequestedLink,
 )
+from testbed.fidelity.limits import differences
 from testbed.fidelity.validity import Training
 
 _THROTTLED_SHARE = 0.9
@@ -64,6 +71,10 @@ _TRAINED_SHARE = 0.95
 """Of an interval: between two trainings a client waits for a moment."""
 _SETTLE_SECONDS = 0.5
 """A limit takes effect a moment after it was set."""
+
+_LIMITS_SETTLE_SECONDS = 3.0
+"""Within which a device's init has read limits that have changed: it looks once a second."""
+_INSTANT_SECONDS = 1e-6
 
 _LARGEST_VALUE = 1e18
 """Every number of a valid sample is below it."""
@@ -92,11 +103,13 @@ def measure(
 
     A probe is a sample with `probe`, which has any of: `up` and `down`, bit/s on the wire; `rtt` and
     `jitter`, typical and standard deviation of round trips; `loss`, share of round trips. A probe before
-    `clock.begin` is of the link as first requested. What is no number is ignored.
+    `clock.begin` is of the link as first requested. One with `limits` has those of
+    the device's control group from then on. What is no number is ignored.
     """
     usage: dict[str, list[_Usage]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
     probes: dict[str, list[_Probe]] = {}
+    limits: dict[str, list[_LimitsRead]] = {}
     for sample in samples:
         at, name = _number(sample, "at"), sample.get("device")
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
@@ -104,6 +117,10 @@ def measure(
         if isinstance(probe := sample.get("probe"), Mapping):
             before = when < clock.begin  # of the link as first requested, also where a run is resumed
             probes.setdefault(name, []).append(_Probe(-math.inf if before else when, probe))
+        elif "limits" in sample:
+            with suppress(MessageError):
+                read = _LimitsRead(when, messages.limits(sample["limits"]))
+                limits.setdefault(name, []).append(read)
         elif when >= clock.begin and isinstance(gpu := sample.get("gpu"), Mapping):
             on_gpu.setdefault(name, []).append(gpu)
         elif when >= clock.begin and (cpu := _number(sample, "cpu")) is not None:
@@ -115,6 +132,10 @@ def measure(
         used = sorted(usage.get(one.device, ()), key=lambda sample: sample.at)
         trained = _covered((each.begin, each.end) for each in trainings.get(one.device, ()))
         found = _device(one, used, probes.get(one.device, ()), trained, clock)
+        if one.cpu[0].limits is not None:
+            known = sorted(limits.get(one.device, ()), key=lambda each: each.at)
+            wrong = tuple(dict.fromkeys(_wrong_limits(one, known, clock)))
+            found = replace(found, wrong_limits=wrong, unread_limits=_unread_limits(known))
         if one.gpu is not None:
             found = replace(found, gpu=_gpu(one.gpu, on_gpu.get(one.device, ())))
         devices.append(found)
@@ -130,6 +151,11 @@ class _Usage(NamedTuple):
     ran: float | None
     """Seconds in which the client's thread was on a CPU, and in which it wanted to be; None: unknown."""
     waited: float | None
+
+
+class _LimitsRead(NamedTuple):
+    at: float
+    limits: Limits
 
 
 class _Probe(NamedTuple):
@@ -183,6 +209,32 @@ def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFi
         sm=sum(busy) / len(busy) if busy else None,
         outside=sum(one.get("mps") is not True for one in seen) if requested.limited else 0,
     )
+
+
+def _wrong_limits(requested: Requested, read: Sequence[_LimitsRead], clock: Clock) -> Iterator[str]:
+    """Limits that were not as requested when they had settled: whenever they were read, and once after
+    each request and each absence, as a request without any effect makes no change to be read."""
+    away = _covered((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
+    changes = [max(one.at, clock.begin) for one in requested.cpu] + [end for _, end in requested.away]
+    settled = (at + _LIMITS_SETTLE_SECONDS + _INSTANT_SECONDS for at in changes)
+    times = [*settled, *(each.at for each in read)]
+    for at in sorted(times):
+        phase = bisect_right(requested.cpu, at, key=lambda one: one.at) - 1
+        index = bisect_right(read, at, key=lambda each: each.at) - 1
+        if index < 0 or not clock.begin <= at <= clock.end or away(at - _INSTANT_SECONDS / 2, at):
+            continue
+        wanted = requested.cpu[phase]
+        if phase == 0 or at >= wanted.at + _LIMITS_SETTLE_SECONDS:
+            assert wanted.limits is not None  # noqa: S101
+            yield from differences(wanted.limits, read[index].limits)
+
+
+def _unread_limits(read: Sequence[_LimitsRead]) -> str | None:
+    if not read:
+        return "its limits: never read from the kernel"
+    if read[-1].limits.swap is None:
+        return "its swap: this host has some, and its kernel cannot limit it"
+    return None
 
 
 def _used(usage: Sequence[_Usage]) -> float | None:

@@ -10,17 +10,24 @@ from agents import events
 from agents.config import Link
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedGpu, RequestedLink
+from testbed.fidelity.limits import RequestedLimits
 from testbed.fidelity.validity import StepDone, Training
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.placement import PlannedNode
+from testbed.plan.planned import weight_alone
 
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
     """What was requested of each device, in device order."""
     cgroups, absent = spec.plan.traits.cgroups, spec.absent
     found = {
-        device.name: _Device(planned=device, cgroups=cgroups, away=device.name in absent)
+        device.name: _Device(
+            planned=device,
+            cpus=spec.plan.cpus_of(device.name) if cgroups else None,
+            alone=bool(spec.plan.nodes),
+            away=device.name in absent,
+        )
         for device in spec.plan.devices
     }
     for record in records:
@@ -71,7 +78,10 @@ def _pace(device: Requested, update: events.UpdateApplied) -> float | None:
 @dataclass(slots=True, kw_only=True)
 class _Device:
     planned: PlannedDevice
-    cgroups: bool
+    cpus: str | None
+    """Its cores; None where no cgroup limits the device."""
+    alone: bool
+    """Whether its container is in no control group of the run, as on a Swarm."""
     away: bool
     """Whether it is absent at the start."""
     _cpu: list[RequestedCpu] = field(default_factory=list)
@@ -142,8 +152,17 @@ class _Device:
     def _request_cpu(self, at: float) -> None:
         share = self.planned.cpu or 0.0 if self._state.cpu is None else self._state.cpu
         planned = replace(self.planned, cpu=share)
-        period = planned.period / 1e6 / planned.dilation if self.cgroups else None
-        self._cpu.append(RequestedCpu(share, period, at))
+        if self.cpus is None:
+            self._cpu.append(RequestedCpu(share, at=at))
+            return
+        limits = RequestedLimits(
+            quota=planned.quota,
+            period=planned.period,
+            shares=weight_alone(planned.weight) if self.alone else planned.weight,
+            cpus=self.cpus,
+            memory=planned.memory,
+        )
+        self._cpu.append(RequestedCpu(share, planned.period / 1e6 / planned.dilation, at, limits))
 
     def _request_link(self, at: float) -> None:
         link = (self.planned.link or Link()).changed(self._state.link)

@@ -163,7 +163,13 @@ def verdict(
         reasons += [f"{name}: {reason}" for reason in load(samples)]
     if (doubt := link_doubt(fidelity)) is not None:
         reasons.append(doubt)
-    reasons += [*_unrequested(fidelity), *_gpus(fidelity), *_drift(trainings), *_late_steps(steps)]
+    reasons += [
+        *_wrong_limits(fidelity),
+        *_unrequested(fidelity),
+        *_gpus(fidelity),
+        *_drift(trainings),
+        *_late_steps(steps),
+    ]
     reasons += _clocks(fidelity)
     reasons += _disrupted(disruptions)
     if failures:
@@ -202,6 +208,13 @@ def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
             reasons.setdefault(what.partition(":")[0], []).append(f"{one.device}, {what}")
     for found in reasons.values():
         yield f"{found[0]}{_others(len(found))}"
+
+
+def _wrong_limits(fidelity: Fidelity) -> Iterator[str]:
+    """Limits that the kernel had otherwise than requested."""
+    if wrong := [one for one in fidelity.devices if one.wrong_limits]:
+        what = "; ".join(wrong[0].wrong_limits)
+        yield f"the kernel has other limits for {wrong[0].device}: {what}{_others(len(wrong))}"
 
 
 def _unrequested(fidelity: Fidelity) -> Iterator[str]:

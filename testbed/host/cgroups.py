@@ -12,8 +12,12 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from agents.control_group import ControlGroup
+
 DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
 """The groups of a run."""
+SLICE = ".slice"
+"""Suffix of a control group of systemd's."""
 
 _MOUNTS = Path("/proc/self/mounts")
 _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
@@ -23,7 +27,7 @@ _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
 def parent(run: str, group: str, driver: str) -> str:
     """The `cgroup_parent` of containers of `run`, for the engine's cgroup driver."""
     if driver == "systemd":  # a dash would make it the child of another slice
-        return f"{_stem(run, group).replace('-', '_')}.slice"
+        return f"{_stem(run, group).replace('-', '_')}{SLICE}"
     return f"/{_stem(run, group)}"
 
 
@@ -61,31 +65,8 @@ def cpu_seconds(run: str, group: str) -> float | None:
 
 def _used(folder: Path) -> float | None:
     """CPU seconds of the group of `folder`; None where this hierarchy does not count them."""
-    try:
-        if (file := folder / "cpuacct.usage").exists():
-            return int(file.read_text()) / 1e9
-        lines = (folder / "cpu.stat").read_text().splitlines()
-    except OSError:
-        return None
-    counters = dict(line.split() for line in lines)
-    return int(counters["usage_usec"]) / 1e6 if "usage_usec" in counters else None
-
-
-def cpu_seconds_of(pid: int, mounts: Path = _MOUNTS, proc: Path = Path("/proc")) -> float | None:
-    """CPU seconds that the group of a process has used; None where it cannot be seen."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    paths = [
-        path.lstrip("/")
-        for _, kinds, path in (line.split(":", 2) for line in lines)
-        if not kinds or "cpuacct" in kinds.split(",")
-    ]
-    return next(
-        (used for root in _roots(mounts) for path in paths if (used := _used(root / path)) is not None),
-        None,
-    )
+    v1 = (folder / "cpuacct.usage").exists()
+    return ControlGroup({"cpuacct" if v1 else "": folder}).cpu_seconds()
 
 
 def writable(paths: list[Path]) -> bool:

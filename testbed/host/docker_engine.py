@@ -21,11 +21,13 @@ from testbed.errors import HostError
 ERRORS = (DockerException, requests.RequestException)
 """All that a call of the SDK raises: the engine's answers, and the connection that broke."""
 
-REQUEST_TIMEOUT_SECONDS = 120
+REQUEST_TIMEOUT_SECONDS = 300
+"""What one request may take: on a slow host an engine needs minutes to remove a container."""
 _UNFIT = {"name=rootless": "rootless", "name=userns": "with userns-remap"}
 """Security options of an engine in whose containers nobody is root of the host."""
-_PRESENCE_TIMEOUT_SECONDS = 2
-"""An engine that is there answers within this time."""
+_PRESENCE_TIMEOUT_SECONDS = 30
+"""An engine that is there answers within this time, on a busy host too. Without one there is no wait, as
+nothing listens."""
 
 
 def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
@@ -57,7 +59,7 @@ def at(url: str, patience: float) -> docker.DockerClient:
 
 @contextmanager
 def if_present() -> Iterator[docker.DockerClient | None]:
-    """A client of the engine, or None where none answers within 2 s."""
+    """A client of the engine, or None if there is none."""
     try:
         client = connect(_PRESENCE_TIMEOUT_SECONDS)
     except HostError:
@@ -69,7 +71,7 @@ def if_present() -> Iterator[docker.DockerClient | None]:
 
 
 def available() -> bool:
-    """Whether an engine that can run devices answers within 2 s."""
+    """Whether there is an engine that can run devices."""
     with if_present() as client:
         try:
             return client is not None and unfit(client.info()) is None
@@ -134,6 +136,8 @@ def output(
 
 def fix(error: BaseException) -> str:
     """The command that fixes an engine that does not answer, from what `connect` met."""
+    if _caused_by(error, requests.Timeout):
+        return "wait until this host is less busy, or sudo systemctl restart docker"
     if _caused_by(error, PermissionError):
         return "sudo usermod -aG docker $USER && newgrp docker"
     if shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:

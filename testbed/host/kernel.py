@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,16 +59,35 @@ def congestion_control(allowed: Path = _ALLOWED) -> str | None:
 
 
 def supports(feature: Feature) -> tuple[bool | None, str]:
-    """Whether the kernel has `feature` (None where it cannot be tried), and its answer."""
+    """Whether the kernel has `feature` (None where it cannot be tried), and its answer. What an ordinary
+    user may not try is looked up among the kernel's modules; then the answer says so."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # not on a plain user's PATH
     for program in ("unshare", "tc", "ip"):
         if shutil.which(program, path=path) is None:
             return None, f"there is no '{program}' here"
-    namespace = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]
-    if (refusal := _try([*namespace, "true"], path)) is not None:
-        return None, refusal
-    answer = _try([*namespace, "sh", "-c", feature.trial], path)
-    return answer is None, answer or ""
+    if os.geteuid() == 0:
+        namespace, restricted = ["unshare", "--net"], False
+    else:
+        # Distributions restrict user namespaces in different ways: some refuse one, in others it is
+        # there and without rights, as on Ubuntu since 24.04.
+        namespace, restricted = ["unshare", "--map-root-user", "--net"], True
+    refusal = _try([*namespace, "ip", "link", "set", "lo", "up"], path)
+    if refusal is None:
+        answer = _try([*namespace, "sh", "-c", feature.trial], path)
+        return answer is None, answer or ""
+    if restricted and is_listed(feature.module):
+        return True, f"listed among this kernel's modules; an ordinary user cannot try it ({refusal})"
+    return None, refusal
+
+
+def is_listed(module: str, modules: Path = Path("/lib/modules")) -> bool:
+    """Whether the running kernel has `module`, by the lists that are installed with it."""
+    for name in ("modules.dep", "modules.builtin"):
+        with suppress(OSError):
+            lines = (modules / os.uname().release / name).read_text(encoding="utf-8").splitlines()
+            if any(f"/{module}.ko" in line.partition(":")[0] for line in lines):
+                return True
+    return False
 
 
 def _try(command: list[str], path: str) -> str | None:

@@ -17,10 +17,21 @@ from testbed.plan.shaper import Shaper
 from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
 
+SHARES_OF_A_PROCESS, _SHARES_OF_A_CORE, _MAX_SHARES = 1024, 10_000, 262_144
+"""CPU weight, as engines take it: of a single process, of a device with a whole core among others of its
+run, and the kernel's most."""
+DEVICES_WEIGHT = 50.0
+"""CPU weight of all devices of a run, per core, in those of a single process of the host."""
 _MIN_SLICE_MICROSECONDS = 5_000
 """Of work at a time: each begins with cold caches, which take some of it."""
 _MIN_RATE_BITS_PER_SECOND = 8
 """The kernel counts in bytes per second."""
+
+
+def weight_alone(weight: int) -> int:
+    """CPU weight of a device that is in no control group of its run, from its `weight` among the others:
+    a part of what the group would have."""
+    return min(_MAX_SHARES, round(weight * DEVICES_WEIGHT * SHARES_OF_A_PROCESS / _SHARES_OF_A_CORE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +116,7 @@ class PlannedDevice:
     def weight(self) -> int:
         """CPU weight against other devices that want a core at once: as the shares are, so that a
         period's quota is met also where another's slice is as long as the period."""
-        return max(2, round(10_000 * self.share))
+        return min(max(2, round(_SHARES_OF_A_CORE * self.share)), _MAX_SHARES)
 
     @property
     def threads(self) -> int:

@@ -28,6 +28,7 @@ from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, measure, requested
 from testbed.fidelity.figures import RATES
 from testbed.fidelity.host_load import HostSample, Sampler
+from testbed.fidelity.limits import differences
 from testbed.fidelity.validity import FAILED_LINK_PERCENT, link_doubt
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.gpus import MPS
@@ -52,6 +53,9 @@ _END_TIMEOUT_SECONDS = 3.0
 """What a container has to end after its client."""
 _TRACEBACK_LINES = 40
 """Lines of a log that show what own code has raised."""
+_ASKING_INTERVAL_SECONDS, _LIMITS_TIMEOUT_SECONDS = 0.5, 3.0
+"""Time between two requests to read the limits of a device's container, and time after which limits that
+are not as requested are an error."""
 _MAX_RESTARTS = 3
 """So often in a run broker or aggregator are started again."""
 _STOP_TIMEOUT_SECONDS = 4.0
@@ -97,6 +101,14 @@ class Controller:
         """Current shares of a core, by device."""
         self._unmeasured = set(spec.probed)
         """Devices whose link has not been measured yet."""
+        self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
+        """Limits of each device's container as planned; None where no cgroup limits it."""
+        self._limited: dict[str, float] = {}
+        """When each device was put under its limits, on the monotonic clock."""
+        self._limits: dict[str, messages.LimitsRead] = {}
+        """Limits of each device's container as last read from the kernel."""
+        self._asked: dict[str, float] = {}
+        """When each device's init was last asked to read them, on the monotonic clock."""
         self._status: dict[str, str] = {}
         self._exit_codes: dict[str, int] = {}
         self._connection: Connection | None = None
@@ -145,17 +157,29 @@ class Controller:
         Raises RunFailedError or HostError.
         """
         try:
-            return self._run()
-        except HostError as error:  # such as that a node has left: the verdict names it
-            if self.epoch is not None:
-                self.failures.insert(0, str(error))
+            ended = self._run()
+        except BaseException as error:
+            if isinstance(error, HostError) and self.epoch is not None:
+                self.failures.insert(0, str(error))  # such as that a node has left: the verdict names it
+            try:
+                self._take_down()
+            except HostError as also:  # this is not why the run has ended
+                self._report_left(also)
             raise
-        finally:
-            with uninterrupted():
-                begin = time.monotonic()
-                self._runtime.stop()
-                self.timings.down = time.monotonic() - begin
-                self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
+        self._take_down()
+        return ended
+
+    def _take_down(self) -> None:
+        with uninterrupted():
+            begin = time.monotonic()
+            self._runtime.stop()
+            self.timings.down = time.monotonic() - begin
+            self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
+
+    def _report_left(self, error: HostError) -> None:
+        """Report that something of a run that fails for another reason could not be removed."""
+        run = self._spec.directory.run
+        self._view.progress(f"Not everything could be removed ({error}). Try: testbed down {run}")
 
     def _run(self) -> events.RunEnded:
         fleet = f"{counted(len(self._devices), 'device')} ({self._spec.plan.runtime})"
@@ -166,7 +190,7 @@ class Controller:
         self._check_processes()
         connection = self._connect(broker)
         try:
-            self._hold_barrier()
+            self._hold_barrier(connection)
             self._skip_earlier_records()
             doubt = self._check_links()
             self.timings.ready = time.monotonic() - begin - self.timings.launch
@@ -212,11 +236,11 @@ class Controller:
         else:
             connection.publish(self._topics.control(component), payload)
 
-    def _hold_barrier(self) -> None:
+    def _hold_barrier(self, connection: Connection) -> None:
         """Wait until all living devices are ready, or a quorum when the time is over.
 
-        Each gets its CPU limit as soon as it is ready. Raises RunFailedError, at once where too
-        many have ended.
+        Each gets its CPU limit as soon as it is ready, and must then have it by the kernel's own files.
+        Raises RunFailedError, at once where too many have ended.
         """
         start = self._spec.topology.start
         needed = max(1, math.ceil(start.quorum * len(self._awaited)))
@@ -225,6 +249,7 @@ class Controller:
         for _ in self._ticks():
             living = self._awaited - self._exit_codes.keys()
             ready = {name for name in living - self._unmeasured if self._status.get(name) == "ready"}
+            ready -= self._await_limits(ready, connection)
             if len(ready) > reported:
                 reported = len(ready)
                 self._view.progress(f"Ready: {reported} of {counted(len(self._awaited), 'device')}")
@@ -238,6 +263,36 @@ class Controller:
                 self._fail_early()
             elif late:
                 self._fail_late(ready)
+
+    def _await_limits(self, ready: set[str], connection: Connection) -> set[str]:
+        """Those of `ready` whose containers are not known to have their limits; they are asked. Raises
+        RunFailedError where the engine has set other limits."""
+        now = time.monotonic()
+        waiting = set()
+        for name in sorted(ready):
+            wrong = self._wrong_limits(name)
+            if not wrong:
+                continue
+            waiting.add(name)
+            read = self._limits.get(name)
+            if read is not None and read.at > self._limited[name] + _LIMITS_TIMEOUT_SECONDS:
+                raise RunFailedError(
+                    f"the engine has set other limits for {name}'s container: {'; '.join(wrong)}. The "
+                    "run does not start, as its devices would not be those of the topology. See "
+                    "`testbed doctor`."
+                )
+            if now >= self._asked.get(name, 0.0) + _ASKING_INTERVAL_SECONDS:
+                self._asked[name] = now
+                self._send(connection, (name, messages.LimitsRequest(name)))
+        return waiting
+
+    def _wrong_limits(self, device: str) -> list[str]:
+        """What of its limits is not as requested by what is known; empty where no cgroup limits it."""
+        if (wanted := self._requested_limits[device]) is None:
+            return []
+        if (read := self._limits.get(device)) is None:
+            return ["they have not been read yet"]
+        return list(differences(wanted, read.limits))
 
     def _skip_earlier_records(self) -> None:
         """Records of earlier segments of the run are no news. They are read only now: an aggregator that
@@ -351,7 +406,9 @@ class Controller:
             if not self._rate_limit.admits(event.topic, now):
                 raise MessageError("too many")
             match messages.decode(self._topics, event.topic, event.payload):
-                case messages.Sample(at=at) | messages.Probe(at=at) if at > now:  # the clock is the same
+                case messages.Sample(at=at) | messages.Probe(at=at) | messages.LimitsRead(at=at) if (
+                    at > now  # the clock is the same
+                ):
                     raise MessageError(f"at: {at:g} s is yet to come")
                 case messages.Sample() as sample:
                     self._used[sample.device] = sample.cpu
@@ -360,6 +417,9 @@ class Controller:
                     if device in self._unmeasured:  # else it was retained: a reconnect brought it again
                         self._unmeasured.discard(device)
                         write_telemetry(_line(probe))
+                case messages.LimitsRead(device) as read:
+                    self._limits[device] = read
+                    write_telemetry(_line(read))
                 case messages.Failure(component, reason):
                     self._record_failure(f"{component} could not do as it was told: {reason}")
                 case messages.Status(component, state):
@@ -369,6 +429,7 @@ class Controller:
                         self._postponed = None
                     if state == "ready" and component in self._devices:
                         self._runtime.limit(component)
+                        self._limited[component] = time.monotonic()
                 case _:
                     raise MessageError("it is not for the controller")
         except MessageError as error:
@@ -498,7 +559,10 @@ class Controller:
 
     def _log_tail(self, name: str, lines: int = 12) -> str:
         """The end of a process's log, for an error message; stopping first saves the logs."""
-        self._runtime.stop()
+        try:
+            self._runtime.stop()
+        except HostError as error:  # it must not take the place of the message
+            self._report_left(error)
         return self._spec.directory.log_tail(name, lines)
 
 

@@ -109,6 +109,10 @@ class Devices:
         self.states = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
         self._limited: set[str] = set()
 
+    def memory(self, name: str) -> int:
+        """Memory limit of the device in bytes."""
+        return self.states[name].planned.memory
+
     def limit(self, name: str) -> None:
         """Put the device under its CPU quota."""
         self._limit(name, planned_limits(self._spec, self.states[name].planned))

@@ -270,7 +270,8 @@ class DockerRuntime:
 
     def _set_limits(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
-            executor.limit(self._engine, self._containers[device], limits)
+            memory = self._devices.memory(device)
+            executor.limit(self._engine, self._containers[device], limits, memory)
 
     def _start(self, container: Container) -> str:
         self._containers[container.component] = executor.start(self._engine, container)

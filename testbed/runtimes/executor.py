@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 import tempfile
 import time
@@ -19,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 import docker
+import requests
 from docker import types
 from docker.errors import APIError, DockerException, NotFound
 
@@ -43,8 +45,10 @@ _REMOVED_EXIT_CODE = 137
 """Reported for a container that has been removed."""
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
 """After this a network stays that the engine believes to be in use."""
-_REMOVAL_TIMEOUT_SECONDS = 20.0
-"""Within which one more of a run's containers has to go."""
+_REMOVAL_TIMEOUT_SECONDS = 60.0
+"""Within which one more of a run's containers has to go, while the engine answers."""
+_MAX_SILENCES = 3
+"""Times that the engine may be silent for longer than a request may take."""
 
 
 @contextmanager
@@ -132,20 +136,29 @@ def cgroup_driver(engine: docker.DockerClient) -> str:
 
 
 def weigh(engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]) -> str | None:
-    """Give the control groups of `run` CPU `weights`, by group, in those of a single process.
-    Returns why that was not possible; None where it was."""
+    """Give the control groups of `run` CPU `weights`, by group, in those of a single process, and read
+    them back. Returns why they are not as requested; None if they are."""
     found = cgroups.weights(run, weights)
     if len(found) < len(weights):
         return "the engine's control groups are not in this host's file system"
     if cgroups.writable([file for file, _ in found]):
         for file, text in found:
             file.write_text(text, encoding="ascii")
-        return None
-    return _on_cgroups(engine, image, run, [f"echo {text} > {quote(str(file))}" for file, text in found])
+    else:
+        commands = [f"echo {text} > {quote(str(file))}" for file, text in found]
+        if (why := _on_cgroups(engine, image, run, commands)) is not None:
+            return why
+    read = [(file, text, file.read_text(encoding="ascii").strip()) for file, text in found]
+    wrong = (f"{file} has {now}, requested {text}" for file, text, now in read if now != text)
+    return next(wrong, None)
 
 
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
-    """Remove the control groups of `run`, which the engine leaves behind."""
+    """Remove the control groups of `run`, which the engine leaves behind. Those that are slices of
+    systemd it would make again, at its next reload at the latest: it is to stop them."""
+    slices = sorted({folder.name for folder in cgroups.folders(run) if folder.suffix == cgroups.SLICE})
+    if slices:
+        _stop_units(engine, image, run, slices)
     found = cgroups.folders(run)
     if cgroups.writable([folder.parent for folder in found]):
         for folder in found:
@@ -153,6 +166,27 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
                 folder.rmdir()
     elif image is not None:
         _on_cgroups(engine, image, run, [f"rmdir {quote(str(folder))}" for folder in found])
+
+
+def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units: Sequence[str]) -> None:
+    """Have this host's systemd stop `units`, by its own program; an ordinary user has no right to, but
+    a container of the engine."""
+    command = ["systemctl", "--quiet", "stop", *units]
+    if os.getuid() == 0 and shutil.which("systemctl"):
+        subprocess.run(command, capture_output=True, check=False)
+    elif image is not None:
+        with suppress(*ERRORS):
+            _as_root(
+                engine,
+                image,
+                run,
+                ["chroot", "/host", *command],
+                cap_add=["SYS_CHROOT"],
+                network_mode="none",
+                security_opt=["no-new-privileges:true", "label=disable"],  # SELinux: to reach systemd
+                environment={"SYSTEMD_IGNORE_CHROOT": "1"},
+                volumes={"/": {"bind": "/host", "mode": "ro"}},
+            )
 
 
 def _on_cgroups(
@@ -298,10 +332,14 @@ def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Pat
     partial.rename(to)
 
 
-def limit(engine: docker.DockerClient, container: str, cpu: CpuLimits) -> None:
-    """Change its limits; one that has ended is left alone."""
+def limit(
+    engine: docker.DockerClient, container: str, cpu: CpuLimits, memory: int | None = None
+) -> None:
+    """Change its CPU limits; one that has ended is left alone. `memory`, its limit in bytes, stays as it
+    is and must be given: with the systemd driver on cgroup v2, a change without it permits swap."""
+    kept: dict[str, Any] = {} if memory is None else {"mem_limit": memory, "memswap_limit": memory}
     try:
-        engine.api.update_container(container, **_limits(cpu))
+        engine.api.update_container(container, **_limits(cpu), **kept)
     except APIError:
         if exit_code(engine, container) is None:
             raise
@@ -437,16 +475,22 @@ def remove_containers(engine: docker.DockerClient, run: str, spare: Spare = lamb
     """Remove the containers of `run`, but for those to `spare`, however many these are. Raises
     ERRORS."""
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
+    silences = 0
 
     def found() -> list[dict[str, Any]]:
         return [one for one in containers(engine, run) if not spare(one)]
 
     def end(container: dict[str, Any]) -> None:
-        nonlocal deadline
+        nonlocal deadline, silences
         try:
             with _if_there():
                 engine.api.remove_container(container["Id"], v=True, force=True)
                 deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
+        except requests.Timeout:  # a slow host: the engine is still at it
+            silences += 1
+            if silences > _MAX_SILENCES:
+                raise
+            deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
         except APIError:  # on an overloaded host the engine may give up on one that is slow to die
             if time.monotonic() > deadline:
                 raise

@@ -35,6 +35,7 @@ from testbed.host.gpus import MPS
 from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.plan.gpus import PlannedGpu
+from testbed.plan.planned import DEVICES_WEIGHT
 from testbed.runtimes.containers import (
     COMPONENT_LABEL,
     DIRECTORY_LABEL,
@@ -58,12 +59,12 @@ _MIN_WEIGHT = 2
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
 """Limits of a client that starts in mid-run: start-up is no part of the experiment, but must not take
 CPU that others are entitled to."""
-DEVICES_WEIGHT, INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 50.0, 10.0, 1.0
-"""CPU weights of the control groups, per core, in those of a single process of the host. Against two
-busy ones on its core, the devices' group gets 96 %, and never more than the devices' quotas, which the
-run was promised. With far more it would keep the kernel's own threads, which move packets, waiting. The
-groups are siblings, each with its weight on its own cores: in one group, the busier would draw the
-weight from the other's cores."""
+INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 10.0, 1.0
+"""CPU weights of the control groups, beside DEVICES_WEIGHT, per core, in those of a single process of
+the host. Against two busy ones on its core, the devices' group gets 96 %, and never more than the
+devices' quotas, which the run was promised. With far more it would keep the kernel's own threads, which
+move packets, waiting. The groups are siblings, each with its weight on its own cores: in one group, the
+busier would draw the weight from the other's cores."""
 
 
 def group_weights(plan: Plan, *, started: bool) -> dict[str, float]:

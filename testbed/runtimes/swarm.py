@@ -33,6 +33,7 @@ from typing import Any
 import docker
 
 from agents.config import Broker
+from agents.control_group import ControlGroup
 from agents.device_actions import Action, SetCpu
 from agents.messages import AddressedOrder, Telemetry
 from agents.topics import CONTROLLER, ROUTER
@@ -42,7 +43,7 @@ from testbed.broker import BROKER, SOCKET
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError
 from testbed.fidelity.host_load import HostSample
-from testbed.host import cgroups, docker_engine, kernel, swarm
+from testbed.host import docker_engine, kernel, swarm
 from testbed.host.nodes import Node
 from testbed.images import Images, own
 from testbed.plan import agent_configs
@@ -472,7 +473,7 @@ class SwarmRuntime:
             if name not in self._pids:
                 with as_host_error(f"look at {name}"):
                     self._pids[name] = executor.pid(one.engine, one.id)
-            if (used := cgroups.cpu_seconds_of(self._pids[name])) is not None:
+            if (used := ControlGroup.of(self._pids[name]).cpu_seconds()) is not None:
                 self._used[name] = used
         return math.fsum(self._used.values()) if self._used or not here else None
 
@@ -496,6 +497,5 @@ class SwarmRuntime:
 
     def _set_limits(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
-            executor.limit(
-                self._containers[device].engine, self._containers[device].id, without_group(limits)
-            )
+            container, memory = self._containers[device], self._devices.memory(device)
+            executor.limit(container.engine, container.id, without_group(limits), memory)

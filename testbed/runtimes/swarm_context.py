@@ -16,17 +16,14 @@ from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.plan import cpuset
 from testbed.plan.agent_configs import RunSpec
+from testbed.plan.planned import SHARES_OF_A_PROCESS, weight_alone
 from testbed.runtimes import executor, swarm_executor
 from testbed.runtimes.containers import COMPONENT_LABEL, Container, CpuLimits, Launch
-from testbed.runtimes.launch import DEVICES_WEIGHT, INFRASTRUCTURE_WEIGHT, name_of
+from testbed.runtimes.launch import INFRASTRUCTURE_WEIGHT, name_of
 from testbed.runtimes.swarm_engine_proxies import EngineProxies
 from testbed.runtimes.swarm_services import ServiceOptions, Volume, short
 
-_SINGLE, _MOST = 1024, 262_144
-"""CPU weight of a single process, and the most that a container can have."""
-_OF_A_CORE = 10_000
-"""CPU weight of a device with a whole core, among others of its run."""
-INFRASTRUCTURE_PER_CORE = round(INFRASTRUCTURE_WEIGHT * _SINGLE)
+INFRASTRUCTURE_PER_CORE = round(INFRASTRUCTURE_WEIGHT * SHARES_OF_A_PROCESS)
 """CPU weight of what is no device of the run's, by itself."""
 
 
@@ -118,9 +115,5 @@ class SwarmContext:
 
 
 def without_group(limits: CpuLimits) -> CpuLimits:
-    """`limits` of a device that is in no control group of the run's: its own weight, against all that is
-    not of the run, is its share of what the group's would be."""
-    if limits.weight is None:
-        return limits
-    weight = round(limits.weight * DEVICES_WEIGHT * _SINGLE / _OF_A_CORE)
-    return replace(limits, weight=min(_MOST, weight))
+    """`limits` of a device that is in no control group of the run's."""
+    return limits if limits.weight is None else replace(limits, weight=weight_alone(limits.weight))

@@ -1,7 +1,7 @@
-"""Which port of a bridge is whose, with the interfaces laid out as engines of several versions make them.
+"""Which port of a bridge is whose, with interfaces laid out as engines of several versions make them.
 
-Docker up to 27 makes both ends of a veth pair in its own network namespace and moves one: the numbers of the
-containers' interfaces differ. Docker 28 makes the end in the container's namespace: it is 2 in each.
+Docker up to 27 makes both ends of a veth pair in its own network namespace and moves one: the numbers of
+the containers' interfaces differ. Docker 28 makes the end in the container's namespace: it is 2 in each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOVED = (
     "ip link set end-{name} netns {pid} name eth0",
 )
 MADE_INSIDE = ("nsenter -t {pid} -n ip link add eth0 type veth peer name port-{name} netns {bridge}",)
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
     "Docker 20.10 to 27": dict.fromkeys(ADDRESSES, MOVED),
     "Docker 28": dict.fromkeys(ADDRESSES, MADE_INSIDE),
     "Docker 28, one device": {SERVER: MADE_INSIDE, "d-1": MADE_INSIDE},
@@ -98,8 +98,8 @@ def namespaces(request: pytest.FixtureRequest) -> Iterator[Namespaces]:
     with ExitStack() as stack:
         made = Namespaces(stack)
         bridge = made.add("bridge")
-        made.run("bridge", *"ip link add br0 type bridge".split())
-        made.run("bridge", *"ip link set br0 up".split())
+        made.run("bridge", *["ip", "link", "add", "br0", "type", "bridge"])
+        made.run("bridge", *["ip", "link", "set", "br0", "up"])
         for name, commands in LAYOUTS[request.param].items():
             pid = made.add(name)
             for command in commands:
@@ -123,7 +123,7 @@ def test_each_device_is_isolated_by_its_own_port(namespaces: Namespaces) -> None
         assert namespaces.reaches(name, SERVER)
     if len(devices) > 1:
         assert not namespaces.reaches(devices[0], devices[1], seconds=0.3)
-    namespaces.run(devices[0], *"ip link set eth0 address 02:42:0a:09:00:99".split())
+    namespaces.run(devices[0], *["ip", "link", "set", "eth0", "address", "02:42:0a:09:00:99"])
     assert not namespaces.reaches(devices[0], SERVER, seconds=0.3)
 
 
@@ -143,7 +143,7 @@ def test_ended_process_has_no_namespace() -> None:
         namespace_id(ended.pid)
 
 
-@pytest.mark.parametrize("engine", ["20.10"])
+@pytest.mark.parametrize("engine", ["20.10", "26.1", "28.5"])
 def test_recorded_bridges(engine: str) -> None:
     """Bridges of real engines: every container has a port of its own; what is being started has none."""
     recorded = json.loads(Path(__file__).with_name("bridges.json").read_text(encoding="utf-8"))[engine]

@@ -44,6 +44,9 @@ SAMPLE = messages.Sample(
     received=10,
     sent=20,
 )
+LIMITS = messages.Limits(
+    quota=messages.NO_LIMIT, period=10_000, weight=39, cpus="0,2-3", memory=2**29, swap=0
+)
 EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.control(AGGREGATOR), messages.Start()),
     (NAMES.control(AGGREGATOR), messages.Stop()),
@@ -71,6 +74,8 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.telemetry(PI), messages.Sample(device=PI, at=0.0, cpu=0.0, memory=0)),
     (NAMES.telemetry(PI), messages.Probe(PI, 1.0, LinkFigures(0.1, 0.01, 0.0, 1e6, 2e6))),
     (NAMES.telemetry(PI), messages.Probe(PI, 1.0, LinkFigures())),
+    (NAMES.telemetry(PI), messages.LimitsRead(PI, 1.0, LIMITS)),
+    (NAMES.control(PI), messages.LimitsRequest(PI)),
     (NAMES.failure(PI), messages.Failure(PI, "`tc` said: ü")),
     (NAMES.status(PI), messages.Status(PI, "joining")),
     (NAMES.status(AGGREGATOR), messages.Status(AGGREGATOR, "offline")),
@@ -107,6 +112,17 @@ figures = st.builds(
     up=st.none() | st.floats(0, 1e15),
     down=st.none() | st.floats(0, 1e15),
 )
+limit = st.integers(-1, 2**63 - 1)
+limits = st.builds(
+    messages.Limits,
+    quota=limit,
+    period=counts,
+    shares=maybe_count,
+    weight=maybe_count,
+    cpus=st.none() | st.sampled_from(["", "0", "0,2-3"]),
+    memory=st.none() | limit,
+    swap=st.none() | limit,
+)
 BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
     messages.Start: st.builds(messages.Start),
     messages.Stop: st.builds(messages.Stop),
@@ -139,6 +155,8 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         sent=maybe_count,
     ),
     messages.Probe: st.builds(messages.Probe, names, seconds, figures),
+    messages.LimitsRequest: st.builds(messages.LimitsRequest, names),
+    messages.LimitsRead: st.builds(messages.LimitsRead, names, seconds, limits),
     messages.Failure: st.builds(messages.Failure, names, texts),
     messages.Status: st.builds(messages.Status, names, st.sampled_from(get_args(messages.State))),
     messages.Request: st.builds(
@@ -160,7 +178,7 @@ def _depth(value: object) -> int:
 
 def _topic(message: Message) -> str:
     match message:
-        case messages.Sample(device=name) | messages.Probe(name):
+        case messages.Sample(device=name) | messages.Probe(name) | messages.LimitsRead(name):
             return NAMES.telemetry(name)
         case messages.Failure(name):
             return NAMES.failure(name)
@@ -226,6 +244,11 @@ def _log(**changed: Any) -> bytes:
 
 def _sample(**changed: Any) -> bytes:
     return json.dumps({"device": PI, "at": 1.0, "cpu": 1.0, "memory": 1, **changed}).encode()
+
+
+def _limits(**changed: Any) -> bytes:
+    limits = {"quota": 1, "period": 1, **changed}
+    return json.dumps({"device": PI, "at": 1.0, "limits": limits}).encode()
 
 
 def _act(device: Any, action: Any, **fields: Any) -> bytes:
@@ -313,6 +336,9 @@ OF_PI = NAMES.telemetry(PI)
         (OF_PI, b'{"device": "pi-1", "at": 1.0}', "without cpu, memory"),
         (OF_PI, b'{"device": "pi-1", "at": 1.0, "probe": []}', "probe: expected a JSON object"),
         (OF_PI, b'{"device": "pi-1", "at": 1.0, "probe": {"up": "x"}}', "probe: up: expected a number"),
+        (OF_PI, b'{"device": "pi-1", "at": 1.0, "limits": 1}', "limits: expected a JSON object"),
+        (OF_PI, _limits(cpus="0-99999999"), "limits: cpus: expected numbers of cores"),
+        (OF_PI, _limits(swap=-2), "limits: swap: expected an integer from -1"),
         (NAMES.failure(PI), b"\xff", "no UTF-8"),
         (NAMES.failure(PI), b"x" * 4097, "reason: a text of 4097 characters"),
         (NAMES.status(PI), b"", "state: expected one of joining, ready, over, offline, found ''"),

@@ -21,6 +21,7 @@ import pytest
 
 from agents.config import Link
 from agents.device import link
+from agents.messages import Limits
 from tests.conftest import unavailable
 from tests.uml import table
 from tests.uml.table import WAYS
@@ -127,6 +128,11 @@ def _output(command: list[str], environment: dict[str, str]) -> str:
         with suppress(ProcessLookupError):
             os.killpg(machine.pid, signal.SIGKILL)
         machine.communicate()
+
+
+@pytest.mark.parametrize("case", table.LIMITS)
+def test_limits_of_cgroup_v2_are_read_back(measured: Measured, case: str) -> None:
+    assert Limits(**measured["limits", case]) == table.LIMITS[case][1]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from agents.client.pace import Pace, share
+from agents.client.pace import Pace
 
 
 class Host:
@@ -85,22 +83,3 @@ def test_without_a_quota_nothing_is_held_back(before: float | None, after: float
     host.share = after
     host.work(0.5, 0.1)
     assert host.pace.end() == 0
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "25000 100000\n"}, 0.25),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "5000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 0.1),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({}, None),
-    ],
-)
-def test_the_share_is_the_quota_of_the_container(
-    tmp_path: Path, files: dict[str, str], cores: float | None
-) -> None:
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert share(tmp_path) == cores

@@ -59,15 +59,3 @@ def test_cpu_seconds_are_counted_once(mounts: Path) -> None:
     assert cgroups.cpu_seconds(RUN, "devices") == 2.5
     (mounts / "cpuacct" / group / "cpuacct.usage").write_text("2500000001\n")
     assert cgroups.cpu_seconds(RUN, "devices") == pytest.approx(2.5)
-
-
-def test_cpu_seconds_of_a_process_are_its_groups(mounts: Path, tmp_path: Path) -> None:
-    group = f"testbed-{RUN}-devices"
-    process = tmp_path / "proc" / "7"
-    process.mkdir(parents=True)
-    file = tmp_path / "mounts"
-    assert cgroups.cpu_seconds_of(7, file, tmp_path / "proc") is None
-    (process / "cgroup").write_text(f"4:cpu,cpuacct:/{group}\n2:pids:/elsewhere\n0::/{group}\n")
-    assert cgroups.cpu_seconds_of(7, file, tmp_path / "proc") is None
-    (mounts / "cpuacct" / group / "cpuacct.usage").write_text("2500000000\n")
-    assert cgroups.cpu_seconds_of(7, file, tmp_path / "proc") == 2.5

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agents import own_code
 from agents.config import Broker, Link
 from agents.device_actions import Action, Crash, SetLink
-from agents.messages import AddressedOrder, DeviceOrder, Note, Telemetry
+from agents.messages import NO_LIMIT, AddressedOrder, DeviceOrder, Note, Telemetry
 from agents.topics import Topics
 from agents.transport import Connection, Received
-from testbed.errors import BadInputError, RunFailedError
+from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity.host_load import HostSample
 from testbed.host.signals import interrupting
 from testbed.run import live_runs
@@ -34,6 +36,20 @@ FAIL = "import sys; sys.exit('it broke')"
 OWN = f"import sys; sys.stderr.write('a mistake'); sys.exit({own_code.FAILED})"
 
 
+class Asked(Connection):
+    """A connection to devices that read limits as `limits` has them, when they are asked to."""
+
+    def __init__(self, controller: Controller, names: Topics, limits: dict[str, Any]) -> None:
+        self._controller, self._names, self._limits = controller, names, limits
+
+    def publish(self, topic: str, payload: Any, *, retain: bool = False) -> None:
+        name = json.loads(payload)["device"]
+        assert topic == self._names.control(name)
+        read = {"device": name, "at": time.monotonic(), "limits": self._limits}
+        answer = Received(self._names.telemetry(name), json.dumps(read).encode(), 0)
+        self._controller._inbox.receive(answer)
+
+
 @dataclass
 class Lines(View):
     """A view that remembers what it was told."""
@@ -42,6 +58,17 @@ class Lines(View):
 
     def progress(self, message: str) -> None:
         self.lines.append(message)
+
+
+AS_REQUESTED = {
+    "quota": 5000,
+    "period": 50_000,
+    "shares": 1000,
+    "cpus": "1",
+    "memory": 2**29,
+    "swap": 0,
+}
+"""Limits of a device with a tenth of a core."""
 
 
 @pytest.mark.parametrize(
@@ -141,6 +168,31 @@ class Idle:
 
     def device_cpu_seconds(self) -> float | None:
         return None
+
+
+class Stubborn(Idle):
+    """A runtime that cannot remove what it has started."""
+
+    def start(self) -> Broker:
+        raise RunFailedError("the broker ended as soon as it was started")
+
+    def stop(self) -> None:
+        raise HostError("the Docker engine could not remove the containers: read timed out")
+
+
+def test_error_of_the_removal_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
+    run, lines = spec(tmp_path), Lines()
+    with pytest.raises(RunFailedError, match="the broker ended as soon as"):
+        Controller(run, Stubborn(), lines).run()
+    assert f"read timed out). Try: testbed down {run.directory.run}" in lines.lines[-1]
+    assert not any("Everything removed" in line for line in lines.lines)
+
+
+def test_log_of_a_failed_process_is_shown_also_if_the_removal_fails(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    run.directory.log("aggregator").write_text("it broke\n")
+    controller = Controller(run, Stubborn(), Lines())
+    assert controller._log_tail("aggregator").endswith("it broke")
 
 
 def test_an_order_that_could_not_be_done_is_noted_and_held_against_the_run(tmp_path: Path) -> None:
@@ -265,7 +317,7 @@ def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tm
     """A probe would take of what others share with its device. Told twice, it is written once."""
     run = spec(tmp_path, more="scenario: [{at: 5s, join: d-2}]")
     linked = [replace(device, link=Link(rtt=0.1)) for device in run.plan.devices]
-    run = replace(run, plan=replace(run.plan, runtime="docker", devices=tuple(linked)))
+    run = replace(run, plan=replace(run.plan, runtime="docker", devices=tuple(linked), device_cpus="1"))
     assert run.absent == frozenset({"d-2"})
     assert run.probed == frozenset({"d-1", "d-2"})
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
@@ -281,9 +333,36 @@ def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tm
     timer = threading.Timer(1.0, say, (names.telemetry("d-2"), later))
     begin = time.monotonic()
     timer.start()
-    controller._hold_barrier()
+    controller._hold_barrier(Asked(controller, names, AS_REQUESTED))
     assert time.monotonic() - begin >= 1.0
-    assert [line["device"] for line in Samples(run.directory.telemetry).read()] == ["d-1", "d-2"]
+    lines = [line for line in Samples(run.directory.telemetry).read() if "probe" in line]
+    assert [line["device"] for line in lines] == ["d-1", "d-2"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [
+        ({}, None),
+        ({"swap": NO_LIMIT}, "set other limits for d-1's container: it may swap (without limit)"),
+        ({"quota": 1001}, "its CPU quota is 1001 of 50000 µs, requested 5000 of 50000 µs"),
+    ],
+)
+def test_no_clock_starts_on_limits_that_the_kernel_does_not_have(
+    kernel: dict[str, int], told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.run.controller._LIMITS_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("testbed.run.controller._ASKING_INTERVAL_SECONDS", 0.1)
+    run = spec(tmp_path, devices=1)
+    run = replace(run, plan=replace(run.plan, runtime="docker", device_cpus="1"))
+    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+    for component in ("aggregator", "d-1"):
+        controller._inbox.receive(Received(names.status(component), b"ready", 0))
+    connection = Asked(controller, names, AS_REQUESTED | kernel)
+    if told is None:
+        controller._hold_barrier(connection)
+    else:
+        with pytest.raises(RunFailedError, match=re.escape(told)):
+            controller._hold_barrier(connection)
 
 
 @pytest.mark.parametrize(

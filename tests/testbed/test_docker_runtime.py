@@ -10,9 +10,11 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import docker
 import pytest
+import requests
 from docker.errors import APIError
 
 from agents import messages
@@ -230,6 +232,26 @@ def test_containers_go_however_long_that_takes_but_for_a_swarms(
         executor.remove_containers(engine, run)
         executor.remove_cgroups(engine, built.agent, run)
     assert left_in_docker(engine, run) == []
+
+
+@pytest.mark.parametrize("silences", [3, 4])
+def test_removal_outlasts_an_engine_that_is_silent_for_a_while(silences: int) -> None:
+    """On a slow host one removal takes longer than a request may; the engine goes on with it."""
+    calls = iter([requests.ReadTimeout("read timed out")] * silences)
+
+    def remove(*_: object, **__: object) -> None:
+        if (error := next(calls, None)) is not None:
+            raise error
+        there.clear()
+
+    there = [{"Id": "1", "Labels": {}}]
+    api = Mock(containers=lambda **_: list(there), remove_container=remove)
+    if silences > 3:
+        with pytest.raises(requests.ReadTimeout):
+            executor.remove_containers(Mock(api=api), "r")
+    else:
+        executor.remove_containers(Mock(api=api), "r")
+        assert there == []
 
 
 ISOLATE = """

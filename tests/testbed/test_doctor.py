@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -56,7 +62,7 @@ def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.Monkey
 
     def from_env(timeout: int) -> Mock:
         made.append(Mock(api=Mock(timeout=timeout)))
-        assert timeout <= 2
+        assert timeout <= 30
         return made[-1]
 
     monkeypatch.setattr("docker.from_env", from_env)
@@ -64,6 +70,38 @@ def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.Monkey
         assert [client] == made
         assert made[0].api.timeout >= 60
     made[0].close.assert_called_once()
+
+
+def test_an_engine_on_a_busy_host_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket takes a connection at once, and the answer comes after some seconds."""
+    slow = tmp_path / "docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{slow}")
+    answers = iter([2.5, 0.0, 0.0])
+    with socketserver.ThreadingUnixStreamServer(str(slow), engine_that_answers(answers)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with docker_engine.if_present() as client:
+            assert client is not None
+        server.shutdown()
+
+
+def engine_that_answers(after: Iterator[float]) -> type[BaseHTTPRequestHandler]:
+    """A handler of HTTP requests that answers each like an engine, `after` so many seconds."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            time.sleep(next(after, 0.0))
+            body = b'{"ApiVersion": "1.44", "Version": "25.0"}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return "unix"
+
+        def log_message(self, *_: object) -> None: ...
+
+    return Handler
 
 
 @pytest.mark.parametrize("option", ["rootless", "userns"])
@@ -113,6 +151,33 @@ def test_a_kernel_feature_is_tried_and_leaves_nothing() -> None:
         works, answer = kernel.supports(feature)
         assert works or answer
     assert set(Path("/sys/class/net").iterdir()) == interfaces
+
+
+@pytest.mark.parametrize("refused", ["unshare", "ip"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_an_ordinary_user_may_not_try_is_looked_up(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool
+) -> None:
+    """A user namespace that is refused, or has no rights in it, says nothing about the kernel."""
+    programs = {"unshare": 'shift 2; exec "$@"', "ip": "exit 0", "tc": "exit 0"}
+    programs[refused] = "echo 'Operation not permitted' >&2; exit 1"
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    release = tmp_path / os.uname().release
+    release.mkdir()
+    (release / "modules.builtin").write_text("kernel/net/sched/sch_fq.ko\n")
+    module = "sch_netem" if listed else "sch_netem_other"
+    (release / "modules.dep").write_text(f"kernel/net/sched/{module}.ko.xz: kernel/lib/x.ko\n")
+    monkeypatch.setattr(kernel.is_listed, "__defaults__", (tmp_path,))
+    works, answer = kernel.supports(kernel.NETEM)
+    assert works is (True if listed else None)
+    assert "Operation not permitted" in answer
+    finding = doctor.traffic_control(kernel.NETEM)
+    assert finding.status == ("ok" if listed else "warn")
+    assert "Operation not permitted" in finding.detail
 
 
 def test_a_feature_that_no_kernel_has_is_not_found() -> None:

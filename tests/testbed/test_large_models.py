@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agents.device import usage
 from testbed.broker import Limits
 from testbed.errors import BadInputError
 from testbed.plan import Host, agent_configs, plan, resolution
@@ -78,24 +77,3 @@ def test_plan_reserves_memory_for_models_under_way() -> None:
     plan(topology, "docker", host, model=0)
     with pytest.raises(BadInputError, match=r"broker and aggregator need 1\.1 GiB"):  # 15 models
         plan(topology, "docker", host, model=44_700_000)
-
-
-@pytest.mark.parametrize(
-    ("events", "limit"),
-    [
-        ("memory.events", "memory.max"),
-        ("memory/memory.oom_control", "memory/memory.limit_in_bytes"),
-    ],
-    ids=["v2", "v1"],
-)
-def test_a_kill_for_lack_of_memory_is_told_from_others(
-    events: str, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(usage, "_CGROUP", tmp_path)
-    assert usage.killed_for_memory() is None
-    (tmp_path / "memory").mkdir()
-    (tmp_path / limit).write_text("536870912\n")
-    (tmp_path / events).write_text("under_oom 0\noom_kill 0\n")
-    assert usage.killed_for_memory() is None
-    (tmp_path / events).write_text("under_oom 0\noom_kill 1\n")
-    assert usage.killed_for_memory() == 2**29

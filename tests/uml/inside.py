@@ -1,4 +1,5 @@
-"""Init of a user-mode Linux that has netem: makes a device and its broker, measures the table's links.
+"""Init of a user-mode Linux that has netem and cgroup v2: makes a device and its broker, measures the
+table's links, and reads the table's limits of a control group.
 
 Its own network namespace is the device's, 10.213.0.2; a veth pair joins it to the broker's, 10.213.0.1.
 Prints a line of JSON for each measurement, then powers off. Nothing is written but to memory: the host's
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from agents import packettrain, probe_server
 from agents.config import Link
+from agents.control_group import ControlGroup
 from agents.device import link, probe
 from testbed.relay.probe import download, listen, upload
 from tests.uml.table import (
@@ -31,6 +33,7 @@ from tests.uml.table import (
     FAST,
     JITTER,
     JITTER_PACKETS,
+    LIMITS,
     LOSS_PACKETS,
     LOSSES,
     MODEL,
@@ -98,11 +101,31 @@ def main() -> None:
         ).start()
         packettrain.listen(BROKER)
         listen(BROKER, TRANSFERS)
+    limits()
     shaped = Shaped()
     for measure in (rates, model, whole, delays, jitter, losses, change):
         begin = time.monotonic()
         measure(shaped)
         tell("took", measure.__name__, time.monotonic() - begin)
+
+
+def limits() -> None:
+    """Limits of a group of cgroup v2, written as an engine writes them, and read back."""
+    root = Path("/run/cgroup")
+    root.mkdir()
+    subprocess.run(["mount", "-t", "cgroup2", "cgroup2", root], check=True)
+    (root / "cgroup.subtree_control").write_text("+cpu +memory")
+    group = root / "testbed.slice" / "device.scope"
+    group.mkdir(parents=True)
+    (group.parent / "cgroup.subtree_control").write_text("+cpu +memory")
+    with subprocess.Popen(["sleep", "600"]) as process:
+        (group / "cgroup.procs").write_text(str(process.pid))
+        for case, (files, _) in LIMITS.items():
+            for name, text in files.items():
+                (group / name).write_text(text)
+            found = ControlGroup.of(process.pid).limits()
+            tell("limits", case, None if found is None else dataclasses.asdict(found))
+        process.kill()
 
 
 class Shaped:

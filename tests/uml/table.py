@@ -1,10 +1,12 @@
-"""What is measured of netem's links inside user-mode Linux. Rates in bit/s, times in seconds."""
+"""What is measured inside user-mode Linux: netem's links (rates in bit/s, times in seconds), and limits
+of cgroup v2."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
 from agents.config import Link
+from agents.messages import NO_LIMIT, Limits
 
 RATES = (
     (256_000, 512_000),
@@ -31,6 +33,32 @@ FAST, SLOW = Link(10_000_000, 10_000_000, rtt=0.100), Link(1_000_000, 1_000_000,
 WAYS = ("up", "down")
 FRAME = 1514
 """Bytes of a flood's packet on the wire."""
+
+LIMITS = {
+    "as a group begins": (
+        {},
+        Limits(quota=NO_LIMIT, period=100_000, weight=100, memory=NO_LIMIT, swap=NO_LIMIT),
+    ),
+    "as an engine sets them": (
+        {
+            "cpu.max": "5000 20000",
+            "cpu.weight": "97",
+            "memory.max": str(2**29 + 1),  # the kernel takes whole pages
+            "memory.swap.max": "0",
+        },
+        Limits(quota=5_000, period=20_000, weight=97, memory=2**29, swap=0),
+    ),
+    "swap's limit lost": (
+        {"memory.swap.max": "max"},
+        Limits(quota=5_000, period=20_000, weight=97, memory=2**29, swap=NO_LIMIT),
+    ),
+    "without a quota": (
+        {"cpu.max": "max", "cpu.weight": "1", "memory.swap.max": "0"},
+        Limits(quota=NO_LIMIT, period=20_000, weight=1, memory=2**29, swap=0),
+    ),
+}
+"""Files of a control group and what is written into them, and the limits that it has then. This kernel
+has no cpuset."""
 
 
 class Flood(TypedDict):

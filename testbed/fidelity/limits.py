@@ -1,0 +1,57 @@
+"""Limits of a device's container: what was requested against what the kernel enforces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agents.control_group import weights_of
+from agents.messages import NO_LIMIT, Limits
+from testbed.host.die_with_parent import cpu_numbers
+
+_PAGE_BYTES = 64 * 1024
+"""The kernel rounds memory to whole pages; the largest pages of common kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedLimits:
+    """Limits that the engine was asked to set."""
+
+    quota: int
+    """µs of CPU time per period."""
+    period: int
+    """µs."""
+    shares: int
+    """CPU weight as engines take it, in the unit of cgroup v1."""
+    cpus: str
+    """Cores, as in `0,2-3`."""
+    memory: int
+    """Bytes. There is no swap beside them."""
+
+
+def differences(requested: RequestedLimits, found: Limits) -> Iterator[str]:
+    """Each limit that is not as requested, in a few words. Swap that the kernel cannot limit is none of
+    them: see `Limits.swap`."""
+    quota = f"{found.quota} of {found.period} µs" if found.quota != NO_LIMIT else "none"
+    if (found.quota, found.period) != (requested.quota, requested.period):
+        yield f"its CPU quota is {quota}, requested {requested.quota} of {requested.period} µs"
+    if found.shares is not None and found.shares != requested.shares:
+        yield f"its CPU shares are {found.shares}, requested {requested.shares}"
+    if found.weight is not None and found.weight not in weights_of(requested.shares):
+        yield f"its CPU weight is {found.weight}, requested {_one_of(weights_of(requested.shares))}"
+    if found.cpus is not None and cpu_numbers(found.cpus) != cpu_numbers(requested.cpus):
+        yield f"its cores are {found.cpus or 'all'}, requested {requested.cpus}"
+    if found.memory is None:
+        yield f"this kernel limits no memory, requested {_bytes(requested.memory)}"
+    elif not 0 <= requested.memory - found.memory < _PAGE_BYTES:
+        yield f"its memory limit is {_bytes(found.memory)}, requested {_bytes(requested.memory)}"
+    if found.swap not in (None, 0):
+        yield f"it may swap ({_bytes(found.swap)}), requested no swap"
+
+
+def _one_of(weights: tuple[int, int]) -> str:
+    return " or ".join(map(str, dict.fromkeys(weights)))
+
+
+def _bytes(limit: int) -> str:
+    return "without limit" if limit == NO_LIMIT else f"{limit} bytes"
