@@ -34,7 +34,8 @@ from tests.platforms.machine import Machine
 
 HOST = "host"
 """In place of a release: this host's own engine binaries, beside the engine that runs already."""
-_PACKAGES = ("docker.io", "iptables", "iproute2", "kmod", "ca-certificates")
+_PACKAGES = ("docker.io", "iptables", "iproute2", "kmod", "procps", "ca-certificates")
+"""`docker top` of the engine takes procps."""
 _PATIENCE_SECONDS = 60.0
 _CONTAINERD_STORE = {"features": {"containerd-snapshotter": True}}
 """Configuration with which containerd keeps the images, the default from Docker 29 on."""
