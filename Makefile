@@ -76,7 +76,7 @@ USED := agents.aggregator.main, agents.client.training, agents.device.main, test
 $(VENV)/.installed: pyproject.toml
 	@echo "Setting up $(VENV) (a few minutes, once) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --no-compile --editable .
+	@$(BIN)/python -m pip install -qq --no-compile $$($(BIN)/python -I testbed/images/torch_index.py) --editable .
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -W ignore -c "import $(USED)"
 	@touch $@
 

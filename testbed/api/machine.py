@@ -19,12 +19,11 @@ import psutil
 
 from agents.texts import counted
 from testbed import images
-from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm import LEAST_ENGINE, manages
-from testbed.images import Images, debian, inventory
+from testbed.images import Images, debian, inventory, torch_index
 from testbed.images.inventory import Listed
 from testbed.plan.calibration import Calibration
 from testbed.plan.calibration import calibrate as measured
@@ -60,10 +59,9 @@ def doctor() -> list[Finding]:
                 image_source(client),
                 swarm(info, listed),
             ]
-    except HostError as error:
-        detail = "no engine answers: runs fall back to the process runtime"
-        fix = docker_engine.fix(error.__cause__ or error)
-        found = [Finding("Docker engine", "missing", detail, fix)]
+    except docker_engine.NoEngineError as error:
+        detail = f"{error.reason}; runs fall back to the process runtime"
+        found = [Finding("Docker engine", "missing", detail, error.fix)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
     found += [tcp(kernel.congestion_control()), gpu(survey(info)), processors(), sleep(), memory()]
     return [*found, disk(info), broker(), python(), torch()]
@@ -72,11 +70,15 @@ def doctor() -> list[Finding]:
 def engine(info: Mapping[str, Any]) -> Finding:
     """Whether the engine of which `info` tells can run devices."""
     name = "Docker engine"
-    if (why := docker_engine.unfit(info)) is not None:
-        detail = f"{why}: runs fall back to the process runtime (--runtime process)"
-        fix = "have the engine run as root, without userns-remap in /etc/docker/daemon.json"
-        return Finding(name, "missing", detail, fix)
-    return Finding(name, "ok", f"version {info['ServerVersion']}")
+    if (unfit := docker_engine.unfit(info)) is not None:
+        detail = f"{unfit.reason}; runs fall back to the process runtime (--runtime process)"
+        return Finding(name, "missing", detail, unfit.fix)
+    version = f"version {info['ServerVersion']}"
+    if not docker_engine.shares_files(info):
+        detail = f"{version}, whose data folder {info['DockerRootDir']} is not here: it sees other files"
+        fix = "mount the folder of the runs here at the path that it has for the engine (docs/faq.md)"
+        return Finding(name, "warn", detail, fix)
+    return Finding(name, "ok", version)
 
 
 def control_groups(info: Mapping[str, Any]) -> Finding:
@@ -211,7 +213,8 @@ def gpu(found: Gpus) -> Finding:
 def processors() -> Finding:
     count = len(os.sched_getaffinity(0))
     if count < 2:
-        return Finding("cores", "warn", "1 core: broker and aggregator share it with the devices")
+        detail = "1 core: half of it is for devices, as broker and aggregator share it"
+        return Finding("cores", "warn", detail, "dilation: auto in the topology stretches time to fit")
     return Finding("cores", "ok", f"{count}, load {os.getloadavg()[0]:.1f}")
 
 
@@ -262,8 +265,8 @@ def torch() -> Finding:
     version = importlib.metadata.version("torch")
     if version.endswith("+cpu"):
         return Finding("torch", "ok", version)
-    detail = f"{version}: perhaps with CUDA, which images for CPU devices refuse"
-    fix = "pip install torch from the CPU wheel index that PyTorch's install page names"
+    detail = f"{version}: perhaps with CUDA, which takes gigabytes and nothing uses without a GPU"
+    fix = f"pip install --index-url {torch_index.CPU_INDEX} torch=={version.partition('+')[0]}+cpu"
     return Finding("torch", "warn", detail, fix)
 
 

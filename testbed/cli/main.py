@@ -428,7 +428,7 @@ def plan_command(
             f"{cores} (cpu {plan.device_cpus}); broker and aggregator use cpu "
             f"{plan.infrastructure_cpus}."
             + (f" Evaluations use cpu {plan.evaluation_cpus}." if plan.evaluation_cpus else "")
-            + (f" One second of device time takes {plan.dilation:g} s." if plan.dilation != 1 else "")
+            + "".join(f" {compromise}." for compromise in plan.compromises)
         )
         print_text(launch.memory())
         if plan.shaper:

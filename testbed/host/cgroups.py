@@ -37,12 +37,17 @@ def _stem(run: str, group: str) -> str:
 
 def folders(run: str, *groups: str, mounts: Path = _MOUNTS) -> list[Path]:
     """The folders of the groups of `run` that are there: in cgroup v1 one in each hierarchy."""
-    names = [
+    found = names(run, *groups)
+    return sorted({folder for root in _roots(mounts) for name in found for folder in root.glob(name)})
+
+
+def names(run: str, *groups: str) -> list[str]:
+    """Names of the folders of the groups of `run`, for both cgroup drivers."""
+    return [
         parent(run, group, driver).lstrip("/")
         for group in groups or (DEVICES, INFRASTRUCTURE)
         for driver in ("cgroupfs", "systemd")
     ]
-    return sorted({found for root in _roots(mounts) for name in names for found in root.glob(name)})
 
 
 def weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, str]]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
+import socket
 import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import docker
 import requests
+from docker.context import ContextAPI
+from docker.context.config import get_current_context_name
 from docker.errors import ContainerError, DockerException, ImageNotFound
 from docker.types import LogConfig
 
@@ -23,25 +29,79 @@ ERRORS = (DockerException, requests.RequestException)
 
 REQUEST_TIMEOUT_SECONDS = 300
 """What one request may take: on a slow host an engine needs minutes to remove a container."""
-_UNFIT = {"name=rootless": "rootless", "name=userns": "with userns-remap"}
+_NO_ROOT = {"name=rootless": "rootless", "name=userns": "with userns-remap"}
 """Security options of an engine in whose containers nobody is root of the host."""
+_NEW_CONTEXT = "`docker context ls` lists those that exist, `docker context use NAME` selects one"
+_LOCAL = ("unix", "npipe")
+"""Schemes of the addresses of engines on this machine."""
 _PRESENCE_TIMEOUT_SECONDS = 30
 """An engine that is there answers within this time, on a busy host too. Without one there is no wait, as
 nothing listens."""
 
 
+class NoEngineError(HostError):
+    """No engine answers at the address that is configured."""
+
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(f"{reason}. To fix it: {fix}")
+        self.reason = reason
+        self.fix = fix
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why an engine cannot run devices."""
+
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """Address of an engine that the user has named."""
+
+    url: str
+    source: str
+    """What names it, for messages."""
+    unset: str
+    """The command after which the local engine is used instead."""
+
+
 def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
     """A client of the engine that DOCKER_HOST or the Docker context names, else the local one.
 
-    `timeout` is what one request without an answer may take, in seconds. Raises HostError, with the
-    command that fixes it, where no engine answers.
+    `timeout` is what one request without an answer may take, in seconds. Raises NoEngineError, with the
+    command that fixes it.
     """
+    address = _address()
     try:
         return docker.from_env(timeout=timeout)  # asks the engine for its version: it must answer
     except ERRORS as error:
         _release_socket(error)
-        where = f" at {host}" if (host := os.environ.get("DOCKER_HOST")) else ""
-        raise HostError(f"No Docker engine answers{where}. To fix it: {fix(error)}") from error
+        where = f" at {address.url}, which {address.source} names" if address else ""
+        raise NoEngineError(f"No Docker engine answers{where}", _fix(error, address)) from error
+
+
+def _address() -> _Address | None:
+    """The address that DOCKER_HOST or else the Docker context names; None: the local engine's.
+
+    Raises NoEngineError if there is no such context: the SDK would use the local engine.
+    """
+    if url := os.environ.get("DOCKER_HOST"):
+        return _Address(url, "DOCKER_HOST", "unset DOCKER_HOST")
+    variable = os.environ.get("DOCKER_CONTEXT")
+    name = variable or get_current_context_name()
+    if name == "default":
+        return None
+    try:
+        found = ContextAPI.get_context(name)
+    except Exception as error:  # the SDK's for a damaged file
+        reason = f"The Docker context {name} cannot be read ({error})"
+        raise NoEngineError(reason, _NEW_CONTEXT) from error
+    if found is None or not found.Host:
+        raise NoEngineError(f"There is no Docker context {name}", _NEW_CONTEXT)
+    unset = "unset DOCKER_CONTEXT" if variable else "docker context use default"
+    return _Address(found.Host, f"the Docker context {name}", unset)
 
 
 def at(url: str, patience: float) -> docker.DockerClient:
@@ -79,13 +139,54 @@ def available() -> bool:
             return False
 
 
-def unfit(info: Mapping[str, Any]) -> str | None:
-    """Why the engine of which `info` tells cannot run devices; None where it can."""
+def unfit(info: Mapping[str, Any]) -> Unfit | None:
+    """Why the engine that describes itself by `info` (`docker info`) cannot run devices; None if it
+    can."""
+    if "BuildahVersion" in info:
+        return Unfit(
+            "the engine is Podman, whose name server is on the host, where isolated devices cannot "
+            "reach it",
+            "sudo apt-get install docker.io, and point DOCKER_HOST or the Docker context to its engine",
+        )
     options = {option.partition(",")[0] for option in info.get("SecurityOptions") or ()}
-    found = next((kind for name, kind in _UNFIT.items() if name in options), None)
-    if found is None:
-        return None
-    return f"the Docker engine runs {found}, and only one that runs as root can isolate devices"
+    if (kind := next((kind for name, kind in _NO_ROOT.items() if name in options), None)) is not None:
+        return Unfit(
+            f"the Docker engine runs {kind}, and only one that runs as root can isolate devices",
+            "have the engine run as root, without userns-remap in /etc/docker/daemon.json",
+        )
+    if (where := _elsewhere(info)) is not None:
+        return Unfit(
+            f"the Docker engine runs {where}, and testbed needs its clock, files and control groups",
+            "run testbed there, or in a container there that has the engine's socket (docs/faq.md)",
+        )
+    return None
+
+
+def _elsewhere(info: Mapping[str, Any]) -> str | None:
+    """Where the engine runs, if its kernel is not the one that this process runs on."""
+    kernel, own = info.get("KernelVersion"), platform.release()
+    if kernel and _in_full(kernel) != _in_full(own):
+        return f"in a VM or on another machine (its kernel is {kernel}, the one here {own})"
+    address, name = _address(), info.get("Name")
+    if address and address.url.partition(":")[0] not in _LOCAL and name != socket.gethostname():
+        return f"on another machine ({name}, at {address.url})"
+    return None
+
+
+def _in_full(release: str) -> str:
+    """A kernel's release with three numbers, as Docker writes `6.8-rc1`: `6.8.0-rc1`."""
+    return re.sub(r"^(\d+\.\d+)(?![.\d])", r"\1.0", release)
+
+
+def shares_files(info: Mapping[str, Any]) -> bool:
+    """Whether the engine's data folder is seen here; if not, one of both is in a container or VM."""
+    try:
+        os.stat(info.get("DockerRootDir", "/"))  # noqa: PTH116
+    except FileNotFoundError:
+        return False
+    except OSError:  # it may be there
+        return True
+    return True
 
 
 def registry_has(image: str, timeout: int = 5) -> bool:
@@ -134,12 +235,14 @@ def output(
         container.remove(v=True, force=True)
 
 
-def fix(error: BaseException) -> str:
-    """The command that fixes an engine that does not answer, from what `connect` met."""
-    if _caused_by(error, requests.Timeout):
-        return "wait until this host is less busy, or sudo systemctl restart docker"
+def _fix(error: BaseException, address: _Address | None) -> str:
+    """What fixes an engine that does not answer, from the `error` that `connect` met."""
     if _caused_by(error, PermissionError):
         return "sudo usermod -aG docker $USER && newgrp docker"
+    if address is not None:
+        return f"start that engine, or `{address.unset}` to use the local one"
+    if _caused_by(error, requests.Timeout):
+        return "wait until this host is less busy, or sudo systemctl restart docker"
     if shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
         return "sudo apt-get install docker.io"
     return "sudo systemctl start docker"

@@ -41,6 +41,8 @@ FEATURES = (
 )
 
 CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control"
+_NET_ADMIN = 12
+"""Number of the capability (capabilities(7))."""
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
@@ -88,6 +90,16 @@ def is_listed(module: str, modules: Path = Path("/lib/modules")) -> bool:
             if any(f"/{module}.ko" in line.partition(":")[0] for line in lines):
                 return True
     return False
+
+
+def may_change_networks(status: Path = Path("/proc/self/status")) -> bool:
+    """Whether this process holds NET_ADMIN, which root of a container may lack."""
+    try:
+        lines = status.read_text(encoding="ascii").splitlines()
+    except OSError:  # no Linux
+        return False
+    held = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return bool(held >> _NET_ADMIN & 1)
 
 
 def _try(command: list[str], path: str) -> str | None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
 from testbed.host.subprocesses import StoppedError, run
+from testbed.images import torch_index
 
 _PYTHON = "3.11"
 _PIP = (sys.executable, "-m", "pip", "--quiet")
@@ -52,12 +53,19 @@ def fetch(
     folder = cache.folder() / f"wheels-{digest}"
     if folder.is_dir() and not again:
         return folder
-    if not cuda and not any(line.endswith("+cpu") for line in wanted):
-        refuse_cuda(_resolve([*options, *wanted], scratch, stop))
     partial = Path(tempfile.mkdtemp(dir=scratch))
-    run([*_PIP, "download", "--dest", str(partial), *options, *wanted], temporary=scratch, stop=stop)
+    command = [*_PIP, "download", "--dest", str(partial), *options, *wanted]
     if cuda:
+        run(command, temporary=scratch, stop=stop)
         require_cuda([wheel.name for wheel in partial.glob("*.whl")])
+    else:
+        index = torch_index.for_cpu()
+        if not any(line.endswith("+cpu") for line in wanted):
+            refuse_cuda(_resolve([*index.options, *options, *wanted], scratch, stop), index.reason)
+        try:
+            run([*command, *index.options], temporary=scratch, stop=stop)
+        except HostError as error:
+            raise HostError(f"{error}\nPyTorch: {index.reason}") from error
     if folder.is_dir():
         shutil.rmtree(folder)
     partial.rename(folder)  # in one step: an interrupted download leaves no folder that looks whole
@@ -177,14 +185,14 @@ def require_cuda(wheels: Sequence[str]) -> None:
         )
 
 
-def refuse_cuda(packages: Sequence[str]) -> None:
-    """Raise HostError where one of the package names is a CUDA library."""
+def refuse_cuda(packages: Sequence[str], reason: str) -> None:
+    """Raise HostError where one of the package names is a CUDA library. `reason`: why pip takes that
+    build of PyTorch."""
     if cuda := _of_cuda(packages):
         raise HostError(
             f"The torch that pip finds brings {len(cuda)} CUDA libraries ({cuda[0]}, ...): gigabytes "
-            "that devices without a GPU cannot use. Point pip at PyTorch's CPU wheels: set "
-            "PIP_EXTRA_INDEX_URL to the CPU wheel index that PyTorch's install page names, then run "
-            "'testbed images build' again."
+            f"that devices without a GPU cannot use. PyTorch: {reason}. Have pip find a CPU build, as "
+            f"by PIP_EXTRA_INDEX_URL={torch_index.CPU_INDEX}, then run 'testbed images build' again."
         )
 
 

@@ -174,6 +174,15 @@ class Plan:
         """cpuset of the aggregator, evaluations included."""
         return ",".join(filter(None, (self.infrastructure_cpus, self.evaluation_cpus)))
 
+    @property
+    def compromises(self) -> tuple[str, ...]:
+        """Sentences on what a host with more cores would do without."""
+        shares = self.device_cpus != "" and self.device_cpus == self.infrastructure_cpus
+        return (
+            *(("Broker and aggregator share the only core with the devices",) if shares else ()),
+            *((f"One second of device time takes {self.dilation:g} s",) if self.dilation != 1 else ()),
+        )
+
     def node_of(self, device: str) -> PlannedNode | None:
         """The machine that `device` is on, where there are several."""
         return next((node for node in self.nodes if node.id == self.placement[device]), None)

@@ -61,6 +61,10 @@ _MAX_RESTARTS = 3
 _STOP_TIMEOUT_SECONDS = 4.0
 """What the aggregator has to finish its records when a run is interrupted."""
 
+_NETWORK_HINT = (
+    ". If testbed runs in a container, that needs the network of the engine's host: --network host"
+)
+
 
 @dataclass(slots=True)
 class Timings:
@@ -224,7 +228,8 @@ class Controller:
         try:
             connection.open()
         except ConnectionFailedError as error:
-            raise HostError(f"{error}{self._log_tail(BROKER)}") from error
+            hint = _NETWORK_HINT if self._spec.plan.traits.images else ""
+            raise HostError(f"{error}{hint}{self._log_tail(BROKER)}") from error
         return connection
 
     def _send(self, connection: Connection, order: AddressedOrder) -> None:

@@ -43,6 +43,8 @@ def run(
         spec, prepared = preparing.prepare(topology, plan, directory, options, view)
         if free is not None:
             view.progress(free.expectation())
+        for compromise in plan.compromises:
+            view.progress(compromise)
         ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
         entries["outcome"] = ended.reason
         if topology.differential is not None:

@@ -53,9 +53,12 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with closing(docker_engine.connect()) as client:
         with as_host_error("tell of itself"):
-            why = docker_engine.unfit(client.info())
-        if why is not None:
-            raise HostError(f"{why}; or run the devices as processes: --runtime process")
+            unfit = docker_engine.unfit(client.info())
+        if unfit is not None:
+            raise HostError(
+                f"{unfit.reason}. To fix it: {unfit.fix}; or run the devices as processes: "
+                "--runtime process"
+            )
         with_gpus = any(device.gpu is not None for device in spec.plan.devices)
         built = images.ensure(client, view.progress, container_files.own_image(spec), cuda=with_gpus)
         labels = executor.helper(spec.directory.run)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tarfile
 import tempfile
@@ -27,7 +28,7 @@ from docker.errors import APIError, DockerException, NotFound
 from agents import isolation
 from agents.isolation import Endpoint
 from testbed.errors import HostError, of_os
-from testbed.host import cgroups, docker_engine
+from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL, Container, CpuLimits, Network
@@ -41,6 +42,8 @@ after the other, and occasionally make it miscount what is on a network, which i
 restarted (moby issue 42119)."""
 SERVICE_LABEL = "com.docker.swarm.service.id"
 """The engine's label of the containers of a Swarm's service."""
+_NOT_MOUNTED = "bind source path does not exist: "
+"""What the engine says of a mount, before the path."""
 _REMOVED_EXIT_CODE = 137
 """Reported for a container that has been removed."""
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
@@ -57,6 +60,12 @@ def as_host_error(what: str) -> Iterator[None]:
     try:
         yield
     except ERRORS as error:
+        if _NOT_MOUNTED in (answer := str(error)):
+            path = answer.partition(_NOT_MOUNTED)[2].rstrip('")')
+            raise HostError(
+                f"the Docker engine sees other files than testbed: it has no {path}. Have the folder of "
+                "the runs at the same path for both (docs/faq.md)"
+            ) from error
         raise HostError(f"the Docker engine could not {what}: {error}") from error
 
 
@@ -160,7 +169,14 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
     if slices:
         _stop_units(engine, image, run, slices)
     found = cgroups.folders(run)
-    if cgroups.writable([folder.parent for folder in found]):
+    if not found and not slices and image is not None:  # in a container they may not be seen
+        commands = [
+            f"rmdir {root}/{quote(name)}"
+            for name in cgroups.names(run)
+            for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/*")
+        ]
+        _on_cgroups(engine, image, run, commands)
+    elif cgroups.writable([folder.parent for folder in found]):
         for folder in found:
             with suppress(OSError):  # one that is not empty yet, or gone
                 folder.rmdir()
@@ -238,8 +254,8 @@ def isolate(
     try:
         if (
             here
-            and os.getuid() == 0
-            and Path("/sys/class/net", bridge).exists()
+            and kernel.may_change_networks()
+            and bridge in (name for _, name in socket.if_nameindex())
             and shutil.which("bridge")
             # In another namespace one that is not there has not ended, and must not be passed over.
             and all(_is_seen(pids[container], container) for container in found)

@@ -234,6 +234,22 @@ def test_containers_go_however_long_that_takes_but_for_a_swarms(
     assert left_in_docker(engine, run) == []
 
 
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_control_groups_go_that_only_the_engine_sees(
+    spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a container, which has control groups of its own."""
+    run = spec.directory.run
+    device = DockerRuntime(engine, built, spec)._launch.devices[0]
+    executor.start(engine, replace(device, networks=(), mounts=(), command=("sleep", "600")))
+    assert cgroups.folders(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(cgroups, "folders", lambda *_: [])
+        executor.remove(engine, run)
+    assert cgroups.folders(run) == []
+
+
 @pytest.mark.parametrize("silences", [3, 4])
 def test_removal_outlasts_an_engine_that_is_silent_for_a_while(silences: int) -> None:
     """On a slow host one removal takes longer than a request may; the engine goes on with it."""

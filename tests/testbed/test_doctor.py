@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import docker
 import pytest
+import requests
 
 from testbed.api import machine as doctor
 from testbed.errors import HostError
@@ -53,7 +54,7 @@ def test_a_fix_is_printed_in_one_piece(no_engine: None, monkeypatch: pytest.Monk
 
 def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:
     assert not docker_engine.available()
-    with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*sudo"):
+    with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*unset DOCKER_HOST"):
         docker_engine.connect()
 
 
@@ -123,9 +124,12 @@ def test_an_engine_without_root_is_passed_over(option: str, monkeypatch: pytest.
         pass
 
 
-def test_a_socket_of_others_is_fixed_by_the_group() -> None:
-    wrapped = ConnectionError("Connection aborted.", PermissionError(13, "Permission denied"))
-    assert "usermod -aG docker" in docker_engine.fix(wrapped)
+def test_a_socket_of_others_is_fixed_by_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = PermissionError(13, "Permission denied")
+    wrapped = requests.ConnectionError("Connection aborted.", refused)
+    monkeypatch.setattr("docker.from_env", Mock(side_effect=wrapped))
+    with pytest.raises(HostError, match=r"usermod -aG docker"):
+        docker_engine.connect()
 
 
 @pytest.mark.parametrize(

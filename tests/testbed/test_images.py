@@ -133,9 +133,10 @@ def test_torch_is_required_as_the_cpu_build_of_this_host(installed: str | None, 
 
 
 def test_cuda_libraries_are_refused_with_the_way_out() -> None:
-    wheels.refuse_cuda(["torch", "numpy"])
-    with pytest.raises(HostError, match=r"2 CUDA libraries \(nvidia-cublas, .*PIP_EXTRA_INDEX_URL"):
-        wheels.refuse_cuda(["torch", "nvidia-cudnn-cu13", "nvidia-cublas"])
+    wheels.refuse_cuda(["torch", "numpy"], "")
+    message = r"2 CUDA libraries \(nvidia-cublas, .*PyTorch: no answer\. .*PIP_EXTRA_INDEX_URL=https:"
+    with pytest.raises(HostError, match=message):
+        wheels.refuse_cuda(["torch", "nvidia-cudnn-cu13", "nvidia-cublas"], "no answer")
 
 
 def test_a_torch_of_the_hosts_version_is_refused_too_where_it_brings_cuda(
@@ -145,6 +146,7 @@ def test_a_torch_of_the_hosts_version_is_refused_too_where_it_brings_cuda(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(wheels, "_installed_torch", lambda: "2.13.0")
     monkeypatch.setattr(wheels, "_resolve", lambda *_: ["torch", "nvidia-cublas"])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("torch==2.13.0\n")
     with pytest.raises(HostError, match="1 CUDA libraries"):

@@ -6,6 +6,7 @@ import pytest
 
 from agents.config import Duration, Link
 from testbed import topology
+from testbed.bundle import TOPOLOGIES
 from testbed.errors import BadInputError
 from testbed.plan import Host, describe, dilated, plan, resolution, this_host
 from testbed.topology.profiles import Profiles
@@ -68,6 +69,30 @@ def test_on_one_core_the_devices_have_half_of_it() -> None:
     planned = plan(fleet("{name: pi, cpu: 0.5}"), "docker", Host((3,), 16 * GIB))
     assert (planned.infrastructure_cpus, planned.device_cpus) == ("3", "3")
     assert planned.device_capacity == 0.5
+    assert planned.compromises == ("Broker and aggregator share the only core with the devices",)
+
+
+@pytest.mark.parametrize(
+    ("cores", "infrastructure", "devices", "dilation"),
+    [
+        ((0,), "0", "0", 1.68),
+        ((1,), "1", "1", 1.68),
+        ((0, 1), "0", "1", 1),
+        ((0, 2, 5), "0", "2,5", 1),  # two others are offline, or not ours
+        ((0, 2, 4, 6), "0", "2,4,6", 1),  # without the second thread of each core
+        (tuple(range(16)), "0", "1-15", 1),
+        (tuple(range(8, 24)), "8", "9-23", 1),  # a container's cpuset
+    ],
+)
+def test_the_quickstart_fits_on_any_cores(
+    cores: tuple[int, ...], infrastructure: str, devices: str, dilation: float
+) -> None:
+    quickstart = topology.load(TOPOLOGIES / "quickstart.yaml")
+    for runtime in ("docker", "process"):
+        planned = plan(quickstart, runtime, Host(cores, 16 * GIB))
+        assert (planned.infrastructure_cpus, planned.device_cpus) == (infrastructure, devices)
+        assert planned.dilation == dilation
+        assert len(planned.compromises) == (2 if len(cores) == 1 else 0)
 
 
 def test_ten_times_a_tenth_is_one_core() -> None:

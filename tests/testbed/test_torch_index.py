@@ -1,0 +1,187 @@
+"""Which build of PyTorch pip takes: by driver, by the user's settings, by whether the index answers."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import HostError
+from testbed.images import torch_index, wheels
+from testbed.images.torch_index import Choice
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("PIP_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds that an index has for its answer."""
+    monkeypatch.setattr(torch_index, "_ANSWER_SECONDS", 0.4)
+    return 0.4
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The URL of an index (PEP 503) that has the wheels of `folder/torch`."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def add_torch(folder: Path, version: str, *requirements: str) -> None:
+    """Wheels of that version for both architectures, as an index lists them."""
+    (folder / "torch").mkdir(parents=True, exist_ok=True)
+    for machine in ("x86_64", "aarch64"):
+        name = f"torch-{version}-cp311-cp311-manylinux_2_28_{machine}.whl"
+        with zipfile.ZipFile(folder / "torch" / name, "w") as wheel:
+            needs = "".join(f"Requires-Dist: {one}\n" for one in requirements)
+            about = f"torch-{version}.dist-info"
+            wheel.writestr(
+                f"{about}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n{needs}"
+            )
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\n")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_pip_prefers_the_cpu_build_of_the_added_index_to_the_same_version_with_cuda(
+    machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the images' libraries are downloaded; set-up has pip choose between the same two wheels."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(wheels, "_installed_torch", lambda: None)
+    (tmp_path / "testbed").mkdir()
+    add_torch(tmp_path / "pypi", "2.13.0", "cuda-toolkit")
+    add_torch(tmp_path / "cpu", "2.13.0+cpu")
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("torch==2.13.0\n")
+    with served(tmp_path / "pypi") as pypi, served(tmp_path / "cpu") as cpu:
+        found = torch_index.for_cpu(cpu)
+        assert found == Choice(("--extra-index-url", cpu), f"the CPU build, as {cpu} answers")
+        both = Choice(("--index-url", pypi, *found.options), found.reason)
+        monkeypatch.setattr(torch_index, "for_cpu", lambda: both)
+        folder = wheels.fetch(requirements, machine, tmp_path, threading.Event())
+    [wheel] = folder.iterdir()
+    assert wheel.name == f"torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_{machine}.whl"
+
+
+def test_an_index_that_refuses_or_has_no_torch_is_not_added(tmp_path: Path) -> None:
+    with socket.socket() as deaf:  # bound, but it does not listen
+        deaf.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        refused = torch_index.for_cpu(address)
+    assert refused.options == ()
+    assert "gigabytes of CUDA" in refused.reason
+    assert f"{address}, does not answer ([Errno 111] Connection refused)" in refused.reason
+    with served(tmp_path) as address:
+        assert "does not answer (File not found)" in torch_index.for_cpu(address).reason
+
+
+def test_an_index_that_takes_the_connection_and_says_nothing_is_not_waited_for(bound: float) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        problem = torch_index._problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert time.monotonic() - start < bound + 1
+    assert problem in ("nothing within 0.4 s", "timed out")
+
+
+def test_a_name_server_that_hangs_is_not_waited_for(
+    bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+
+    def hanging(*_: object, **__: object) -> object:
+        answer.wait()
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    start = time.monotonic()
+    assert torch_index._problem("http://index.example") == "nothing within 0.4 s"
+    assert time.monotonic() - start < bound + 1
+    answer.set()
+
+
+def test_with_an_nvidia_driver_no_index_is_asked(tmp_path: Path) -> None:
+    driver = tmp_path / "version"
+    driver.touch()
+    found = torch_index.for_host("http://index.example", [tmp_path / "other", driver])
+    assert found.options == ()
+    assert found.reason.endswith(f"with CUDA: NVIDIA driver found ({driver})")
+
+
+def test_without_an_nvidia_driver_the_cpu_build_is_taken(tmp_path: Path) -> None:
+    add_torch(tmp_path, "2.13.0+cpu")
+    with served(tmp_path) as cpu:
+        found = torch_index.for_host(cpu, [tmp_path / "version"])
+    assert found.options == ("--extra-index-url", cpu)
+    assert found.reason == f"the CPU build, as {cpu} answers; no NVIDIA driver found"
+
+
+def test_without_linux_no_index_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    found = torch_index.for_host("http://index.example", [])
+    assert found == Choice((), "the Python Package Index's build, which has CUDA on Linux only")
+
+
+def test_the_users_settings_of_pip_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the environment and of pip's files; empty ones, and others than of places, are none."""
+    with served(tmp_path / "cpu") as cpu:
+        add_torch(tmp_path / "cpu", "2.13.0+cpu")
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+        monkeypatch.setenv("PIP_TIMEOUT", "20")
+        assert torch_index.for_cpu(cpu).options == ("--extra-index-url", cpu)
+        settings = tmp_path / "pip.conf"
+        settings.write_text("[install]\nextra-index-url = https://own.example\n    https://b.example\n")
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        found = torch_index.for_cpu(cpu)
+    assert found.options == ()
+    assert "your settings of pip say (PIP_NO_INDEX, install.extra-index-url);" in found.reason
+
+
+def test_the_makefile_gets_the_options_on_stdout_and_the_user_one_line() -> None:
+    environment = {**os.environ, "PIP_INDEX_URL": "https://own.example"}
+    command = [sys.executable, "-I", torch_index.__file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+    assert done.stderr.startswith("PyTorch: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_images_say_why_pip_does_not_find_the_cpu_build_that_this_host_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came from an index that does not answer now."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(wheels, "_installed_torch", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(torch_index, "for_cpu", lambda: Choice(("--no-index",), "the reason"))
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("torch==2.13.0\n")
+    with pytest.raises(HostError, match=r"(?s)torch==2\.13\.0\+cpu.*\nPyTorch: the reason"):
+        wheels.fetch(requirements, "x86_64", tmp_path, threading.Event())
