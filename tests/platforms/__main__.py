@@ -20,7 +20,7 @@ from typing import Any
 
 from testbed.errors import HostError
 from testbed.host.signals import interrupting
-from tests.platforms import checks, engines, pythons, results
+from tests.platforms import checks, engines, guests, pythons, results
 from tests.platforms.checks import CHECKS, Check
 from tests.platforms.local import CHECKOUT
 from tests.platforms.machine import Machine
@@ -75,7 +75,10 @@ def platforms() -> dict[str, Platform]:
             f"python-{version}": Platform(f"{file}, no engine", partial(pythons.python, file))
             for version, file in sorted(pythons.found().items())
         },
-        **_guests(),
+        **{
+            name: Platform("guest under QEMU", partial(guests.guest, spec))
+            for name, spec in guests.GUESTS.items()
+        },
     }
 
 
@@ -117,18 +120,6 @@ def _binaries() -> dict[str, Platform]:
     version = printed.split()[2].rstrip(",")
     opened = partial(_engine, "sid", binaries=binaries)
     return {f"docker-{version}": Platform(f"binaries in {folder}, else those of Debian sid", opened)}
-
-
-def _guests() -> dict[str, Platform]:
-    """Guests under QEMU."""
-    try:
-        from tests.platforms import guests
-    except ImportError:
-        return {}
-    return {
-        name: Platform("guest under QEMU", partial(guests.guest, spec))
-        for name, spec in guests.GUESTS.items()
-    }
 
 
 def _tell(name: str, each: Check, outcome: checks.Outcome) -> None:
