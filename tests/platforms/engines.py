@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
 from testbed.host.signals import interrupting
+from testbed.host.subprocesses import run
 from testbed.images import debian
 from tests import two_engines
 from tests.platforms import facts
@@ -65,7 +67,8 @@ def engine(
     """The engine of the Debian `release` (such as `trixie`, or HOST), with this checkout's images.
 
     Programs in the folder `binaries`, such as a `dockerd` of another version, come before the release's.
-    Ends the engine and all that runs in its network. Raises RuntimeError if it cannot be started.
+    Ends the engine and all that runs in its network. Raises HostError or RuntimeError if it
+    cannot be started.
     """
     root = None if release == HOST else chroot(release)
     with tempfile.TemporaryDirectory(prefix="testbed-") as temporary:  # short: of Unix sockets
@@ -99,7 +102,7 @@ def host() -> Iterator[Machine]:
 def chroot(release: str) -> Path:
     """The folder with an unpacked Debian `release` that has a Docker engine; made once, then cached.
 
-    Its name says what it was made of. To get newer packages, remove it. Raises RuntimeError.
+    Its name says what it was made of. To get newer packages, remove it. Raises HostError.
     """
     command = [
         "mmdebstrap",
@@ -122,12 +125,10 @@ def chroot(release: str) -> Path:
 
 
 def _unpack(command: Sequence[str], to: Path) -> None:
+    """Run mmdebstrap, with mounts of its own: none is left even if it is killed."""
     with tempfile.TemporaryDirectory(dir=to.parent) as temporary:
         partial = Path(temporary) / "root"
-        done = subprocess.run([*command, str(partial)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = "\n".join(done.stderr.splitlines()[-5:])
-            raise RuntimeError(f"mmdebstrap failed with exit code {done.returncode}:\n{last}")
+        run(["unshare", "--mount", *command, str(partial)], stop=threading.Event())
         partial.rename(to)
 
 
