@@ -113,7 +113,7 @@ def write_page(records: Mapping[str, Record], page: Path = PAGE) -> None:
 
 
 def markdown(records: Mapping[str, Record]) -> str:
-    """The tables of platforms and of results, and the lines of those that failed or are missing."""
+    """The tables of platforms and of results, and the details of both."""
     sections = [
         _table(["Platform", *_FACTS.values()], (_facts(*each) for each in sorted(records.items()))),
         _table(
@@ -147,6 +147,8 @@ def _remarks(records: Mapping[str, Record]) -> Iterator[str]:
         if record.unavailable is not None:
             yield f"- **{name}** could not be brought up on {record.date}: {record.unavailable}\n"
         for check, result in record.checks.items():
+            if result.detail == f"{check}: nothing wrong":
+                continue
             failed = "" if result.passed else " failed"
             detail = result.detail.replace("`", "")
             yield f"- {name}, {check}{failed} ({result.seconds:.0f} s): `{detail}`\n"
