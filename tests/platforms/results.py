@@ -120,7 +120,8 @@ def markdown(records: Mapping[str, Record]) -> str:
             ["Platform", *(check.name for check in CHECKS), "Commit", "Date"],
             (_results(*each) for each in sorted(records.items()) if each[1].checks),
         ),
-        "".join(_remarks(records)),
+        _table(["Platform", "Why it could not be brought up", "Date"], _missing(records)),
+        _table(["Platform", "Check", "Seconds", "Detail"], _details(records)),
     ]
     return "\n" + "\n".join(section for section in sections if section) + "\n"
 
@@ -142,16 +143,18 @@ def _cell(result: Result | None) -> str:
     return "passed" if result.passed else "**failed**"
 
 
-def _remarks(records: Mapping[str, Record]) -> Iterator[str]:
+def _missing(records: Mapping[str, Record]) -> Iterator[list[str]]:
     for name, record in sorted(records.items()):
         if record.unavailable is not None:
-            yield f"- **{name}** could not be brought up on {record.date}: {record.unavailable}\n"
+            yield [name, record.unavailable, record.date]
+
+
+def _details(records: Mapping[str, Record]) -> Iterator[list[str]]:
+    for name, record in sorted(records.items()):
         for check, result in record.checks.items():
-            if result.detail == f"{check}: nothing wrong":
-                continue
-            failed = "" if result.passed else " failed"
-            detail = result.detail.replace("`", "")
-            yield f"- {name}, {check}{failed} ({result.seconds:.0f} s): `{detail}`\n"
+            if result.detail != f"{check}: nothing wrong":
+                failed = "" if result.passed else " (failed)"
+                yield [name, f"{check}{failed}", f"{result.seconds:.0f}", result.detail]
 
 
 def _table(heading: Sequence[str], rows: Iterator[list[str]]) -> str:
