@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs figures check bench bench-dashboard predict dilation profiles papers papers-full mutants clean
+.PHONY: demo test docs figures check bench bench-dashboard predict dilation profiles papers papers-full mutants platforms clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -33,6 +33,10 @@ figures: $(VENV)/.installed
 # Which changes to the source no test notices (CONTRIBUTING.md).
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutants
+
+# Other engines, kernels, architectures and Python versions (docs/platforms.md). As root; takes hours.
+platforms: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.platforms
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.aggregator

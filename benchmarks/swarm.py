@@ -58,7 +58,7 @@ def _engines() -> Iterator[Engines]:
         two_engines.swarm(Path(folder)) as found,
     ):
         with ThreadPoolExecutor() as pool:
-            list(pool.map(two_engines.carry, wanted, found))
+            list(pool.map(two_engines.carry, wanted, ([each.url] for each in found)))
         os.environ["DOCKER_HOST"] = found[0].url
         yield found
 

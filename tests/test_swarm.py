@@ -60,7 +60,7 @@ def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
         tempfile.TemporaryDirectory(prefix="testbed-") as folder,  # short: of Unix sockets
         swarm(Path(folder)) as found,
     ):
-        carry([tags[kind] for kind in KINDS], found)
+        carry([tags[kind] for kind in KINDS], [each.url for each in found])
         yield found
 
 

@@ -1,4 +1,4 @@
-"""Two Docker engines of this machine, each in a network namespace of its own, made into a Swarm.
+"""Docker engines in network namespaces of their own: one, or two made into a Swarm.
 
 Each has a private mount namespace, with /run of its own, and its own data and exec roots, so that the
 machine's engine is not touched, and nothing is left of them: neither process, mount, nor file.
@@ -28,13 +28,17 @@ _CHUNK = 2**20
 """Bytes of images, handed on at once."""
 _START = """
 set -e
+folder=$1 in_memory=$2 root=$3
+shift 3
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
-mkdir -p /run/lock "$1/data"
-[ -z "$2" ] || mount -t tmpfs tmpfs "$1/data"
+mkdir -p /run/lock "$folder/data"
+[ -z "$in_memory" ] || mount -t tmpfs tmpfs "$folder/data"
 ip link set lo up
-exec dockerd --data-root "$1/data" --exec-root /run/docker --pidfile "$1/pid" --bridge none \
-    -H "unix://$1/docker.sock" -H unix:///run/docker.sock > "$1/log" 2>&1
+[ -z "$root" ] || mount --bind "$root/etc" /etc
+[ -z "$root" ] || mount --bind "$root/usr" /usr
+exec dockerd --data-root "$folder/data" --exec-root /run/docker --pidfile "$folder/pid" \
+    -H "unix://$folder/docker.sock" -H unix:///run/docker.sock "$@" > "$folder/log" 2>&1
 """
 
 
@@ -63,7 +67,10 @@ class Engine:
 def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
     """The manager and a worker; their files are in `folder`, a short path, which is theirs."""
     with ExitStack() as stack:
-        processes = [stack.enter_context(_engine(folder / name)) for name in ("1", "2")]
+        processes = [
+            stack.enter_context(engine_process(folder / name, options=("--bridge", "none")))
+            for name in ("1", "2")
+        ]
         engines = []
         for number in (1, 2):  # before one answers, it may not be in its namespaces yet
             url = f"unix://{folder}/{number}/docker.sock"
@@ -89,8 +96,8 @@ def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
         yield first, second
 
 
-def carry(images: Sequence[str], engines: Sequence[Engine]) -> None:
-    """Give `images` of this machine's engine to all `engines`, as `docker save` and `docker load` do."""
+def carry(images: Sequence[str], urls: Sequence[str]) -> None:
+    """Give `images` of this machine's engine to those at `urls`, by `docker save` and `docker load`."""
     with ExitStack() as stack:
         saving = stack.enter_context(
             subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE)
@@ -98,12 +105,12 @@ def carry(images: Sequence[str], engines: Sequence[Engine]) -> None:
         loading = [
             stack.enter_context(
                 subprocess.Popen(
-                    ["docker", "-H", engine.url, "load", "--quiet"],
+                    ["docker", "-H", url, "load", "--quiet"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                 )
             )
-            for engine in engines
+            for url in urls
         ]
         assert saving.stdout is not None
         while chunk := saving.stdout.read(_CHUNK):
@@ -114,40 +121,75 @@ def carry(images: Sequence[str], engines: Sequence[Engine]) -> None:
 
 
 @contextmanager
-def _engine(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A `dockerd` in namespaces of its own; `setpriv` becomes it, so that it has its process id. It
-    ends in order, its containers first, also where this process is killed."""
+def engine_process(
+    folder: Path,
+    *,
+    root: Path | None = None,
+    binaries: Path | None = None,
+    options: Sequence[str] = (),
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A `dockerd` in network and mount namespaces of its own, with `options`; its files are in `folder`.
+
+    With `root`, the engine is the one of the Debian release that is unpacked there: its /usr and /etc
+    take the place of this host's for the engine alone. All other paths are the host's, so that
+    containers can mount files of the host. Programs in the folder `binaries` come before all others.
+    `setpriv` becomes the engine, so that it has its process id.
+    The engine ends in order, its containers first, also where this process is killed.
+    """
     folder.mkdir(parents=True)
     in_memory = "yes" if psutil.virtual_memory().available > _ENOUGH_MEMORY else ""
+    namespaces = ["setpriv", "--pdeathsig", "TERM", "unshare", "--net", "--mount"]
+    arguments = [str(folder), in_memory, str(root or ""), *options]
     process = subprocess.Popen(
-        [
-            "setpriv",
-            "--pdeathsig",
-            "TERM",
-            "unshare",
-            "--net",
-            "--mount",
-            "sh",
-            "-c",
-            _START,
-            "sh",
-            str(folder),
-            in_memory,
-        ],
+        [*namespaces, "sh", "-c", _START, "sh", *arguments],
         start_new_session=True,
-        env={name: value for name, value in os.environ.items() if name != "DOCKER_HOST"},
+        env=_environment(binaries),
     )
     try:
         yield process
     finally:
         # What it has mounted and the interfaces it has made go with the namespaces.
+        inside = _processes_beside(process.pid)
         process.terminate()
         try:
             process.wait(_TIMEOUT_SECONDS)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            for each in inside:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()  # psutil sees to it that no other process has the id by now
             process.wait()
+
+
+def _environment(binaries: Path | None) -> dict[str, str]:
+    """The environment of an engine, which looks for programs in `binaries` first."""
+    environment = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
+    if binaries is not None:
+        environment["PATH"] = f"{binaries}:{environment['PATH']}"
+    return environment
+
+
+def _processes_beside(pid: int) -> list[psutil.Process]:
+    """The processes that share the network namespace of `pid`, with all their descendants.
+
+    None while the engine is still in this host's own namespace.
+    """
+    namespace = _network_namespace(pid)
+    if namespace is None or namespace == _network_namespace(os.getpid()):
+        return []
+    found = [each for each in psutil.process_iter() if _network_namespace(each.pid) == namespace]
+    with suppress(psutil.NoSuchProcess):
+        found += [child for each in found for child in each.children(recursive=True)]
+    return [each for each in set(found) if each.pid != pid]
+
+
+def _network_namespace(pid: int) -> str | None:
+    """The kernel's name of the network namespace of `pid`; None if that has ended."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return None
 
 
 def _run(*command: str) -> None:

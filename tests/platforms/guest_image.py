@@ -332,7 +332,7 @@ def _step(what: str) -> Iterator[None]:
     """Report how long a part of the build took."""
     start = time.monotonic()
     yield
-    print(f"guest image: {what}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"guest image: {what}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
 def _run(*command: str, standard_input: str = "", environment: dict[str, str] | None = None) -> None:

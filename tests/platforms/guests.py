@@ -54,17 +54,17 @@ def guest(spec: GuestSpec) -> Iterator[Machine]:
 def main(arguments: list[str]) -> int:
     """Run each command in the guest that is named first; return the last exit code."""
     if not arguments:
-        print("\n".join(GUESTS))  # noqa: T201
+        print("\n".join(GUESTS))
         return 0
     name, *commands = arguments
     exit_code = 0
     with guest(GUESTS[name]) as machine:
-        print(dict(machine.facts), f"slowness {machine.slowness:g}", flush=True)  # noqa: T201
+        print(dict(machine.facts), f"slowness {machine.slowness:g}", flush=True)
         for command in commands:
             completed = machine.run(command, timeout=120)
             exit_code = completed.exit_code
-            print(f"$ {command}\n{completed.output}", flush=True)  # noqa: T201
-            print(f"[exit code {exit_code}, {completed.seconds:.0f} s]", flush=True)  # noqa: T201
+            print(f"$ {command}\n{completed.output}", flush=True)
+            print(f"[exit code {exit_code}, {completed.seconds:.0f} s]", flush=True)
     return exit_code
 
 

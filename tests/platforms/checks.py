@@ -1,0 +1,140 @@
+"""The checks of a platform: commands, and what their output must have."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.host import cache
+from tests.platforms.machine import Completed, Machine
+
+_VERDICT = r"^Verdict: (?:valid|not valid|not judged)"
+_RESULT = r"^(?:CPU: .*|[a-z_]+: (?:accuracy|loss) [^(,]*)"
+_END_OF_TESTS = r"^=+ (.*\d passed.*) =+$"
+_DETAIL_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A command and its expected output."""
+
+    name: str
+    """Also the heading of its column."""
+    command: str
+    """For bash. `{runs}` is a folder for run directories, `{shared}` is `--shared` or nothing."""
+    expected: str
+    """Regular expression that must match at the beginning of a line of the output."""
+    also: str = ""
+    """Regular expression of more lines that the detail shows."""
+    timeout: float = 240
+    """Seconds, before `Machine.slowness`."""
+    needs_engine: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a check ended."""
+
+    passed: bool
+    detail: str
+    """One line."""
+    seconds: float
+    log: Path | None
+    """File with the command and its full output; None if the check passed."""
+
+
+def _up(name: str, topology: str, runtime: str, also: str = _RESULT, expected: str = _VERDICT) -> Check:
+    command = f"testbed up topologies/{topology}.yaml --runtime {runtime} --runs {{runs}}/{name}"
+    return Check(name, command, expected, also, needs_engine=runtime == "docker")
+
+
+def _probe(name: str) -> Check:
+    command = f"python -m tests.platforms.probes {name} {{runs}} {{shared}}"
+    return Check(name, command, f"{name}: nothing wrong")
+
+
+CHECKS = (
+    Check("doctor", "testbed doctor", r"ok +Docker engine", also=r"warn +\S+", timeout=60),
+    Check(
+        "plan",
+        "testbed plan topologies/quickstart.yaml",
+        r"(?:docker|process): 6 devices ask for .* of .* core.*?\)",
+        timeout=60,
+        needs_engine=False,
+    ),
+    _up("virtual", "faults", "virtual", also="", expected=r"final model .*"),
+    _up("process", "quickstart", "process"),
+    _up("quickstart", "quickstart", "docker"),
+    _up("links", "links", "docker"),
+    _up("faults", "faults", "docker"),
+    _probe("limits"),
+    _probe("killed"),
+    Check(
+        "tests",
+        'python -m pytest -p no:cacheprovider -m "docker and not alone"',
+        _END_OF_TESTS,
+        also=r"FAILED \S+",
+        timeout=1800,
+    ),
+    _probe("left"),
+)
+"""In the order in which they run: the last one looks at the runs of those before."""
+
+
+def run(
+    machine: Machine, name: str, chosen: Sequence[Check], *, shared: bool
+) -> Iterator[tuple[Check, Outcome]]:
+    """Run `chosen` on the machine of the platform `name`, and yield each outcome as it comes.
+
+    `shared` says whether other users may have runs on the machine's engine. Checks that need an engine
+    are skipped if the machine has none.
+    """
+    runs = f"/tmp/testbed-platforms-{secrets.token_hex(4)}"  # noqa: S108  # on the machine, not here
+    try:
+        for check in chosen:
+            if check.needs_engine and machine.facts["engine"] == "none":
+                continue
+            command = check.command.format(runs=runs, shared="--shared" if shared else "").strip()
+            done = machine.run(command, timeout=check.timeout)
+            yield check, _outcome(check, name, command, done)
+    finally:
+        machine.run(f"rm -rf {runs}", timeout=30)
+
+
+def _outcome(check: Check, platform: str, command: str, done: Completed) -> Outcome:
+    matched = re.search(check.expected, done.output, re.MULTILINE)
+    if done.exit_code == 0 and matched is not None:
+        more = re.findall(check.also, done.output, re.MULTILINE) if check.also else []
+        detail = "; ".join([matched[matched.re.groups], *more])
+        return Outcome(True, _one_line(detail), done.seconds, None)
+    if done.exit_code == 124:
+        detail = "timed out"
+    else:
+        detail = f"exit code {done.exit_code}: {_complaint(check, done.output)}"
+    return Outcome(False, _one_line(detail), done.seconds, _keep(check, platform, command, done))
+
+
+def _complaint(check: Check, output: str) -> str:
+    """The line of `output` that says best what failed."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"error: |FAILED |.*Error: ", line)]
+    return (errors or lines or ["no output"])[-1]
+
+
+def _one_line(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _DETAIL_LENGTH else f"{words[:_DETAIL_LENGTH]} …"
+
+
+def _keep(check: Check, platform: str, command: str, done: Completed) -> Path:
+    """Write the output to a file of the cache."""
+    folder = cache.folder() / "platforms" / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    words = re.sub(r"\W+", "-", f"{platform} {check.name}")
+    log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{words}.log"
+    log.write_text(f"$ {command}\n{done.output}\n(exit code {done.exit_code})\n", encoding="utf-8")
+    return log

@@ -1,0 +1,176 @@
+"""Docker engines of other Debian releases, beside this host's engine.
+
+    python -m tests.platforms.engines sid [--containerd] [--binaries FOLDER] [-- COMMAND]
+
+runs COMMAND (bash; a shell without one) where the engine's network is, with DOCKER_HOST set, after
+the images of this checkout are loaded. The engine has data, sockets, network and mounts of its own, and
+leaves nothing. It uses the control groups and the kernel of this host. The network has no way out, so
+images are built from outside of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from testbed import images
+from testbed.errors import HostError
+from testbed.host import cache, docker_engine
+from testbed.host.signals import interrupting
+from testbed.host.subprocesses import run
+from testbed.images import debian
+from tests import two_engines
+from tests.platforms import facts
+from tests.platforms.local import CHECKOUT, LocalMachine
+from tests.platforms.machine import Machine
+
+HOST = "host"
+"""In place of a release: this host's own engine binaries, beside the engine that runs already."""
+_PACKAGES = ("docker.io", "iptables", "iproute2", "kmod", "procps", "ca-certificates")
+"""`docker top` of the engine takes procps."""
+_PATIENCE_SECONDS = 60.0
+_CONTAINERD_STORE = {"features": {"containerd-snapshotter": True}}
+"""Configuration with which containerd keeps the images, the default from Docker 29 on."""
+_ENTER = """
+mkdir -p "$1/cgroup"
+mount --rbind /sys/fs/cgroup "$1/cgroup"
+mount -t sysfs sysfs /sys
+mount --rbind "$1/cgroup" /sys/fs/cgroup
+umount --recursive --lazy "$1/cgroup"
+shift
+exec "$@"
+"""
+"""Shows the interfaces of the present network namespace in /sys, with the control groups of before."""
+
+
+def lacking() -> str | None:
+    """What this host lacks to run such engines; None if it lacks nothing."""
+    if (why := two_engines.lacking()) is not None:
+        return why
+    return None if shutil.which("mmdebstrap") else "there is no mmdebstrap"
+
+
+@contextmanager
+def engine(
+    release: str, *, containerd_store: bool = False, binaries: Path | None = None
+) -> Iterator[LocalMachine]:
+    """The engine of the Debian `release` (such as `trixie`, or HOST), with this checkout's images.
+
+    Programs in the folder `binaries`, such as a `dockerd` of another version, come before the release's.
+    Ends the engine and all that runs in its network. Raises HostError or RuntimeError if it
+    cannot be started.
+    """
+    root = None if release == HOST else chroot(release)
+    with tempfile.TemporaryDirectory(prefix="testbed-") as temporary:  # short: of Unix sockets
+        folder = Path(temporary) / "engine"
+        configuration = Path(temporary) / "daemon.json"
+        configuration.write_text(json.dumps(_CONTAINERD_STORE if containerd_store else {}))
+        options = ("--config-file", str(configuration))
+        with two_engines.engine_process(
+            folder, root=root, binaries=binaries, options=options
+        ) as process:
+            url = f"unix://{folder}/docker.sock"
+            _wait(url, folder / "log")
+            _load_images(url)
+            enter = ("nsenter", "--target", str(process.pid), "--net", "unshare", "--mount")
+            machine = LocalMachine(
+                prefix=(*enter, "sh", "-e", "-c", _ENTER, "sh", str(folder)),
+                environment={"DOCKER_HOST": url},
+            )
+            machine.facts = facts.of(machine)
+            yield machine
+
+
+@contextmanager
+def host() -> Iterator[Machine]:
+    """This host with the engine that runs on it, or without one."""
+    machine = LocalMachine()
+    machine.facts = facts.of(machine)
+    yield machine
+
+
+def chroot(release: str) -> Path:
+    """The folder with an unpacked Debian `release` that has a Docker engine; made once, then cached.
+
+    Its name says what it was made of. To get newer packages, remove it. Raises HostError.
+    """
+    command = [
+        "mmdebstrap",
+        "--mode=root",
+        *debian.OPTIONS,
+        # A mirror that is not updated any more still has what we need.
+        '--aptopt=Acquire::Check-Valid-Until "false"',
+        f"--include={','.join(_PACKAGES)}",
+        release,
+    ]
+    digest = hashlib.sha256("\n".join(command).encode()).hexdigest()[:12]
+    folder = cache.folder() / "platforms"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"{release}-{digest}"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            _unpack(command, made)
+    return made
+
+
+def _unpack(command: Sequence[str], to: Path) -> None:
+    """Run mmdebstrap, with mounts of its own: none is left even if it is killed."""
+    with tempfile.TemporaryDirectory(dir=to.parent) as temporary:
+        partial = Path(temporary) / "root"
+        run(["unshare", "--mount", *command, str(partial)], stop=threading.Event())
+        partial.rename(to)
+
+
+def _wait(url: str, log: Path) -> None:
+    """Wait until the engine at `url` answers. Raises RuntimeError with the end of its log."""
+    try:
+        docker_engine.at(url, _PATIENCE_SECONDS).close()
+    except HostError as error:
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
+        raise RuntimeError(f"{error}\n{last}") from error
+
+
+def _load_images(url: str) -> None:
+    """Give the engine at `url` the images of this checkout: those of this host's engine, or new ones."""
+    every = images.current_tags(images.FOLDER, images.AGENTS)
+    tags = [tag for kind, tag in every.items() if not kind.endswith("-cuda")]
+    with docker_engine.if_present() as client:
+        built = [tag for tag in tags if client is not None and images.exists(client, tag)]
+    if built:
+        two_engines.carry(built, [url])
+    with closing(docker_engine.at(url, _PATIENCE_SECONDS)) as client:
+        images.ensure(client, lambda line: print(line, flush=True))
+
+
+def main() -> int:
+    """Run a command, or a shell, beside an engine; return its exit code."""
+    parser = argparse.ArgumentParser(description="Run COMMAND with another Docker engine.")
+    parser.add_argument("release", help=f"Debian release, or {HOST!r}: this host's own binaries")
+    parser.add_argument("--containerd", action="store_true", help="let containerd keep the images")
+    parser.add_argument("command", nargs="*", help="run by bash; a shell if missing")
+    parser.add_argument("--binaries", type=Path, help="folder with a dockerd of another version")
+    options = parser.parse_args()
+    with (
+        interrupting(),
+        engine(
+            options.release, containerd_store=options.containerd, binaries=options.binaries
+        ) as machine,
+    ):
+        print(", ".join(f"{name} {value}" for name, value in machine.facts.items()), flush=True)
+        command = " ".join(options.command) or "exec bash"
+        return subprocess.call(machine.command(command), cwd=CHECKOUT, env=machine.variables())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

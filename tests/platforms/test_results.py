@@ -1,0 +1,112 @@
+"""What a check's output comes to, and the tables made of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.platforms import checks, results
+from tests.platforms.checks import Check, Outcome
+from tests.platforms.machine import Completed
+
+CHECK = Check("quickstart", "testbed up --runs {runs} {shared}", r"^Verdict: \w+", r"^CPU: .*")
+FACTS = {"engine": "Docker 28.5.2", "cgroup": "v1"}
+
+
+class Answering:
+    """A machine on which every command ends in the same way."""
+
+    slowness = 1.0
+
+    def __init__(self, completed: Completed, engine: str = "Docker 28.5.2") -> None:
+        self.facts: Mapping[str, str] = {"engine": engine}
+        self.commands: list[str] = []
+        self._completed = completed
+
+    def run(self, command: str, *, timeout: float) -> Completed:
+        self.commands.append(command)
+        return self._completed
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def outcome(exit_code: int, output: str) -> Outcome:
+    machine = Answering(Completed(exit_code, output, 2.0))
+    ((_, found),) = checks.run(machine, "sid", [CHECK], shared=False)
+    return found
+
+
+def test_check_passes_with_exit_code_zero_and_the_expected_line() -> None:
+    found = outcome(0, "CPU: 1% less\nVerdict: valid · Next: …\n")
+    assert found == Outcome(True, "Verdict: valid; CPU: 1% less", 2.0, None)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "output", "detail"),
+    [
+        (1, "Verdict: valid\nerror: no room\nbye", "exit code 1: error: no room"),
+        (0, "nothing", "exit code 0: nothing"),
+        (0, "no Verdict: valid", "exit code 0: no Verdict: valid"),
+        (124, "Verdict: valid", "timed out"),
+    ],
+)
+def test_failed_check_keeps_its_output(exit_code: int, output: str, detail: str) -> None:
+    found = outcome(exit_code, output)
+    assert (found.passed, found.detail) == (False, detail)
+    assert found.log is not None
+    assert output in found.log.read_text()
+
+
+def test_checks_that_need_an_engine_are_skipped_without_one() -> None:
+    machine = Answering(Completed(0, "", 0.0), engine="none")
+    assert list(checks.run(machine, "python-3.13", [CHECK], shared=False)) == []
+
+
+def test_only_a_shared_engine_is_spared_down_all() -> None:
+    machine = Answering(Completed(0, "", 0.0))
+    list(checks.run(machine, "host", [CHECK], shared=True))
+    assert "--shared" in machine.commands[0]
+
+
+def test_records_are_merged_and_survive_a_platform_that_does_not_come_up(tmp_path: Path) -> None:
+    records: dict[str, results.Record] = {}
+    results.came_up(records, "sid", FACTS)
+    results.add(records, "sid", "doctor", Outcome(True, "ok", 1.0, None), "abc")
+    results.add(records, "sid", "quickstart", Outcome(False, "timed out", 9.0, None), "abc")
+    results.unavailable(records, "arm64", "no\nQEMU")
+    results.unavailable(records, "sid", "no mmdebstrap")
+    results.save(records, tmp_path / "platforms.json")
+    loaded = results.load(tmp_path / "platforms.json")
+    assert loaded == records
+    lines = results.markdown(loaded).splitlines()
+    assert "| arm64 | – | – | – | – | – | – | – | – |" in lines
+    assert "| sid | Docker 28.5.2 | v1 | – | – | – | – | – | – |" in lines
+    assert any(line.startswith("| sid | passed |") and "**failed**" in line for line in lines)
+    assert f"| arm64 | no QEMU | {results.today()} |" in lines
+    assert f"| sid | no mmdebstrap | {results.today()} |" in lines
+    assert "| sid | quickstart (failed) | 9 | timed out |" in lines
+
+
+def test_results_of_another_engine_version_are_dropped() -> None:
+    records: dict[str, results.Record] = {}
+    results.came_up(records, "sid", FACTS)
+    results.add(records, "sid", "doctor", Outcome(True, "ok", 1.0, None), "abc")
+    results.came_up(records, "sid", FACTS)
+    assert set(records["sid"].checks) == {"doctor"}
+    results.came_up(records, "sid", {**FACTS, "engine": "Docker 29.0.0"})
+    assert records["sid"].checks == {}
+
+
+def test_page_keeps_what_is_outside_the_marked_lines(tmp_path: Path) -> None:
+    page = tmp_path / "platforms.md"
+    page.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
+    results.write_page({}, page)
+    text = page.read_text()
+    assert text.startswith(f"before\n{results.BEGIN}\n")
+    assert text.endswith(f"{results.END}\nafter\n")
+    assert "old" not in text
