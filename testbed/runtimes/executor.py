@@ -44,6 +44,13 @@ SERVICE_LABEL = "com.docker.swarm.service.id"
 """The engine's label of the containers of a Swarm's service."""
 _NOT_MOUNTED = "bind source path does not exist: "
 """What the engine says of a mount, before the path."""
+_SYSTEMD = Path("/run/systemd/system")
+"""Exists if systemd is this machine's init."""
+_STOP = (
+    "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager "
+    "StopUnit ss {unit} replace || systemctl stop {unit}"
+)
+"""Without a system bus, root has a socket of systemd's."""
 _REMOVED_EXIT_CODE = 137
 """Reported for a container that has been removed."""
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
@@ -165,11 +172,13 @@ def weigh(engine: docker.DockerClient, image: str, run: str, weights: Mapping[st
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
     """Remove the control groups of `run`, which the engine leaves behind. Those that are slices of
     systemd it would make again, at its next reload at the latest: it is to stop them."""
-    slices = sorted({folder.name for folder in cgroups.folders(run) if folder.suffix == cgroups.SLICE})
+    seen = [folder.name for folder in cgroups.folders(run)]
+    # A controller in a container may not see any.
+    slices = sorted({name for name in seen or cgroups.names(run) if name.endswith(cgroups.SLICE)})
     if slices:
         _stop_units(engine, image, run, slices)
     found = cgroups.folders(run)
-    if not found and not slices and image is not None:  # in a container they may not be seen
+    if not seen and image is not None:
         commands = [
             f"rmdir {root}/{quote(name)}"
             for name in cgroups.names(run)
@@ -185,10 +194,10 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
 
 
 def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units: Sequence[str]) -> None:
-    """Have this host's systemd stop `units`, by its own program; an ordinary user has no right to, but
-    a container of the engine."""
-    command = ["systemctl", "--quiet", "stop", *units]
-    if os.getuid() == 0 and shutil.which("systemctl"):
+    """Have the host's systemd stop `units`. An ordinary user has no right to, but a container of the
+    engine has: one that runs the host's own programs, and reaches systemd by the system bus."""
+    command = ["sh", "-c", "; ".join(_STOP.format(unit=quote(unit)) for unit in units)]
+    if os.getuid() == 0 and _SYSTEMD.exists():
         subprocess.run(command, capture_output=True, check=False)
     elif image is not None:
         with suppress(*ERRORS):
@@ -199,8 +208,7 @@ def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units:
                 ["chroot", "/host", *command],
                 cap_add=["SYS_CHROOT"],
                 network_mode="none",
-                security_opt=["no-new-privileges:true", "label=disable"],  # SELinux: to reach systemd
-                environment={"SYSTEMD_IGNORE_CHROOT": "1"},
+                security_opt=["no-new-privileges:true", "label=disable"],  # SELinux: to reach the bus
                 volumes={"/": {"bind": "/host", "mode": "ro"}},
             )
 
