@@ -30,7 +30,7 @@ class ControlGroup:
     """The control group of one process."""
 
     folders: Mapping[str, Path]
-    """By controller of v1; that of v2 as the empty name."""
+    """Folder of the group in each hierarchy, by controller; of v2, with the empty name."""
 
     @classmethod
     def of(cls, process: int | str = "self", proc: Path = _PROC) -> ControlGroup:
@@ -46,7 +46,7 @@ class ControlGroup:
         return cls(found)
 
     def limits(self) -> Limits | None:
-        """What the kernel enforces now; None if the files cannot be read."""
+        """Return the limits that the kernel enforces now; None if they cannot be read."""
         try:
             return self._limits_v1() if "cpu" in self.folders else self._limits_v2()
         except (OSError, ValueError, KeyError):
@@ -183,7 +183,7 @@ def _pairs(file: Path) -> dict[str, int]:
 
 
 def _read(file: Path) -> str:
-    """By system calls alone: a device reads each second, at the cost of its own CPU share."""
+    """Return the content. By system calls alone: a device reads each second, on its own CPU share."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, _FILE_BYTES).decode("ascii").strip()

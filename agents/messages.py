@@ -40,7 +40,7 @@ _MAX_BITS_PER_SECOND = 10**15
 _MAX_COUNT = 2**63 - 1
 _CPUSET = re.compile(r"((\d{1,5}(-\d{1,5})?)(,\d{1,5}(-\d{1,5})?)*)?", re.ASCII)
 NO_LIMIT = -1
-"""Of a control group's quota, memory or swap."""
+"""Quota, memory or swap of a control group without that limit."""
 MAX_SUMMANDS = 500
 """Updates of one secure sum: names of 64 characters and all, a request for it fits into a message."""
 

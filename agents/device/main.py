@@ -68,7 +68,7 @@ class Init:
         self._interface = link.interface()
         self._group = ControlGroup.of()
         self._limits: Limits | None = None
-        """As last sent."""
+        """Limits last sent to the controller; None before the first."""
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
         """Whether a client should run; where the previous one is still ending, the next one starts

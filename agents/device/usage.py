@@ -15,8 +15,8 @@ from agents.messages import Sample
 def sample(
     device: str, group: ControlGroup, pid: int | None, now: Callable[[], float] = time.monotonic
 ) -> Sample:
-    """Of `device`, whose control group is `group`; `pid` is its client's. Counters run since its start.
-    Raises OSError, KeyError."""
+    """Return what `device` has used since its start. `group` is its control group, `pid` its client's
+    process. Raises OSError, KeyError."""
     received, sent = _traffic()
     at = now()
     demand = {} if pid is None else schedstat(pid)

@@ -53,7 +53,7 @@ class RequestedCpu:
     at: float = 0.0
     """When it was set; for a change, when that had been done."""
     limits: RequestedLimits | None = None
-    """Of its control group; None where no cgroup limits the device."""
+    """Limits of its control group; None if no control group limits the device."""
 
 
 @dataclass(frozen=True, slots=True)

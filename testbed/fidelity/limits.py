@@ -26,7 +26,7 @@ class RequestedLimits:
     cpus: str
     """Cores, as in `0,2-3`."""
     memory: int
-    """Bytes. There is no swap beside them."""
+    """Bytes, without any swap."""
 
 
 def differences(requested: RequestedLimits, found: Limits) -> Iterator[str]:

@@ -73,8 +73,8 @@ _SETTLE_SECONDS = 0.5
 """A limit takes effect a moment after it was set."""
 
 _LIMITS_SETTLE_SECONDS = 3.0
-"""Within which a change is done and a device's init has read it: it looks once a second. On a slow host
-the kernel has new limits a while before the engine says so."""
+"""Time around a change in which readings are not compared. A device's init reads once a second, and on
+a slow host the kernel has new limits a while before the engine confirms them."""
 _INSTANT_SECONDS = 1e-6
 
 _LARGEST_VALUE = 1e18

@@ -79,7 +79,7 @@ def _pace(device: Requested, update: events.UpdateApplied) -> float | None:
 class _Device:
     planned: PlannedDevice
     cpus: str | None
-    """Its cores; None where no cgroup limits the device."""
+    """cpuset; None if no control group limits the device."""
     alone: bool
     """Whether its container is in no control group of the run, as on a Swarm."""
     away: bool

@@ -28,15 +28,15 @@ ERRORS = (DockerException, requests.RequestException)
 """All that a call of the SDK raises: the engine's answers, and the connection that broke."""
 
 REQUEST_TIMEOUT_SECONDS = 300
-"""What one request may take: on a slow host an engine needs minutes to remove a container."""
+"""Timeout of a request. On a slow host an engine needs minutes to remove a container."""
 _NO_ROOT = {"name=rootless": "rootless", "name=userns": "with userns-remap"}
 """Security options of an engine in whose containers nobody is root of the host."""
 _NEW_CONTEXT = "`docker context ls` lists those that exist, `docker context use NAME` selects one"
 _LOCAL = ("unix", "npipe")
 """Schemes of the addresses of engines on this machine."""
 _PRESENCE_TIMEOUT_SECONDS = 30
-"""An engine that is there answers within this time, on a busy host too. Without one there is no wait, as
-nothing listens."""
+"""Timeout of the first request. On a busy host an engine needs seconds to answer; if there is none, the
+connection is refused at once."""
 
 
 class NoEngineError(HostError):
@@ -62,7 +62,7 @@ class _Address:
 
     url: str
     source: str
-    """What names it, for messages."""
+    """Setting that names it, for messages."""
     unset: str
     """The command after which the local engine is used instead."""
 
@@ -83,9 +83,9 @@ def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
 
 
 def _address() -> _Address | None:
-    """The address that DOCKER_HOST or else the Docker context names; None: the local engine's.
+    """Return the address that DOCKER_HOST or else the Docker context names; None: the local engine's.
 
-    Raises NoEngineError if there is no such context: the SDK would use the local engine.
+    Raises NoEngineError if the context does not exist, as the SDK would use the local engine.
     """
     if url := os.environ.get("DOCKER_HOST"):
         return _Address(url, "DOCKER_HOST", "unset DOCKER_HOST")
@@ -163,7 +163,7 @@ def unfit(info: Mapping[str, Any]) -> Unfit | None:
 
 
 def _elsewhere(info: Mapping[str, Any]) -> str | None:
-    """Where the engine runs, if its kernel is not the one that this process runs on."""
+    """Return where the engine runs, if that is on another kernel than this process; else None."""
     kernel, own = info.get("KernelVersion"), platform.release()
     if kernel and _in_full(kernel) != _in_full(own):
         return f"in a VM or on another machine (its kernel is {kernel}, the one here {own})"
@@ -179,7 +179,7 @@ def _in_full(release: str) -> str:
 
 
 def shares_files(info: Mapping[str, Any]) -> bool:
-    """Whether the engine's data folder is seen here; if not, one of both is in a container or VM."""
+    """Return whether this process sees the engine's files. If not, one of both is in a container."""
     try:
         os.stat(info.get("DockerRootDir", "/"))  # noqa: PTH116
     except FileNotFoundError:
@@ -236,7 +236,7 @@ def output(
 
 
 def _fix(error: BaseException, address: _Address | None) -> str:
-    """What fixes an engine that does not answer, from the `error` that `connect` met."""
+    """Return what to do about an engine that does not answer. `error` is what `connect` got."""
     if _caused_by(error, PermissionError):
         return "sudo usermod -aG docker $USER && newgrp docker"
     if address is not None:

@@ -29,10 +29,10 @@ _SETTINGS = ("index-url", "extra-index-url", "no-index", "find-links")
 
 
 class Choice(NamedTuple):
-    """Where pip takes PyTorch from."""
+    """Source of PyTorch for pip."""
 
     options: tuple[str, ...]
-    """pip's, to find it there."""
+    """Options of pip, to find it there."""
     reason: str
     """One line: which build that is, and why."""
 

@@ -270,8 +270,8 @@ class Controller:
                 self._fail_late(ready)
 
     def _await_limits(self, ready: set[str], connection: Connection) -> set[str]:
-        """Those of `ready` whose containers are not known to have their limits; they are asked. Raises
-        RunFailedError where the engine has set other limits."""
+        """Return the devices of `ready` whose limits are not confirmed yet, and ask them. Raises
+        RunFailedError if the engine has set other limits."""
         now = time.monotonic()
         waiting = set()
         for name in sorted(ready):
@@ -292,7 +292,7 @@ class Controller:
         return waiting
 
     def _wrong_limits(self, device: str) -> list[str]:
-        """What of its limits is not as requested by what is known; empty where no cgroup limits it."""
+        """Return each limit of the device that is not as requested; none without a control group."""
         if (wanted := self._requested_limits[device]) is None:
             return []
         if (read := self._limits.get(device)) is None:

@@ -43,7 +43,7 @@ restarted (moby issue 42119)."""
 SERVICE_LABEL = "com.docker.swarm.service.id"
 """The engine's label of the containers of a Swarm's service."""
 _NOT_MOUNTED = "bind source path does not exist: "
-"""What the engine says of a mount, before the path."""
+"""Beginning of the engine's error if the path to mount does not exist for it."""
 _SYSTEMD = Path("/run/systemd/system")
 """Exists if systemd is this machine's init."""
 _STOP = (
@@ -56,7 +56,7 @@ _REMOVED_EXIT_CODE = 137
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
 """After this a network stays that the engine believes to be in use."""
 _REMOVAL_TIMEOUT_SECONDS = 60.0
-"""Within which one more of a run's containers has to go, while the engine answers."""
+"""Timeout for the removal of one more container, while the engine answers."""
 _MAX_SILENCES = 3
 """Times that the engine may be silent for longer than a request may take."""
 
