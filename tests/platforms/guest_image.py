@@ -6,13 +6,13 @@ its Python environment is installed, its Docker engine gets the testbed's contai
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -141,16 +141,27 @@ def ensure(spec: ImageSpec) -> Image:
         return image
     if os.geteuid() != 0:
         raise HostError("Guests' images are built in a chroot: run this as root.")
-    image.folder.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="build-", dir=image.folder.parent) as scratch,
-        _programs_of(spec.architecture),
-    ):
-        _build(spec, Path(scratch))
-        for old in image.folder.parent.glob(f"{name}-*"):
-            shutil.rmtree(old)
-        (Path(scratch) / "image").rename(image.folder)
+    folder = image.folder.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second takes the first one's image
+        if not image.disk.exists():
+            _replace(spec, image, folder / f"build-{name}")
     return image
+
+
+def _replace(spec: ImageSpec, image: Image, scratch: Path) -> None:
+    """Build `image` in the folder `scratch`, and remove those that it replaces."""
+    shutil.rmtree(scratch, ignore_errors=True)  # of a build that was killed
+    scratch.mkdir()
+    try:
+        with _programs_of(spec.architecture):
+            _build(spec, scratch)
+        for old in image.folder.parent.glob(f"{spec.suite}-{spec.architecture}-*"):
+            shutil.rmtree(old)
+        (scratch / "image").rename(image.folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def checkout_archive(path: Path) -> None:
