@@ -152,8 +152,8 @@ def cgroup_driver(engine: docker.DockerClient) -> str:
 
 
 def weigh(engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]) -> str | None:
-    """Give the control groups of `run` CPU `weights`, by group, in those of a single process, and read
-    them back. Returns why they are not as requested; None if they are."""
+    """Give the control groups of `run` CPU `weights`, by group, in those of a single process. Returns
+    why that was not possible; None if it was. Raises HostError if the kernel then has others."""
     found = cgroups.weights(run, weights)
     if len(found) < len(weights):
         return "the engine's control groups are not in this host's file system"
@@ -165,8 +165,9 @@ def weigh(engine: docker.DockerClient, image: str, run: str, weights: Mapping[st
         if (why := _on_cgroups(engine, image, run, commands)) is not None:
             return why
     read = [(file, text, file.read_text(encoding="ascii").strip()) for file, text in found]
-    wrong = (f"{file} has {now}, requested {text}" for file, text, now in read if now != text)
-    return next(wrong, None)
+    if wrong := [f"{file} has {now}, requested {text}" for file, text, now in read if now != text]:
+        raise HostError(f"the kernel has another CPU weight for devices or servers: {wrong[0]}")
+    return None
 
 
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from testbed.errors import HostError
 from testbed.host import cgroups
+from testbed.runtimes import executor
 
 RUN = "demo-20261122-1"
 
@@ -59,3 +62,15 @@ def test_cpu_seconds_are_counted_once(mounts: Path) -> None:
     assert cgroups.cpu_seconds(RUN, "devices") == 2.5
     (mounts / "cpuacct" / group / "cpuacct.usage").write_text("2500000001\n")
     assert cgroups.cpu_seconds(RUN, "devices") == pytest.approx(2.5)
+
+
+def test_weights_that_the_kernel_does_not_take_are_an_error(mounts: Path) -> None:
+    """As where a hierarchy rounds them, or something else writes them again."""
+    file = mounts / "unified" / f"testbed-{RUN}-devices" / "cpu.weight"
+    file.write_text("100\n")
+    assert executor.weigh(Mock(), "image", RUN, {"devices": 50}) is None
+    assert file.read_text() == "5000"
+    file.unlink()
+    file.symlink_to("/dev/null")
+    with pytest.raises(HostError, match=r"cpu\.weight has , requested 5000"):
+        executor.weigh(Mock(), "image", RUN, {"devices": 50})
