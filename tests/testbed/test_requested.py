@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from testbed.api.handle import RunHandle
 from testbed.errors import BadInputError
 from testbed.fidelity import requested
 from testbed.fidelity.figures import RequestedCpu, RequestedLink
+from testbed.fidelity.limits import RequestedLimits
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run.scenario_player import ScenarioPlayer, parsed
@@ -74,7 +75,9 @@ def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
         events.ClientStatus(20.1, "b", "offline"),
     ]
     a, b = requested.devices(spec, records)
-    assert a.cpu == (RequestedCpu(0.2, 0.025, 0.0), RequestedCpu(0.5, 0.01, 5.0))
+    fifth = RequestedLimits(quota=5_000, period=25_000, shares=2_000, cpus="1", memory=512 * 2**20)
+    half = replace(fifth, period=10_000, shares=5_000)
+    assert a.cpu == (RequestedCpu(0.2, 0.025, 0.0, fifth), RequestedCpu(0.5, 0.01, 5.0, half))
     assert a.link == (RequestedLink(up=1e6, delay=0.04), RequestedLink(up=2e6, delay=0.04, at=6.0))
     assert a.away == ((7.0, 8.0),)
     assert b.away == ((0.0, 12.0), (20.0, float("inf")))
@@ -111,7 +114,8 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
             events.RunStarted(10.0, 1e9 + 60, ("a",), ("b",)),
         ],
     )
-    assert a.cpu[-1] == RequestedCpu(0.2, 0.025, 10.0)
+    assert a.cpu[-1] == replace(a.cpu[0], at=10.0)
+    assert (a.cpu[-1].share, a.cpu[-1].period) == (0.2, 0.025)
     assert a.link[-1] == RequestedLink(up=1e6, delay=0.04, at=10.0)
     assert a.away == ((7.0, 10.0),)
 
