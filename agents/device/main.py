@@ -142,15 +142,15 @@ class Init:
         device = self._config.device
         sample = usage.sample(device, self._group, self._client.pid if self._client else None, self._now)
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
-        if self._group.limits() != self._limits:
-            self._send_limits()
+        if (limits := self._group.limits()) != self._limits:
+            self._send_limits(limits)
 
-    def _send_limits(self) -> None:
-        """Publish the limits that the kernel enforces now: an engine may have set others than asked."""
-        device, at = self._config.device, self._now()
-        self._limits = self._group.limits()
-        if self._limits is not None:
-            found = messages.LimitsRead(device, at, self._limits)
+    def _send_limits(self, limits: Limits | None) -> None:
+        """Publish the limits that the kernel enforces: an engine may have set others than asked."""
+        self._limits = limits
+        if limits is not None:
+            device = self._config.device
+            found = messages.LimitsRead(device, self._now(), limits)
             self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _serve(self) -> int:
@@ -195,7 +195,7 @@ class Init:
                 case DeviceOrder(_, action):
                     self._do(action)
                 case LimitsRequest():
-                    self._send_limits()
+                    self._send_limits(self._group.limits())
                 case _:
                     raise MessageError("a device takes orders only")
         except MessageError as error:

@@ -51,9 +51,11 @@ def _memory(pid: int | None) -> int:
 
 
 def _cpu(group: ControlGroup) -> dict[str, Any]:
+    if (used := group.cpu_seconds()) is None:
+        raise OSError("the container's CPU time cannot be read")
     periods, throttled_periods, throttled = group.throttling()
     return {
-        "cpu": group.cpu_seconds() or 0.0,
+        "cpu": used,
         "periods": periods,
         "throttled_periods": throttled_periods,
         "throttled": throttled,
