@@ -11,7 +11,8 @@ from typing import Any
 from agents.clock_sync import Estimate
 from agents.nanoseconds import Nanoseconds, to_seconds
 
-_POWERS = {"at": 1, "ran": 1, "waited": 1, "rtt": 1, "jitter": 1, "up": -1, "down": -1}
+_TIMES, _RATES = ("at", "since", "ran", "waited", "busy", "rtt", "jitter"), ("up", "down")
+_POWERS = {**dict.fromkeys(_TIMES, 1), **dict.fromkeys(_RATES, -1)}
 """Of the dilation, by which fields of links and samples differ on the host: what takes a time takes
 longer there, and rates are lower. All else is the same, CPU seconds too: a share is CPU seconds of the
 host per device second."""

@@ -230,6 +230,17 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Disrupt:
+    """To the aggregator: write down, as `agents.events.Disrupted`, what disturbed the run from `since`
+    to `at`, on the host's monotonic clock."""
+
+    do: ClassVar[str] = "disrupt"
+    at: Seconds
+    since: Seconds
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceOrder:
     """To the init of `device`, or to the router, whichever can do it: do `action` to the device."""
 
@@ -242,6 +253,18 @@ class LimitsRequest:
     """To the init of `device`: read the limits of its container now, and send LimitsRead."""
 
     device: Name
+
+
+@dataclass(frozen=True, slots=True)
+class QueueUse:
+    """What the queue of one direction of a link carried, in total, while packets waited in it."""
+
+    busy: Seconds
+    """Time in which packets waited."""
+    left: Count
+    """Bytes that left it then."""
+    allowed: Count
+    """Bytes that the link's rate allows in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +289,9 @@ class Sample:
     received: Count | None = None
     """Bytes, as `sent`."""
     sent: Count | None = None
+    uplink: QueueUse | None = None
+    """None: its rate is not limited."""
+    downlink: QueueUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +346,19 @@ class LimitsRead:
     device: Name
     at: Seconds
     limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """Something that nobody ordered disturbed the run from `since` to `at`, on the host's monotonic
+    clock; `device` is the device that noticed it, or the router. One that lasts is sent again when it is
+    over, with the same `since`."""
+
+    device: Name
+    at: Seconds
+    since: Seconds
+    disturbance: Line
+    """As in `the uplink of pi-1 carried nothing though packets waited`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,12 +446,12 @@ class Report:
     about: Count
 
 
-AggregatorOrder = Start | Stop | Log | Note
+AggregatorOrder = Start | Stop | Log | Note | Disrupt
 Order = AggregatorOrder | DeviceOrder | LimitsRequest
 AddressedOrder = tuple[str, Order]
 """To which component of the run, as in `Topics.control`, and what."""
-Telemetry = Sample | Probe | LimitsRead
-"""What devices send."""
+Telemetry = Sample | Probe | LimitsRead | Disturbance
+"""What devices, and routers, send."""
 Message = (
     Order
     | Telemetry
@@ -450,7 +489,9 @@ def encode(message: Message | GpuSample) -> bytes:
         case Report() | UnmaskRequest():
             del fields["client"]  # the topic says it
             payload = json.dumps(fields).encode()
-        case Sample() | Probe() | LimitsRead() | GpuSample() | DeviceOrder() | LimitsRequest():
+        case DeviceOrder() | LimitsRequest() | GpuSample():
+            payload = json.dumps(fields).encode()
+        case Sample() | Probe() | LimitsRead() | Disturbance():
             payload = json.dumps(fields).encode()
         case _:
             payload = json.dumps({"do": message.do, **fields}).encode()
@@ -476,7 +517,9 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
             return _order(name, _json(text))
         case "telemetry":
             fields = _json(text)
-            kinds: dict[str, type[Telemetry]] = {"probe": Probe, "limits": LimitsRead}
+            kinds: dict[str, type[Telemetry]] = {
+                "probe": Probe, "limits": LimitsRead, "disturbance": Disturbance,
+            }  # fmt: skip
             found = (kinds[field] for field in kinds if field in fields)
             return _of_device(name, next(found, Sample), fields)
         case "failure":
@@ -581,9 +624,9 @@ def _fields_of(cls: type[Any]) -> tuple[dict[str, _Reader], frozenset[str]]:
 def _reader(hint: Any) -> _Reader:
     """Of a dataclass, of an annotated type, or of one that may be None as well: None is left out, not
     written."""
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return partial(_build, hint)
     for option in (hint, *typing.get_args(hint)):
+        if isinstance(option, type) and dataclasses.is_dataclass(option):
+            return partial(_build, option)
         if typing.get_origin(option) is Annotated:
             reader: _Reader = option.__metadata__[0]
             return reader
@@ -592,7 +635,7 @@ def _reader(hint: Any) -> _Reader:
 
 _FIELDS = {
     cls: _fields_of(cls)
-    for cls in (*typing.get_args(Message), LinkFigures, Limits, GpuSample, GpuFigures)
+    for cls in (*typing.get_args(Message), LinkFigures, Limits, QueueUse, GpuSample, GpuFigures)
 }
 
 

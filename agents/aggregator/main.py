@@ -23,7 +23,18 @@ from typing import assert_never
 
 import torch
 
-from agents import chunks, config, events, messages, own_code, process, shards, topics, wire
+from agents import (
+    chunks,
+    config,
+    disturbances,
+    events,
+    messages,
+    own_code,
+    process,
+    shards,
+    topics,
+    wire,
+)
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import Setup
@@ -67,7 +78,15 @@ class _Reconnected:
     since: Nanoseconds
 
 
-_Other = Future[Evaluation] | messages.Stop | _Reconnected
+@dataclass(frozen=True, slots=True)
+class _StoodStill:
+    """This process did nothing from `since` to `at`, seconds of the host's monotonic clock."""
+
+    since: float
+    at: float
+
+
+_Other = Future[Evaluation] | messages.Stop | _Reconnected | _StoodStill
 _Input = Received | _Other
 
 
@@ -191,6 +210,7 @@ class Aggregator:
     def run(self) -> None:
         """Serve until the core ends the run; what was recorded by then is kept also after an error."""
         signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.Stop()))
+        disturbances.watch(lambda since, at: self._inbox.put(_StoodStill(since, at)))
         try:
             self._serve()
         finally:
@@ -271,6 +291,8 @@ class Aggregator:
                 if self._epoch is not None:
                     lost = self._clock.at(since) - self._epoch
                     self._handle(inputs.Reconnected(self._now(), lost))
+            case _StoodStill(since, at):
+                self._disrupted(since, at, "the aggregator stood still")
             case messages.Stop():  # SIGTERM
                 self._carry_out(event)
 
@@ -367,8 +389,20 @@ class Aggregator:
             case messages.Note(message):
                 if self._finished is None:
                     self._note(message)
+            case messages.Disrupt(at, since, reason):
+                self._disrupted(since, at, reason)
             case _:
                 assert_never(order)
+
+    def _disrupted(self, since: float, at: float, reason: str) -> None:
+        """Record that something disturbed the run; times are seconds of the host's monotonic clock."""
+        if self._epoch is None or self._finished is not None:
+            return
+        begin, end = (self._clock.at(from_seconds(one)) - self._epoch for one in (since, at))
+        last = self._run_clock()
+        if end > 0 and begin < last:
+            record = events.Disrupted(to_seconds(min(end, last)), to_seconds(max(begin, 0)), reason)
+            self._durable.write(record)
 
     def _start(self) -> None:
         """Let the run clock go."""

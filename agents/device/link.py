@@ -4,6 +4,11 @@ Uplink: tbf at the interface's egress. Downlink: ingress is redirected to an IFB
 a tbf (u32 matches everything; many kernels lack matchall). tc gets integer bit/s only: its own `mbps`
 means megabytes. What was applied is read back; any difference from what was requested is a LinkError.
 
+A TCP sender hands over several packets as one (GSO), which tbf queues as one where they fit into its
+bucket. If the rate falls meanwhile, they never fit into the smaller bucket, and nothing leaves any more.
+So each tbf has a peak rate that is never met, with a bucket of one packet: larger ones are cut up before
+they are queued.
+
 With netem, where the kernel has it, each tbf has a netem as its child, which makes delay, jitter and
 loss. A packet is lost or delayed, then it queues for the rate:
 
@@ -15,16 +20,24 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 from agents.config import Link
+from agents.device.backlog import PACKET, Backlog
+from agents.device.qdisc import Qdiscs
+from agents.messages import QueueUse
 
 _IFB = "ifb0"
+_TBF, _QUEUE_FOR_RATE = 0x1, 0x100
+"""Major numbers of handles: of the tbf, and, with netem, of what waits for its rate."""
 LIFTED = 100_000_000_000
 """bit/s: a limit that is never met, for one that there was."""
-_PACKET = 1514
-"""Bytes of a full packet, Ethernet header included."""
+_PEAK = 2 * LIFTED
+_MTU = 1500
+"""Bytes of a full packet, without the Ethernet header."""
 _NETEM_LIMIT = 10_000_000
 """Packets: more than 1 Gbit/s sends in a minute."""
 _MAX_JITTER_SECONDS = 2.1
@@ -41,7 +54,7 @@ def burst(rate: int) -> int:
     What the bucket holds passes at once after a pause, however slow the link: a bigger one would let a
     small model through unshaped.
     """
-    return max(_PACKET, rate // 8 // 500)
+    return max(PACKET, rate // 8 // 500)
 
 
 def commands(
@@ -58,7 +71,7 @@ def commands(
         link, before = _complete(link), before and _complete(before)
     was = before or Link()
     impaired = netem and (before is None or _impairment(link) != _impairment(before))
-    lines = [one_by_one(interface)] if netem and before is None else []
+    lines: list[str] = []
     for device, rate, old in ((interface, link.up, was.up), (_IFB, link.down, was.down)):
         if rate is None:
             continue
@@ -76,12 +89,14 @@ def commands(
 
 def one_by_one(interface: str) -> str:
     """The command after which `interface` sends single packets: else up to 64 KiB of a TCP connection
-    come as one, which netem would lose or delay as a whole."""
+    come as one, which a delay line would lose or delay as a whole."""
     return f"ip link set dev {interface} gso_max_segs 1"
 
 
 def apply(link: Link, interface: str, before: Link | None = None, *, netem: bool = False) -> None:
     """Shape `interface` as `link` asks, and read it back. Raises LinkError."""
+    if before is None:
+        _limit_packets(interface)
     for command in commands(link, interface, before, netem=netem):
         run(command)
     if netem:
@@ -91,9 +106,59 @@ def apply(link: Link, interface: str, before: Link | None = None, *, netem: bool
             _check(link, rate, device, netem=netem)
 
 
+class Usage:
+    """What the two queues of a shaped link carry in the run, by direction: `up` and `down`."""
+
+    def __init__(self, interface: str) -> None:
+        """Raises OSError."""
+        self._qdiscs = Qdiscs()
+        self._interfaces = {"up": interface, "down": _IFB}
+        self._backlogs = {way: Backlog() for way in self._interfaces}
+
+    def look(self, link: Link, at: float) -> bool:
+        """Read the counters; `link` is the one from now on, `at` seconds of the monotonic clock. Returns
+        whether packets wait. Raises OSError."""
+        counters, waits = self._qdiscs.read(), False
+        for way, rate in (("up", link.up), ("down", link.down)):
+            if rate in (None, LIFTED):
+                self._backlogs[way].pause()
+                continue
+            number = socket.if_nametoindex(self._interfaces[way])
+            passed = counters[number, _TBF]
+            waiting = counters.get((number, _QUEUE_FOR_RATE), passed).waiting
+            self._backlogs[way].look(at, passed.left, waiting, rate)
+            waits |= waiting > 0
+        return waits
+
+    def pause(self) -> None:
+        """Count nothing until the next look."""
+        for backlog in self._backlogs.values():
+            backlog.pause()
+
+    def uses(self) -> dict[str, QueueUse]:
+        return {way: backlog.use for way, backlog in self._backlogs.items()}
+
+    def stuck_since(self) -> dict[str, float]:
+        """When something left the queue last, for each direction in which nothing leaves any more though
+        packets wait."""
+        found = {way: backlog.stuck_since for way, backlog in self._backlogs.items()}
+        return {way: since for way, since in found.items() if since is not None}
+
+    def close(self) -> None:
+        self._qdiscs.close()
+
+
 def plug(interface: str, *, up: bool) -> None:
     """Take the cable out, or put it back in: no packet passes meanwhile. Raises LinkError."""
     run(["ip", "link", "set", interface, "up" if up else "down"])
+
+
+def carries(interface: str) -> bool:
+    """Whether the interface is there, and its other end is up."""
+    try:
+        return Path(f"/sys/class/net/{interface}/carrier").read_text().strip() == "1"
+    except OSError:
+        return False
 
 
 def interface_towards(address: str) -> str:
@@ -111,6 +176,14 @@ def interface() -> str:
     if len(names) != 1:
         raise LinkError(f"expected one interface, found {', '.join(names) or 'none'}")
     return str(names[0])
+
+
+def _limit_packets(interface: str) -> None:
+    """Limit the packets of an interface that would take larger ones, as where a network has jumbo
+    frames: a bucket holds no more than an ordinary packet. Raises LinkError."""
+    (found,) = json.loads(run(["ip", "-j", "link", "show", "dev", interface]))
+    if found["mtu"] > _MTU:
+        run(["ip", "link", "set", "dev", interface, "mtu", str(_MTU)])
 
 
 def _complete(link: Link) -> Link:
@@ -135,11 +208,13 @@ def _redirect(interface: str) -> list[str]:
 
 def _queue(rate: int) -> int:
     """Bytes that wait for `rate`: 200 ms of it, as in an access router; at least a dozen packets."""
-    return max(12 * _PACKET, rate // 8 // 5)
+    return max(12 * PACKET, rate // 8 // 5)
 
 
 def _tbf(rate: int) -> str:
-    return f"tbf rate {rate}bit burst {burst(rate)} limit {_queue(rate)}"
+    return (
+        f"tbf rate {rate}bit burst {burst(rate)} limit {_queue(rate)} peakrate {_PEAK}bit mtu {PACKET}"
+    )
 
 
 def _netem(link: Link) -> str:

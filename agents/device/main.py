@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import queue
 import signal
@@ -40,12 +41,15 @@ from agents.device_actions import (
     Resume,
     SetLink,
 )
+from agents.disturbances import STANDSTILL_SECONDS, Ongoing
 from agents.messages import DeviceOrder, Limits, LimitsRequest, MessageError, RemoteAction
-from agents.nanoseconds import to_seconds
+from agents.nanoseconds import from_seconds, to_seconds
 from agents.transport import Connection, ConnectionFailedError, Received
 
 _NO_NEW_PRIVILEGES = 38
 """PR_SET_NO_NEW_PRIVS: not every engine can be asked for it."""
+_LOOK_SECONDS = 0.1
+"""Between two looks at a link's queue in which packets wait: half of what it holds at most."""
 
 
 def main() -> None:
@@ -66,6 +70,15 @@ class Init:
         self._link: Link | None = None
         """The link last applied; None: the interface has not been changed."""
         self._interface = link.interface()
+        self._usage: link.Usage | None = None
+        """What the link carries; None while it is not shaped."""
+        self._look_due = math.inf
+        """When to read what the link carries, before the next sample."""
+        self._plugged = True
+        """Whether the interface is up, as far as orders decide that."""
+        self._suspected: dict[str, float] = {}
+        """By reason, since when a disturbance has been seen; times of the monotonic clock."""
+        self._disturbances = Ongoing()
         self._group = ControlGroup.of()
         self._limits: Limits | None = None
         """Limits last sent to the controller; None before the first."""
@@ -139,11 +152,57 @@ class Init:
         return to_seconds(self._clock.now())
 
     def _sample(self) -> None:
-        device = self._config.device
-        sample = usage.sample(device, self._group, self._client.pid if self._client else None, self._now)
+        device, client = self._config.device, self._client.pid if self._client else None
+        queues = {} if self._usage is None else self._usage.uses()
+        sample = usage.sample(device, self._group, client, self._now)
+        sample = replace(sample, uplink=queues.get("up"), downlink=queues.get("down"))
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
         if (limits := self._group.limits()) != self._limits:
             self._send_limits(limits)
+        for reason, since in self._disturbances.update(self._disturbing(time.monotonic())):
+            self._report(reason, since)
+
+    def _look(self) -> None:
+        """Read what the link has carried; soon again while packets wait, as only what happens while they
+        do says something about the link."""
+        self._look_due = math.inf
+        if self._usage is None or self._link is None or not self._plugged:
+            return
+        now = time.monotonic()
+        try:
+            waits = self._usage.look(self._link, now)
+        except (OSError, KeyError):  # somebody else has taken the interface or its queue away
+            self._usage.pause()
+        else:
+            self._look_due = now + _LOOK_SECONDS if waits else math.inf
+
+    def _disturbing(self, now: float) -> dict[str, float]:
+        """When each disturbance began that is there now, by its reason."""
+        name, client = self._config.device, self._client
+        seen = {
+            f"the client of {name} was stopped by a signal": client is not None
+            and not self._paused
+            and usage.is_stopped(client.pid),
+            f"the network interface of {name} was cut off from outside": self._plugged
+            and not link.carries(self._interface),
+        }
+        self._suspected = {
+            reason: self._suspected.get(reason, now) for reason, holds in seen.items() if holds
+        }
+        stuck = {} if self._usage is None else self._usage.stuck_since()
+        return {
+            **{why: at for why, at in self._suspected.items() if now - at >= STANDSTILL_SECONDS},
+            **{f"the {way}link of {name} carried nothing though packets waited": at
+               for way, at in stuck.items()},
+        }  # fmt: skip
+
+    def _report(self, reason: str, since: float) -> None:
+        """Publish that something nobody ordered disturbs the run since `since`, on this host's monotonic
+        clock."""
+        device = self._config.device
+        begin = to_seconds(self._clock.at(from_seconds(since)))
+        found = messages.Disturbance(device, self._now(), begin, reason)
+        self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _send_limits(self, limits: Limits | None) -> None:
         """Publish the limits that the kernel enforces: an engine may have set others than asked."""
@@ -158,13 +217,19 @@ class Init:
         device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
-            if (wait := due - time.monotonic()) <= 0:
-                self._sample()
-                due = max(due + self._config.telemetry_every, time.monotonic())  # missed stays missed
+            now, wake = time.monotonic(), min(due, self._look_due)
+            if now >= wake:
+                self._look()
+                if now >= due:
+                    self._sample()
+                    missed = time.monotonic()  # it stays missed
+                    due = max(due + self._config.telemetry_every, missed)
                 continue
             try:
-                self._carry_out(self._orders.get(timeout=wait))
+                self._carry_out(self._orders.get(timeout=wake - now))
             except queue.Empty:
+                if time.monotonic() >= wake + STANDSTILL_SECONDS:
+                    self._report(f"the container of {self._config.device} stood still", now)
                 continue
             _reap_orphans(self._client.pid if self._client else None)
         return code
@@ -219,7 +284,7 @@ class Init:
                 self._restart()
             case Join():  # lifts earlier pauses and disconnections
                 self._resume()
-                link.plug(self._interface, up=True)
+                self._plug(up=True)
                 self._restart()
             case Crash():
                 self._end(signal.SIGKILL)
@@ -238,9 +303,9 @@ class Init:
                 }
                 self._shape(replace(self._link or Link(), **lifted))
             case Disconnect():
-                link.plug(self._interface, up=False)
+                self._plug(up=False)
             case Reconnect():
-                link.plug(self._interface, up=True)
+                self._plug(up=True)
             case _:
                 assert_never(action)
 
@@ -254,8 +319,20 @@ class Init:
         self._signal(signal.SIGCONT)
 
     def _shape(self, wanted: Link) -> None:
+        self._look()
         link.apply(wanted, self._interface, self._link, netem=self._config.netem)
         self._link = wanted
+        if self._usage is None:
+            self._usage = link.Usage(self._interface)
+        self._usage.pause()  # in between, the rate was either
+        self._look()
+
+    def _plug(self, *, up: bool) -> None:
+        self._look()
+        link.plug(self._interface, up=up)
+        self._plugged = up
+        if self._usage is not None:
+            self._usage.pause()
 
     def _end(self, *signals: signal.Signals) -> None:
         self._wanted, self._ending = False, True

@@ -41,6 +41,15 @@ def schedstat(pid: int) -> dict[str, Any]:
     return {"ran": int(ran) / 1e9, "waited": int(waited) / 1e9}
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return False
+    return state == "T"
+
+
 def _memory(pid: int | None) -> int:
     """Resident bytes of its client; 0 where there is none."""
     try:

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents import config, messages, topics
+from agents import config, disturbances, messages, topics
 from agents.config import Access, RouterConfig
 from agents.device.delayline import Cell, DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, one_by_one, run
@@ -166,6 +166,7 @@ class Router:
         self._connection.open()
         ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
         self._connection.publish_status(self._topics.status(topics.ROUTER), ready)
+        disturbances.watch(self._report_standstill)
         if self._config.several:
             threading.Thread(target=self._follow, args=(found, inside, outside), daemon=True).start()
         try:
@@ -215,6 +216,10 @@ class Router:
             self._refusals.add(message.topic, error)
         except LinkError as error:
             self._fail(str(error))
+
+    def _report_standstill(self, since: float, at: float) -> None:
+        found = messages.Disturbance(topics.ROUTER, at, since, "the router stood still")
+        self._connection.publish(self._topics.telemetry(topics.ROUTER), messages.encode(found))
 
     def _fail(self, reason: str) -> None:
         """Log and publish that an order could not be carried out."""

@@ -83,7 +83,8 @@ def accounts(
         ),
     }
     for router in (ROUTER, *map(router_user, nodes)):
-        rights[router] = ([topics.status(ROUTER), topics.failure(ROUTER)], [topics.control(ROUTER)])
+        reports = topics.status(ROUTER), topics.telemetry(ROUTER), topics.failure(ROUTER)
+        rights[router] = ([*reports], [topics.control(ROUTER)])
     for name in names:
         rights[name] = (
             [

@@ -155,6 +155,26 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """What one direction of a link carried in the run while packets waited in its queue."""
+
+    busy: float
+    """Seconds in which packets waited."""
+    share: float | None
+    """Bytes that left the queue then ÷ bytes that its rate allows; None if packets never waited."""
+    slow: tuple[float, float, float] | None = None
+    """Begin, end and share of the worst stretch in which it was too slow to count as the link that was
+    requested; None if there was none."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        slow = None
+        if self.slow is not None:
+            slow = dict(zip(("begin", "end", "share"), map(_rounded, self.slow), strict=True))
+        return {"busy": _rounded(self.busy), "share": _rounded(self.share), "slow": slow}
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     requested: float | None = None
     """None: not requested."""
@@ -207,6 +227,8 @@ class DeviceFidelity:
     """Limits that the kernel had otherwise than requested, in a few words each."""
     unread_limits: str | None = None
     """Which of its limits are not known, though requested."""
+    carried: Mapping[str, Carried] = field(default_factory=dict)
+    """By direction, `up` and `down`, whose rate is limited."""
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
         """The figures that can count against a run by their error. Jitter cannot: it would take
@@ -281,6 +303,8 @@ class DeviceFidelity:
             entries[name] = {key: _rounded(value) for key, value in values.items()}
         if self.gpu is not None:
             entries["gpu"] = self.gpu.as_dict()
+        if self.carried:
+            entries["carried"] = {way: one.as_dict() for way, one in self.carried.items()}
         if self.wrong_limits:
             entries["wrong_limits"] = list(self.wrong_limits)
         return {**entries, "probes": self.probes}
@@ -316,9 +340,9 @@ class Fidelity:
     def as_dict(self) -> dict[str, Any]:
         """The content of `fidelity.json`: `devices` by name, each with its `group`, its `node` where
         there are several, its figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see
-        DeviceFidelity) and `probes`; `cpu` has `measured`, `used`, `demand` (`demand.got`) and `wanted`
-        too. Where there are several hosts, `clocks` has the `uncertainty` of each other one's, in
-        seconds."""
+        DeviceFidelity), `carried` by direction (see Carried) and `probes`; `cpu` has `measured`, `used`,
+        `demand` (`demand.got`) and `wanted` too. Where there are several hosts, `clocks` has the
+        `uncertainty` of each other one's, in seconds."""
         clocks = {host: {"uncertainty": _rounded(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}

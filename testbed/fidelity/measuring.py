@@ -26,7 +26,9 @@ many multiprocessors it ran, NVML does not tell.
 Limits. A device's init reads the limits of its container from the kernel, at the start and when they
 change. Each must be as requested.
 
-Links are measured by probes alone: a transfer of the run also waits for the client and the aggregator.
+Links. Before the run, probes measure them. In the run, bytes that leave a link's queue while packets
+wait in it are held against what its rate allows (`agents.device.backlog`). A whole transfer says less,
+as it also waits for the client and the aggregator.
 
 Where the request changed during the run, each phase is measured by itself, and the worst one is the
 device's figure.
@@ -52,6 +54,7 @@ from testbed.fidelity.figures import (
     ENOUGH_DEMAND_SECONDS,
     ENOUGH_SECONDS,
     RATES,
+    Carried,
     DeviceFidelity,
     Fidelity,
     Figure,
@@ -76,6 +79,12 @@ _LIMITS_SETTLE_SECONDS = 3.0
 """Time around a change in which readings are not compared. A device's init reads once a second, and on
 a slow host the kernel has new limits a while before the engine confirms them."""
 _INSTANT_SECONDS = 1e-6
+_SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
+"""A link is slow that carries less of its rate for so long while packets wait."""
+_WAITED_SHARE = 0.9
+"""Of the time between two samples: packets waited nearly throughout."""
+_LINKS = {"up": "uplink", "down": "downlink"}
+"""Fields of a sample that have what a direction of a link carried."""
 
 _LARGEST_VALUE = 1e18
 """Every number of a valid sample is below it."""
@@ -111,6 +120,7 @@ def measure(
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
     probes: dict[str, list[_Probe]] = {}
     limits: dict[str, list[_LimitsRead]] = {}
+    queues: dict[tuple[str, str], list[_Queue]] = {}
     for sample in samples:
         at, name = _number(sample, "at"), sample.get("device")
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
@@ -128,6 +138,9 @@ def measure(
             counters = (_number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
             demand = (_number(sample, key) for key in ("ran", "waited"))
             usage.setdefault(name, []).append(_Usage(when, cpu, *counters, *demand))
+            for way, key in _LINKS.items():
+                if (queue := _queue(when, sample.get(key))) is not None:
+                    queues.setdefault((name, way), []).append(queue)
     devices = []
     for one in requested:
         used = sorted(usage.get(one.device, ()), key=lambda sample: sample.at)
@@ -137,6 +150,9 @@ def measure(
             known = sorted(limits.get(one.device, ()), key=lambda each: each.at)
             wrong = tuple(dict.fromkeys(_wrong_limits(one, known, clock)))
             found = replace(found, wrong_limits=wrong, unread_limits=_unread_limits(known))
+        looked = {way: queues.get((one.device, way)) for way in _LINKS}
+        carried = {way: _carried(known) for way, known in looked.items() if known is not None}
+        found = replace(found, carried=carried)
         if one.gpu is not None:
             found = replace(found, gpu=_gpu(one.gpu, on_gpu.get(one.device, ())))
         devices.append(found)
@@ -152,6 +168,16 @@ class _Usage(NamedTuple):
     ran: float | None
     """Seconds in which the client's thread was on a CPU, and in which it wanted to be; None: unknown."""
     waited: float | None
+
+
+class _Queue(NamedTuple):
+    at: float
+    busy: float
+    """Seconds in which packets waited, in total."""
+    left: float
+    """Bytes that left then, in total."""
+    allowed: float
+    """Bytes that the rate allows in that time."""
 
 
 class _LimitsRead(NamedTuple):
@@ -237,6 +263,41 @@ def _unread_limits(read: Sequence[_LimitsRead]) -> str | None:
     if read[-1].limits.swap is None:
         return "its swap: this host has some, and its kernel cannot limit it"
     return None
+
+
+def _queue(at: float, fields: object) -> _Queue | None:
+    if not isinstance(fields, Mapping):
+        return None
+    values = [_number(fields, key) for key in ("busy", "left", "allowed")]
+    known = [value for value in values if value is not None]
+    return _Queue(at, *known) if len(known) == len(values) else None
+
+
+def _carried(queues: Iterable[_Queue]) -> Carried:
+    """What a direction of a link carried, and the worst stretch in which it was slow."""
+    busy = left = allowed = 0.0
+    slow: tuple[float, float, float] | None = None
+    stretch: list[tuple[_Queue, _Queue]] = []
+    for before, after in pairwise(sorted(queues, key=lambda queue: queue.at)):
+        waited = after.busy - before.busy
+        if waited < 0:  # its device restarted, with its counters at 0
+            stretch = []
+            continue
+        busy += waited
+        left += after.left - before.left
+        allowed += after.allowed - before.allowed
+        if waited < _WAITED_SHARE * (after.at - before.at):
+            stretch = []
+            continue
+        stretch.append((before, after))
+        while stretch and after.busy - stretch[0][1].busy >= _SLOW_SECONDS:
+            del stretch[0]  # the rest is long enough
+        first = stretch[0][0]
+        if after.busy - first.busy >= _SLOW_SECONDS and after.allowed > first.allowed:
+            share = (after.left - first.left) / (after.allowed - first.allowed)
+            if share < _SLOW_SHARE and (slow is None or share < slow[2]):
+                slow = first.at, after.at, share
+    return Carried(busy, left / allowed if allowed else None, slow)
 
 
 def _used(usage: Sequence[_Usage]) -> float | None:

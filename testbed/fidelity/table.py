@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -16,6 +17,7 @@ from testbed.fidelity.figures import (
     DELAYS,
     ENOUGH_DEMAND_SECONDS,
     RATES,
+    Carried,
     DeviceFidelity,
     Fidelity,
     Figure,
@@ -61,8 +63,19 @@ def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
             for name in members[0].figures
         },
         used=fmean(used) if used else None,
+        carried=_worst_carried(members),
         probes=sum(one.probes for one in members),
     )
+
+
+def _worst_carried(members: Sequence[DeviceFidelity]) -> dict[str, Carried]:
+    """The one that carried the smallest share of its rate, by direction."""
+    found = {}
+    for way in RATES:
+        known = [one.carried[way] for one in members if way in one.carried]
+        if known:
+            found[way] = min(known, key=lambda one: math.inf if one.share is None else one.share)
+    return found
 
 
 def render(fidelity: Fidelity) -> RenderableType:
@@ -74,6 +87,8 @@ def render(fidelity: Fidelity) -> RenderableType:
         columns = [n for n in names if any(one.figures[n] != Figure() for one in fidelity.devices)]
         if columns:
             parts += [Text(), _link_table(shown, columns)]
+    if any(one.share is not None for device in shown for one in device.carried.values()):
+        parts += [Text(), _carried_table(shown)]
     if on_gpu := [one for one in fidelity.devices if one.gpu is not None]:
         parts += [Text(), _gpu_table(on_gpu[:_MAX_ROWS])]
     return Group(*parts, Text(), Text(summary(fidelity)))
@@ -152,6 +167,24 @@ def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
     )
     for one in shown:
         cells = [cell for name in names for cell in _cells(one.figures[name], _UNITS[name][1])]
+        table.add_row(console.short(one.device), *cells)
+    return table
+
+
+def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
+    """Shares of their rates that the links carried while packets waited, and for how long these did."""
+    ways = [way for way in RATES if any(way in one.carried for one in shown)]
+    table = console.plain(
+        "device", *(title for way in ways for title in (f"{way} in the run", "packets waited"))
+    )
+    for one in shown:
+        cells = []
+        for way in ways:
+            carried = one.carried.get(way)
+            if carried is None or carried.share is None:
+                cells += [_NONE, _NONE]
+            else:
+                cells += [f"{carried.share:.1%}", f"{carried.busy:.1f} s"]
         table.add_row(console.short(one.device), *cells)
     return table
 

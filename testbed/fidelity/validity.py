@@ -164,6 +164,7 @@ def verdict(
     if (doubt := link_doubt(fidelity)) is not None:
         reasons.append(doubt)
     reasons += [
+        *_slow_links(fidelity),
         *_wrong_limits(fidelity),
         *_unrequested(fidelity),
         *_gpus(fidelity),
@@ -215,6 +216,23 @@ def _wrong_limits(fidelity: Fidelity) -> Iterator[str]:
     if wrong := [one for one in fidelity.devices if one.wrong_limits]:
         what = "; ".join(wrong[0].wrong_limits)
         yield f"the kernel has other limits for {wrong[0].device}: {what}{_others(len(wrong))}"
+
+
+def _slow_links(fidelity: Fidelity) -> Iterator[str]:
+    """Links that carried less than their rate in the run, while packets waited."""
+    titles = {"up": "uplink", "down": "downlink"}
+    slow = [
+        (one.slow, titles[way], device.device)
+        for device in fidelity.devices
+        for way, one in device.carried.items()
+        if one.slow is not None
+    ]
+    if slow:
+        (begin, end, share), title, device = min(slow, key=lambda entry: entry[0][2])
+        yield (
+            f"the {title} of {device} carried {share:.0%} of its rate from {begin:.0f} to {end:.0f} s, "
+            f"while packets waited{_others(len(slow))}"
+        )
 
 
 def _unrequested(fidelity: Fidelity) -> Iterator[str]:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from agents import config, messages
+from agents import config, disturbances, messages
 from agents.config import Access, Broker, Link
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.realtime import realtime
@@ -25,6 +25,8 @@ from testbed.relay.pipe import Shape
 from testbed.relay.server import Lane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
+_RECORD_SECONDS = 0.5
+"""Between two looks at what the queues have carried; the controller reads that once a second."""
 LinkAction = SetLink | Disconnect | Reconnect
 
 
@@ -113,6 +115,14 @@ def main() -> None:
 
     names = Topics(cfg.run)
 
+    def record_uses() -> None:
+        for name, link in own.items():
+            traffic.record(name, (link.up.use, link.down.use))
+
+    def report_standstill(since: float, at: float) -> None:
+        found = messages.Disturbance(ROUTER, at, since, "the relay stood still")
+        connection.publish(names.telemetry(ROUTER), messages.encode(found))
+
     def apply(event: Received) -> None:
         """Carry out an order, in paho's thread; one that is not valid is reported."""
         try:
@@ -138,6 +148,8 @@ def main() -> None:
         connection.open()
     except ConnectionFailedError as error:
         sys.exit(f"relay: {error}")
+    disturbances.watch(report_standstill)
+    relay.repeat(_RECORD_SECONDS, record_uses)
     realtime()  # else a busy aggregator on the same core makes it some milliseconds late
     relay.serve()
 

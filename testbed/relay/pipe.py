@@ -7,12 +7,15 @@ is under way for the link's delay. The order is kept, and nothing is lost.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from agents.device.backlog import Backlog
 from agents.device.link import burst
+from agents.messages import QueueUse
 
 T = TypeVar("T")
 
@@ -68,6 +71,9 @@ class Pipe(Generic[T]):
         self._shape = shape
         self._uniform = uniform
         self._count = count
+        self._backlog = Backlog()
+        self._passed = 0
+        """Bytes on the wire that have passed the bucket."""
         self._waiting: deque[_Entry[T]] = deque()
         self._queued = 0
         """Bytes on the wire in the queue."""
@@ -98,6 +104,11 @@ class Pipe(Generic[T]):
             _MIN_QUEUE_BYTES, rate / 8 * _QUEUE_SECONDS
         )
         return queue_full or self._held >= _MAX_BYTES
+
+    @property
+    def use(self) -> QueueUse:
+        """What passed while something waited, against what the rate allows."""
+        return self._backlog.use
 
     def put(self, item: T, size: int, now: float) -> None:
         """`size` bytes of payload arrive; 0 for what takes no time, as the end of a stream."""
@@ -136,10 +147,12 @@ class Pipe(Generic[T]):
                 )
             self._empty_at = now - 8 * depth / shape.rate
         self._shape = shape
+        self._look(now)
 
     def cut(self, now: float) -> None:
         """Let nothing pass any more; what is in the pipe stays there."""
         self._advance(now)
+        self._backlog.pause()
         self._open = False
 
     def mend(self, now: float) -> None:
@@ -160,6 +173,7 @@ class Pipe(Generic[T]):
             item, size, _ = self._waiting.popleft()
             wire = on_wire(size)
             self._queued -= wire
+            self._passed += wire
             if self._count is not None:
                 self._count(wire)
             if (rate := self._shape.rate) is not None:
@@ -168,6 +182,13 @@ class Pipe(Generic[T]):
                 self._empty_at = max(self._empty_at, passes - 8 * depth / rate) + 8 * wire / rate
             self._last = max(passes + self._delay(), self._last)
             self._under_way.append(_Entry(item, size, self._last))
+        if self._open:
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Count what has passed. Nothing leaves the queue between two calls of `_advance`, so what waits
+        after one waits until the next."""
+        self._backlog.look(now, self._passed, math.inf if self._waiting else 0, self._shape.rate)
 
     def _delay(self) -> float:
         if not self._shape.jitter:

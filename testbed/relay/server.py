@@ -88,6 +88,15 @@ class Relay:
         """Have `change`, of lanes, called between two packets."""
         self._loop.call_soon_threadsafe(change)
 
+    def repeat(self, seconds: float, call: Callable[[], None]) -> None:
+        """Have `call` called every `seconds`, between two packets."""
+
+        def again() -> None:
+            call()
+            self._loop.call_later(seconds, again)
+
+        self._loop.call_soon_threadsafe(again)
+
     def serve(self) -> None:
         """Serve until the process ends."""
         self._loop.run_forever()

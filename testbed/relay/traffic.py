@@ -1,4 +1,4 @@
-"""Counters of each device's traffic, written by the relay and read by the controller.
+"""Counters of each device's traffic and queues, written by the relay and read by the controller.
 
 Both map the same file: counting costs the relay an addition, and reading costs it nothing.
 """
@@ -6,12 +6,17 @@ Both map the same file: counting costs the relay an addition, and reading costs 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+from agents.messages import QueueUse
 
 _COUNTER_BYTES = 8
 COUNTED = ("sent", "received")
-"""What is counted of a device, in the order of the file."""
+_QUEUES = ("uplink", "downlink")
+_COUNTERS = len(COUNTED) + 3 * len(_QUEUES)
+"""Of a device, in the order of the file: bytes; then of each queue µs, bytes and bytes (QueueUse)."""
 
 
 class Traffic:
@@ -19,8 +24,8 @@ class Traffic:
 
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
         """`path` is made if it is not there; all who map it name the same `devices`, in one order."""
-        self._places = {name: len(COUNTED) * number for number, name in enumerate(devices)}
-        size = _COUNTER_BYTES * len(COUNTED) * len(self._places)
+        self._places = {name: _COUNTERS * number for number, name in enumerate(devices)}
+        size = _COUNTER_BYTES * _COUNTERS * len(self._places)
         with path.open("ab+") as file:
             file.truncate(size)
             self._counts = memoryview(mmap.mmap(file.fileno(), size)).cast("Q")
@@ -34,7 +39,22 @@ class Traffic:
 
         return count
 
-    def of(self, device: str) -> dict[str, int]:
-        """Bytes by name, as in telemetry."""
+    def record(self, device: str, uses: Sequence[QueueUse]) -> None:
+        """Set what the queues of the device's link, up and down, have carried."""
+        place = self._places[device] + len(COUNTED)
+        for use in uses:
+            self._counts[place] = round(1e6 * use.busy)
+            self._counts[place + 1], self._counts[place + 2] = use.left, use.allowed
+            place += 3
+
+    def of(self, device: str) -> dict[str, Any]:
+        """Fields of a telemetry sample of `device`; of a queue that has carried something alone."""
         place = self._places[device]
-        return dict(zip(COUNTED, self._counts[place : place + len(COUNTED)], strict=True))
+        counts = self._counts[place : place + _COUNTERS]
+        fields: dict[str, Any] = dict(zip(COUNTED, counts[: len(COUNTED)], strict=True))
+        for index, name in enumerate(_QUEUES):
+            start = len(COUNTED) + 3 * index
+            busy, left, allowed = counts[start : start + 3]
+            if busy:
+                fields[name] = QueueUse(busy / 1e6, left, allowed)
+        return fields

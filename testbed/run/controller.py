@@ -411,9 +411,12 @@ class Controller:
             if not self._rate_limit.admits(event.topic, now):
                 raise MessageError("too many")
             match messages.decode(self._topics, event.topic, event.payload):
-                case messages.Sample(at=at) | messages.Probe(at=at) | messages.LimitsRead(at=at) if (
-                    at > now  # the clock is the same
-                ):
+                case (
+                    messages.Sample(at=at)
+                    | messages.Probe(at=at)
+                    | messages.LimitsRead(at=at)
+                    | messages.Disturbance(at=at)
+                ) if at > now:  # the clock is the same
                     raise MessageError(f"at: {at:g} s is yet to come")
                 case messages.Sample() as sample:
                     self._used[sample.device] = sample.cpu
@@ -425,6 +428,8 @@ class Controller:
                 case messages.LimitsRead(device) as read:
                     self._limits[device] = read
                     write_telemetry(_line(read))
+                case messages.Disturbance(_, at, since, reason):
+                    self._orders.append((AGGREGATOR, messages.Disrupt(at, since, reason)))
                 case messages.Failure(component, reason):
                     self._record_failure(f"{component} could not do as it was told: {reason}")
                 case messages.Status(component, state):

@@ -25,12 +25,14 @@ from tests.conftest import unavailable
 pytestmark = pytest.mark.alone
 
 GOLDEN = """\
-tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000
+tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000 \
+peakrate 200000000000bit mtu 1514
 ip link add ifb0 type ifb
 ip link set ifb0 up
 tc qdisc add dev eth0 handle ffff: ingress
 tc filter add dev eth0 parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev ifb0
-tc qdisc replace dev ifb0 root handle 1: tbf rate 20000000bit burst 5000 limit 500000
+tc qdisc replace dev ifb0 root handle 1: tbf rate 20000000bit burst 5000 limit 500000 \
+peakrate 200000000000bit mtu 1514
 """
 
 
@@ -44,7 +46,7 @@ def test_commands() -> None:
 
 def test_a_change_touches_only_what_changes() -> None:
     before = Link(up=2_000_000, down=20_000_000)
-    slower = "tbf rate 1000000bit burst 1514 limit 25000"
+    slower = "tbf rate 1000000bit burst 1514 limit 25000 peakrate 200000000000bit mtu 1514"
     (changed,) = link.commands(Link(up=1_000_000, down=20_000_000), "eth0", before)
     assert " ".join(changed) == f"tc qdisc replace dev eth0 root handle 1: {slower}"
     (changed,) = link.commands(Link(up=2_000_000, down=1_000_000), "eth0", before)
@@ -300,6 +302,85 @@ def test_a_change_in_mid_transfer_lets_nothing_slip_through(network: Network) ->
     faster = _bytes_by(frames, changed - 0.5, 0.05)[: 10 - until]
     assert max(faster) <= 62_500 + 2 * 5_000
     assert sum(faster[:10]) == pytest.approx(10 * 62_500, rel=0.06)
+
+
+PAIRS = """
+import socket, sys, time
+many = [socket.create_connection((sys.argv[1], 9000)) for _ in range(60)]
+size = many[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+for one in many:
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    one.setblocking(False)
+while True:
+    for one in many:
+        try: one.send(bytes(2 * size))
+        except BlockingIOError: pass
+    time.sleep(0.001)
+"""
+"""Fills the link with pairs of full packets, which the sender hands over as one (GSO)."""
+
+SINKS = """
+import selectors, socket, sys
+listening, ready = socket.create_server((sys.argv[1], 9000), backlog=100), selectors.DefaultSelector()
+ready.register(listening, 1)
+print("listening", flush=True)
+while True:
+    for key, _ in ready.select():
+        if key.fileobj is listening: ready.register(listening.accept()[0], 1)
+        else: key.fileobj.recv(1 << 16)
+"""
+
+MEASURE = """
+import sys, time
+from agents.config import Link
+from agents.device import link
+rates, now, interface = list(map(int, sys.argv[1].split(","))), None, "eth0"
+usage = None
+for rate in rates:
+    wanted = Link(up=rate, down=rate)
+    link.apply(wanted, interface, now)
+    now, usage = wanted, usage or link.Usage(interface)
+    usage.pause()
+    usage.look(now, time.monotonic())
+    before, until = usage.uses(), time.monotonic() + float(sys.argv[2])
+    while time.monotonic() < until:
+        time.sleep(0.05)
+        usage.look(now, time.monotonic())
+    for way, use in usage.uses().items():
+        print(way, rate, use.busy - before[way].busy, use.left - before[way].left,
+              use.allowed - before[way].allowed, len(usage.stuck_since()), flush=True)
+"""
+"""What each direction carries at each of the rates, as the device's init measures it."""
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_what_waits_leaves_when_the_rate_falls(network: Network, way: str) -> None:
+    """At 13.6 Mbit/s a bucket holds two full packets and at 9 Mbit/s one: pairs that wait must not be
+    too large for the new bucket."""
+    sender, receiver, address = network.device, network.broker, "10.213.0.1"
+    if way == "down":
+        sender, receiver, address = network.broker, network.device, "10.213.0.2"
+    with _running(receiver, SINKS, address) as sinks:
+        assert sinks.readline() == "listening\n"
+        with (
+            _running(sender, PAIRS, address),
+            _running(network.device, MEASURE, "13600000,9000000,13600000,6000000", "1.5") as measured,
+        ):
+            rows = [line.split() for line in measured]
+    for name, rate, busy, left, allowed, stuck in rows:
+        if name == way:
+            assert float(busy) > 0.7, (name, rate)
+            assert float(left) / float(allowed) == pytest.approx(1, abs=0.05), (name, rate)
+            assert stuck == "0"
+
+
+def test_larger_packets_than_a_bucket_holds_are_not_taken(network: Network) -> None:
+    """As those of a network with jumbo frames."""
+    for holder in (network.device, network.broker):
+        subprocess.run([*_inside(holder), *["ip", "link", "set", "eth0", "mtu", "9000"]], check=True)
+    network.apply(Link(up=8_000_000, down=8_000_000))
+    assert 0.45 < network.upload(500_000) < 1.0
+    assert 0.45 < network.download(500_000) < 1.0
 
 
 def test_delivered_bytes_follow_a_trace(network: Network, tmp_path: Path) -> None:

@@ -75,6 +75,9 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.telemetry(PI), messages.Probe(PI, 1.0, LinkFigures(0.1, 0.01, 0.0, 1e6, 2e6))),
     (NAMES.telemetry(PI), messages.Probe(PI, 1.0, LinkFigures())),
     (NAMES.telemetry(PI), messages.LimitsRead(PI, 1.0, LIMITS)),
+    (NAMES.telemetry(PI), messages.Disturbance(PI, 9.5, 4.0, "the client of pi-1 was stopped")),
+    (NAMES.telemetry(ROUTER), messages.Disturbance(ROUTER, 9.5, 4.0, "the router stood still")),
+    (NAMES.control(AGGREGATOR), messages.Disrupt(9.5, 4.0, "the router stood still")),
     (NAMES.control(PI), messages.LimitsRequest(PI)),
     (NAMES.failure(PI), messages.Failure(PI, "`tc` said: ü")),
     (NAMES.status(PI), messages.Status(PI, "joining")),
@@ -123,6 +126,7 @@ limits = st.builds(
     memory=st.none() | limit,
     swap=st.none() | limit,
 )
+queue_uses = st.builds(messages.QueueUse, seconds, counts, counts)
 BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
     messages.Start: st.builds(messages.Start),
     messages.Stop: st.builds(messages.Stop),
@@ -153,10 +157,14 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         memory=counts,
         received=maybe_count,
         sent=maybe_count,
+        uplink=st.none() | queue_uses,
+        downlink=st.none() | queue_uses,
     ),
     messages.Probe: st.builds(messages.Probe, names, seconds, figures),
     messages.LimitsRequest: st.builds(messages.LimitsRequest, names),
     messages.LimitsRead: st.builds(messages.LimitsRead, names, seconds, limits),
+    messages.Disturbance: st.builds(messages.Disturbance, names, seconds, seconds, texts),
+    messages.Disrupt: st.builds(messages.Disrupt, seconds, seconds, texts),
     messages.Failure: st.builds(messages.Failure, names, texts),
     messages.Status: st.builds(messages.Status, names, st.sampled_from(get_args(messages.State))),
     messages.Request: st.builds(
@@ -179,6 +187,8 @@ def _depth(value: object) -> int:
 def _topic(message: Message) -> str:
     match message:
         case messages.Sample(device=name) | messages.Probe(name) | messages.LimitsRead(name):
+            return NAMES.telemetry(name)
+        case messages.Disturbance(name):
             return NAMES.telemetry(name)
         case messages.Failure(name):
             return NAMES.failure(name)

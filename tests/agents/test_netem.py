@@ -38,8 +38,8 @@ FOUR_ERRORS = 4.0
 Measured = dict[tuple[str, str], Any]
 
 GOLDEN = """\
-ip link set dev eth0 gso_max_segs 1
-tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000
+tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000 \
+peakrate 200000000000bit mtu 1514
 tc qdisc replace dev eth0 parent 1:1 handle 10: netem limit 10000000 delay 40000us 5000us loss \
 1.000000% rate 100000000000bit
 tc qdisc replace dev eth0 parent 10:1 handle 100: bfifo limit 50000
@@ -47,7 +47,8 @@ ip link add ifb0 type ifb
 ip link set ifb0 up
 tc qdisc add dev eth0 handle ffff: ingress
 tc filter add dev eth0 parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev ifb0
-tc qdisc replace dev ifb0 root handle 1: tbf rate 100000000000bit burst 25000000 limit 2500000000
+tc qdisc replace dev ifb0 root handle 1: tbf rate 100000000000bit burst 25000000 limit 2500000000 \
+peakrate 200000000000bit mtu 1514
 tc qdisc replace dev ifb0 parent 1:1 handle 10: netem limit 10000000 delay 40000us 5000us loss \
 1.000000% rate 100000000000bit
 tc qdisc replace dev ifb0 parent 10:1 handle 100: bfifo limit 2500000000

@@ -92,7 +92,7 @@ def main() -> None:
     modules = Path("/usr/lib/uml/modules", os.uname().release, "kernel")
     for module, *options in map(str.split, MODULES):
         subprocess.run(["insmod", modules / f"{module}.ko", *options], check=True)
-    for line in [*SETUP.splitlines(), f"ip -n broker {link.one_by_one('eth0').removeprefix('ip ')}"]:
+    for line in SETUP.splitlines():
         subprocess.run(line.split(), check=True)
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")  # as in a device's container
     with in_broker():
