@@ -15,6 +15,8 @@ ANCILLARY_BYTES = 64
 """Room for the timestamp in `recvmsg`."""
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("=qq")
+_BYTES_MOVED, _MOVED_OFFSET = struct.Struct("=QQ"), 120
+"""tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
 _ROOM = bytearray(2**20)
 """Bytes that are looked through for the last one; none is copied."""
 _LONGEST: Nanoseconds = 10**9
@@ -25,6 +27,20 @@ have passed, the process was paused or a clock was set."""
 def timestamp(sock: socket.socket) -> None:
     """Have the kernel note when the packets of `sock` arrive."""
     sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+
+
+def moved(sock: socket.socket) -> int:
+    """Bytes of `sock` that the other side has acknowledged, and that it has sent; 0 where the kernel
+    does not say: it does of TCP on Linux."""
+    if sys.platform != "linux" or sock.family == socket.AF_UNIX:
+        return 0
+    try:
+        info = socket.socket.getsockopt(
+            sock, socket.IPPROTO_TCP, socket.TCP_INFO, _MOVED_OFFSET + _BYTES_MOVED.size
+        )
+    except OSError:
+        return 0
+    return sum(_BYTES_MOVED.unpack_from(info, _MOVED_OFFSET)) if len(info) > _MOVED_OFFSET else 0
 
 
 def in_ancillary(ancillary: Iterable[tuple[int, int, bytes]]) -> int:

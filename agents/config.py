@@ -23,9 +23,12 @@ KEEPALIVE = 30
 """Of MQTT, in seconds, of device time where it is stretched."""
 
 
-def silence(keepalive: float) -> float:
-    """Seconds after which a broker gives up on a silent client (MQTT 3.1.1, section 3.1.2.10)."""
-    return 1.5 * keepalive
+SILENCE = 1.5 * KEEPALIVE
+"""Seconds after which a broker gives up on a silent client (MQTT 3.1.1, section 3.1.2.10)."""
+PROGRESS_BYTES = 1000
+"""A transfer that moves fewer bytes per keep-alive than these is no sign of life."""
+OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
+"""bit/s: what is slower is no link."""
 
 
 Durability = Literal["update", "checkpoint", "none"]
@@ -301,7 +304,6 @@ class ClientConfig:
     """What it trains on."""
     gpu_memory: int | None = None
     """Bytes of the GPU's memory that PyTorch may take; None: not limited."""
-    keepalive: float = KEEPALIVE
     """Of MQTT. A ping waits behind a model that is under way, and its answer too."""
     verbose: bool = False
     """Say in the log when each round begins and ends."""
@@ -429,6 +431,11 @@ class Link:
     """Seconds: each way's delay is uniform in rtt/2 ± jitter; packets stay in order."""
     loss: float = 0.0
     """Share of the packets that are lost, each way."""
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether nothing passes, or so little that a connection over the link breaks."""
+        return self.loss >= 1 or any((rate or math.inf) < OUTAGE_RATE for rate in (self.up, self.down))
 
     def changed(self, changes: Mapping[str, float | None]) -> Link:
         """With other values in the fields that `changes` names."""

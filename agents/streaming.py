@@ -22,6 +22,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
 
 from agents import arrivals, chunks
+from agents.config import PROGRESS_BYTES
 from agents.nanoseconds import Nanoseconds
 
 _LARGE = 2**15
@@ -70,6 +71,8 @@ class Client(paho.Client):
         """When all that is being read had arrived."""
         self._left_to_paho: object = None
         """Its record of a large packet that is none of ours."""
+        self._moved = 0
+        """Bytes that the connection had moved when the last ping was sent."""
         self.on_message = self._on_small
 
     def loop_stop(self) -> MQTTErrorCode:
@@ -83,6 +86,25 @@ class Client(paho.Client):
         """Once the loop has stopped: the two that wake it, too. paho closes these only when it is
         deleted, and the garbage collector may delete them first. Nothing may be published meanwhile."""
         self._reset_sockets()
+
+    @property
+    def moved(self) -> int:
+        """Bytes that the other side has acknowledged, and sent, on this connection; 0 where the kernel
+        does not say."""
+        sock = self._sock
+        return 0 if sock is None else arrivals.moved(cast(Any, sock))
+
+    def _send_pingreq(self) -> MQTTErrorCode:
+        self._moved = self.moved
+        return super()._send_pingreq()
+
+    def _check_keepalive(self) -> None:
+        """As paho's, but a transfer that progresses is a sign of life: the answer to a ping waits behind
+        what is under way, and so does the ping itself."""
+        overdue = self._ping_t and time.monotonic() - self._ping_t >= self._keepalive
+        if overdue and self.moved - self._moved >= PROGRESS_BYTES:
+            self._ping_t = 0.0  # so the next one is sent, as the broker expects
+        super()._check_keepalive()
 
     def _on_small(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
         self._take(message.topic, self._joiner.add(message.topic, bytes(message.payload)))

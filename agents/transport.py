@@ -49,6 +49,19 @@ class Received:
     at: Nanoseconds
 
 
+class _Patience:
+    """A timeout in seconds, which begins again whenever `moved` has another value."""
+
+    def __init__(self, timeout: float, moved: Callable[[], int] | None) -> None:
+        self._timeout, self._moved = timeout, moved
+        self._last, self._began = 0, time.monotonic()
+
+    def is_over(self) -> bool:
+        if self._moved is not None and (now := self._moved()) != self._last:
+            self._last, self._began = now, time.monotonic()
+        return time.monotonic() >= self._began + self._timeout
+
+
 class Connection:
     """One MQTT connection. Messages go to `sink`, called in paho's thread: while that waits, nothing is
     read from the connection, and nothing sent."""
@@ -66,7 +79,8 @@ class Connection:
         reconnected: Callable[[Nanoseconds], None] | None = None,
     ) -> None:
         """`will`: topic and payload of our last retained message. `close` publishes it, or the broker,
-        where we end without that or are silent for one and a half times `keepalive` seconds.
+        where we end without that or are silent for one and a half times `keepalive` seconds. A transfer
+        that progresses is no silence.
 
         `keeps_session`: the broker keeps for us what is published while we are away. `largest`: bytes of
         what is put together of chunks, at most; more is dropped, with 0 all of it. `reconnected` is
@@ -89,8 +103,6 @@ class Connection:
         """What is published before all that is older has been sent again; None: nothing is held."""
         self._lost: Nanoseconds | None = None
         """When the connection was lost; None while it is there, and before it was."""
-        self._got_through = 0.0
-        """While it is being closed: when the broker acknowledged something."""
         self._paho = streaming.Client(
             chunks.Joiner(largest),
             self._on_payload,
@@ -163,12 +175,11 @@ class Connection:
     def close(self, timeout: float = 2.0, *, patient: bool = False) -> None:
         """Publish the last will, after what was published before, and disconnect in order. Where that
         takes more than `timeout` seconds (if `patient`: where nothing gets through for as long as the
-        keep-alive, which a chunk of a large message does not take), the connection is dropped, upon
-        which the broker publishes the will."""
+        keep-alive), the connection is dropped, upon which the broker publishes the will."""
+        patience = _Patience(timeout, None)
         if patient:
-            timeout = max(timeout, self._keepalive)
-            self._paho.on_publish = self._on_publish
-        if self._will is None or not self._paho.is_connected() or self._told(self._will, timeout):
+            patience = _Patience(max(timeout, self._keepalive), lambda: self._paho.moved)
+        if self._will is None or not self._paho.is_connected() or self._told(self._will, patience):
             self._paho.disconnect()
         elif (left := self._paho.socket()) is not None:
             with suppress(OSError):
@@ -177,22 +188,18 @@ class Connection:
         with self._order:
             self._paho.close_sockets()
 
-    def _told(self, will: tuple[str, bytes], timeout: float) -> bool:
+    def _told(self, will: tuple[str, bytes], patience: _Patience) -> bool:
         """Publish `will`; whether the broker has it."""
-        self._got_through = time.monotonic()
         while self._held is not None:  # the connection is new, and something may have to go first
-            if time.monotonic() >= self._got_through + timeout:
+            if patience.is_over():
                 return False
             time.sleep(0.01)
         last = self._paho.publish(*will, qos=1, retain=True)
         with suppress(RuntimeError):  # the connection has just been lost
-            while not last.is_published() and time.monotonic() < self._got_through + timeout:
+            while not last.is_published() and not patience.is_over():
                 last.wait_for_publish(0.05)
             return last.is_published()
         return False
-
-    def _on_publish(self, *_: Any) -> None:
-        self._got_through = time.monotonic()
 
     def _on_pre_connect(self, _client: paho.Client, _data: Any) -> None:
         with self._order:

@@ -47,6 +47,14 @@ class _Reader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
         return data
 
 
+class _Handler(BrokerProtocolHandler):  # type: ignore[misc]  # amqtt is not typed
+    """Gives up on a client that is silent for longer than its keep-alive allows; amqtt's own waits for
+    ever."""
+
+    def handle_read_timeout(self) -> None:
+        self._given_up = asyncio.ensure_future(self.handle_connection_closed())
+
+
 class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     """amqtt with the accounts of a run instead of plugins.
 
@@ -69,9 +77,8 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     ) -> tuple[BrokerProtocolHandler, Any]:
         """A session named like the login: amqtt would take the id that is asked for, and end or hand on
         the session of that id before it looks at the password."""
-        handler, session = await BrokerProtocolHandler.init_from_connect(
-            reader, writer, self.plugins_manager
-        )
+        handler, session = await _Handler.init_from_connect(reader, writer, self.plugins_manager)
+        session.keep_alive = round(1.5 * session.keep_alive)
         known = self._is_known(session)
         session.client_id = session.username if known else gen_client_id()
         session.parent = 0

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agents import chunks, probe_server
+from agents import probe_server
 from agents.config import (
-    KEEPALIVE,
+    OUTAGE_RATE,
+    SILENCE,
     AggregatorConfig,
     Broker,
     ClientConfig,
@@ -20,7 +21,6 @@ from agents.config import (
     RouterConfig,
     Start,
     dump,
-    silence,
 )
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
@@ -145,7 +145,10 @@ class RunSpec:
             if entry.link is not None:
                 for name in scenario.expand(entry.targets, by_name):
                     rates[name] += [entry.link.changes.get(way) for way in ("up", "down")]
-        return {name: min(filter(None, found), default=math.inf) for name, found in rates.items()}
+        return {
+            name: min((rate for rate in found if rate and rate >= OUTAGE_RATE), default=math.inf)
+            for name, found in rates.items()
+        }
 
     @property
     def start(self) -> Start:
@@ -216,8 +219,6 @@ class Places:
 SERVER, CONTROL = "server", "control"
 """The broker's host names on the data and on the control network."""
 MQTT_PORT, TLS_PORT = 1883, 8883
-_LONGEST_KEEPALIVE = 3600.0
-"""Seconds. MQTT has no longer one than 18 hours, and time may be stretched."""
 
 
 def in_containers(certificate: str | None) -> Places:
@@ -276,8 +277,7 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
     absent, secure = spec.absent, topology.secure  # once, as it names every client
     for device in spec.plan.devices:
-        alive = keepalive(size, slowest[device.name])
-        client = _client(spec, device, accounts[device.name], places, alive)
+        client = _client(spec, device, accounts[device.name], places)
         dump(replace(client, secure=secure), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
@@ -316,17 +316,11 @@ def router(
     )
 
 
-def keepalive(model: int, rate: float) -> float:
-    """Of a client that gets and sends messages of a `model` of so many bytes, at `rate` bits per second:
-    neither a ping that waits behind one of them nor its answer behind another is to be taken for a lost
-    connection."""
-    return min(max(KEEPALIVE, 4 * 8 * min(model, chunks.CHUNK_BYTES) / rate), _LONGEST_KEEPALIVE)
-
-
 def longest_silence(model: int, rate: float) -> float:
-    """Seconds within which such a client answers a request, which waits behind the models that are under
-    way; no less than a broker waits for any client."""
-    return silence(max(KEEPALIVE, 4 * 8 * model / rate))
+    """Return the seconds within which a client that gets and sends `model` bytes at `rate` bits per
+    second answers a request, which waits behind the models under way: no less than a broker waits for
+    any client."""
+    return max(SILENCE, 6 * 8 * model / rate)
 
 
 def _aggregator(
@@ -367,9 +361,7 @@ def _aggregator(
     )
 
 
-def _client(
-    spec: RunSpec, device: PlannedDevice, account: Account, places: Places, alive: float
-) -> ClientConfig:
+def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
     return ClientConfig(
         run=spec.directory.run,
@@ -390,7 +382,6 @@ def _client(
         compression=device.compression,
         byzantine=device.byzantine,
         outbox=disk,
-        keepalive=alive,
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
         clock=places.clock,

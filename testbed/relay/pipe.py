@@ -88,6 +88,11 @@ class Pipe(Generic[T]):
         """When what last passed the bucket is due."""
 
     @property
+    def rate(self) -> int | None:
+        """bit/s; None: unlimited."""
+        return self._shape.rate
+
+    @property
     def piece(self) -> int:
         """Bytes of payload to hand over at a time: what the bucket lets pass at once."""
         if self._shape.rate is None:

@@ -19,8 +19,9 @@ from testbed.relay.pipe import Pipe, Shape
 
 _MAX_BACKLOG_BYTES = 256 * 1024
 """What may wait for a receiver that does not read, beyond what its kernel holds."""
-_BUFFER_BYTES = 128 * 1024
-"""Size of the kernel's receive buffers: what it reads ahead of the relay."""
+_MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES = 16 * 1024, 128 * 1024
+"""Bounds of the kernel's receive buffers, which hold a second of the rate: what it reads ahead of the
+relay counts as delivered for the sender, who has to see that a slow transfer progresses."""
 _READ_AHEAD_BYTES = 4 * 1024
 """With more than twice this in its own buffer, the relay leaves what arrives to the kernel."""
 _CONNECT_TIMEOUT_SECONDS = 1.0
@@ -74,7 +75,7 @@ class Relay:
     ) -> None:
         """Connect whoever connects to `listener` with `target`, each direction through lane after
         lane."""
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _buffer(up))
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = self._loop.create_task(_accept(target, up, down, reader, writer))
@@ -120,19 +121,30 @@ async def _accept(
 ) -> None:
     """Serve a new connection of a device until it ends."""
     try:
-        reader, writer = await _connected(target)
+        reader, writer = await _connected(target, _buffer(down))
     except OSError:
         device_writer.close()
         return
     with closing(device_writer), closing(writer):
-        await asyncio.gather(_move(device_reader, writer, up), _move(reader, device_writer, down))
+        far, near = (one.get_extra_info("socket") for one in (writer, device_writer))
+        await asyncio.gather(
+            _move(device_reader, writer, up, near), _move(reader, device_writer, down, far)
+        )
 
 
-async def _connected(target: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+def _buffer(route: Sequence[Lane]) -> int:
+    """Bytes that the kernel may read ahead of `route`."""
+    second = min((lane.rate / 8 for lane in route if lane.rate is not None), default=_MAX_BUFFER_BYTES)
+    return max(_MIN_BUFFER_BYTES, min(round(second), _MAX_BUFFER_BYTES))
+
+
+async def _connected(
+    target: tuple[str, int], buffer: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection to `target`. Raises OSError."""
     sock = socket.socket()
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         sock.settimeout(0)
         async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
             await asyncio.get_running_loop().sock_connect(sock, target)
@@ -143,9 +155,13 @@ async def _connected(target: tuple[str, int]) -> tuple[asyncio.StreamReader, asy
 
 
 async def _move(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, route: Sequence[Lane]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    route: Sequence[Lane],
+    source: socket.socket,
 ) -> None:
-    """Move one direction of a connection through `route`, until its end has been delivered."""
+    """Move one direction of a connection, which is read from `source`, through `route`, until its end
+    has been delivered."""
     writer.transport.set_write_buffer_limits(_MAX_BACKLOG_BYTES)
     ended = asyncio.Event()
 
@@ -159,9 +175,11 @@ async def _move(
                 writer.write_eof()
             ended.set()
 
-    data = b"-"
+    data, buffer = b"-", _buffer(route)
     while data and not ended.is_set():
         try:
+            if buffer != (buffer := _buffer(route)):  # a rate has changed
+                source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             await writer.drain()
             data = await reader.read(min(lane.piece for lane in route))
         except OSError:  # reset: to the other side, an end

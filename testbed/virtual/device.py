@@ -11,8 +11,7 @@ from typing import Protocol
 from agents import wire
 from agents.client import core as client
 from agents.client.uploads import Memory
-from agents.config import KEEPALIVE
-from agents.nanoseconds import SECOND, Nanoseconds
+from agents.nanoseconds import Nanoseconds
 from agents.secure.masked import Masked
 from testbed.virtual.network import Line
 from testbed.virtual.timing import Speed
@@ -116,9 +115,7 @@ class Device:
     """In all, without a pause that goes on."""
     unplugged: bool = False
     all_lost: bool = False
-    """Its link loses every packet."""
-    patience: Nanoseconds = 3 * KEEPALIVE * SECOND // 2
-    """Silence after which the broker gives up on its client."""
+    """Its link loses every packet, or is too slow for a connection."""
     silent_since: Nanoseconds | None = None
     """When it was cut off or frozen, whichever came first: the broker has heard nothing since."""
     given_up: bool = False
@@ -159,11 +156,10 @@ class Device:
         self.line.plug(connected=connected)
 
     def relink(self, changes: Mapping[str, float | None]) -> None:
-        """Fields of `agents.config.Link` change; a link that loses every packet is as one that is not
-        plugged in."""
-        if "loss" in changes:
-            self.all_lost = (changes["loss"] or 0) >= 1
-            self._release_if_free()
+        """Fields of `agents.config.Link` change; a link that loses every packet, or is too slow for a
+        connection, is as one that is not plugged in."""
+        self.all_lost = self.line.link.changed(changes).is_outage
+        self._release_if_free()
         self.line.change(changes)
 
     def _release_if_free(self) -> None:

@@ -250,7 +250,7 @@ class Direction:
 class Line:
     """The connection between the server and one device; it outlives the device's crashes."""
 
-    __slots__ = ("_connected", "_draws", "_generator", "_link", "_packets", "down", "up")
+    __slots__ = ("_connected", "_draws", "_generator", "_packets", "down", "link", "up")
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class Line:
         """`shared`: the pipes that it shares with others, up and down. `generator` is called once, when
         something random is needed first. `steady`: nothing is ever changed, unplugged or dropped."""
         self._packets = packets
-        self._link = link
+        self.link = link
         self._connected = True
         self._generator = generator
         self._draws: Callable[[], float] | None = None
@@ -309,7 +309,7 @@ class Line:
     def change(self, changes: Mapping[str, float | None]) -> None:
         """Fields of `agents.config.Link`, for what is under way too; what is through its pipes by now
         arrives as planned."""
-        self._link = self._link.changed(changes)
+        self.link = self.link.changed(changes)
         self._apply_link()
 
     def plug(self, *, connected: bool) -> None:
@@ -323,14 +323,14 @@ class Line:
         self.down.drop()
 
     def _apply_link(self) -> None:
-        link = self._link
-        is_open = self._connected and link.loss < 1
+        link = self.link
+        is_open = self._connected and not link.is_outage
         for direction, rate in ((self.up, link.up), (self.down, link.down)):
             direction.change(goodput(rate, link.rtt, link.loss), is_open=is_open)
 
     def _latency(self) -> Nanoseconds:
         """In one direction, drawn anew where jitter or loss make it random."""
-        link = self._link
+        link = self.link
         hops = HOPS if self._packets else 0.0
         if not (link.jitter or link.loss):
             return from_seconds(hops + link.rtt / 2)

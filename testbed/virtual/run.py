@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from agents.client import randomness
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
 from agents.client.training import trainer_of
-from agents.config import Link, Named, silence
+from agents.config import Link, Named
 from agents.device_actions import DeviceState
 from agents.flat import first_model
 from agents.nanoseconds import Nanoseconds, from_seconds
@@ -39,7 +38,7 @@ from agents.vectors import Vector
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
-from testbed.plan.agent_configs import RunSpec, importance, keepalive
+from testbed.plan.agent_configs import RunSpec, importance
 from testbed.plan.costs import (
     ProtocolCost,
     StepCost,
@@ -218,7 +217,6 @@ class _Fleet:
         self._prepared = prepared
         self._side = side
         self._cost = cost
-        self._slowest = spec.slowest if spec.eventful else {}
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
@@ -316,9 +314,7 @@ class _Fleet:
             line=line,
             train=train,
             speed=speed,
-            patience=from_seconds(
-                silence(keepalive(self._model[2].nbytes, self._slowest.get(name, math.inf)))
-            ),
+            all_lost=line.link.is_outage,
             update_size=None if compression is None else self._update_size(compression),
             memory=memory,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import random
 import re
 import socket
 import ssl
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from agents.config import Broker
-from agents.topics import Topics
+from agents.topics import AGGREGATOR, Topics
 from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.broker import (
     Account,
@@ -42,6 +44,8 @@ from testbed.broker import (
     write_mosquitto,
 )
 from testbed.broker.identity import new_identity
+from testbed.relay.pipe import Shape
+from testbed.relay.server import Lane, Relay
 from testbed.runtimes.process import find_mosquitto, free_ports
 from tests.conftest import unavailable
 
@@ -523,3 +527,50 @@ def come_and_go(connect: Connect, user: str, topic: str) -> None:
         peer.subscribe(topic)
         peer.paho.unsubscribe(topic)
         peer.close()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_transfer_that_takes_longer_than_the_keep_alive_keeps_its_connection(
+    logins: Logins, way: str
+) -> None:
+    """A chunk of 1 MiB takes 4.2 s at 2 Mbit/s; the keep-alive is 2 s, and the broker waits 3 s. A link
+    on which nothing moves is still noticed."""
+    relay, names = Relay(), Topics("r")
+    lanes = [Lane(Shape(2_000_000), random.random) for _ in range(2)]
+    got: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    threading.Thread(target=relay.serve, daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = logins("a")
+        relay.listen(listener, (near.host, near.port), lanes[:1], lanes[1:])
+        far = replace(near, port=listener.getsockname()[1])
+        lost: list[int] = []
+        aggregator = Connection(logins(AGGREGATOR), [names.update("+"), names.status("+")], got.put)
+        client = Connection(
+            far,
+            [names.model("a")],
+            got.put,
+            will=(names.status("a"), b"offline"),
+            keepalive=2,
+            reconnected=lost.append,
+        )
+        with closing(aggregator), closing(client):
+            aggregator.open()
+            client.open()
+            begin = time.monotonic()
+            sender, topic = (
+                (client, names.update("a")) if way == "up" else (aggregator, names.model("a"))
+            )
+            sender.publish(topic, bytes(2**20))
+            received = got.get(timeout=30)
+            assert (received.topic, len(received.payload)) == (topic, 2**20)
+            assert 4 < time.monotonic() - begin < 10
+            assert not lost
+            for lane in lanes:
+                relay.submit(partial(lane.cut, time.monotonic()))
+            cut = time.monotonic()
+            assert got.get(timeout=30).payload == b"offline"
+            assert time.monotonic() - cut > 1  # and not before
+            for lane in lanes:
+                relay.submit(partial(lane.mend, time.monotonic()))
+                relay.submit(lane.advance)

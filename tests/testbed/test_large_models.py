@@ -42,14 +42,6 @@ def test_the_brokers_limits_fit_models_in_parts() -> None:
     assert parted.queue > 4 * 440_000_000
 
 
-def test_a_ping_may_wait_behind_a_part_of_a_model() -> None:
-    assert agent_configs.keepalive(440_000_000, 1e9) == 30
-    assert agent_configs.keepalive(440_000_000, 262_144) == 128
-    assert agent_configs.keepalive(100_000, 32_000) == 100
-    assert agent_configs.keepalive(100_000, 80) == 3600
-    assert agent_configs.keepalive(440_000_000, math.inf) == 30
-
-
 def test_a_request_may_wait_behind_all_of_a_model() -> None:
     assert agent_configs.longest_silence(440_000_000, math.inf) == 45
     assert agent_configs.longest_silence(440_000_000, 262_144) == pytest.approx(6 * 13_428, rel=1e-4)

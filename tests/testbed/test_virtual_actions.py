@@ -210,10 +210,11 @@ def test_a_link_that_loses_every_packet_is_as_no_link() -> None:
     assert World().play(*again) == [(6, "offline"), (6, "joining"), (6, "ready")]
 
 
-def test_the_broker_is_as_patient_as_the_keep_alive_says() -> None:
-    world = World()
-    world.lives[0].patience = 90 * SECOND
-    assert world.play((2, Disconnect())) == [(92, "offline")]
+def test_a_link_of_next_to_no_rate_is_an_outage() -> None:
+    """Below 1,000 bytes in 30 s a connection breaks."""
+    slow: list[tuple[float, Action]] = [(2, SetLink({"up": 266})), (50, SetLink({"up": 267}))]
+    assert World().play(*slow) == [(47, "offline"), (50, "ready")]
+    assert World().play((2, SetLink({"up": 267})), (50, SetLink({"down": 1000}))) == []
 
 
 def test_what_is_under_way_is_lost_when_the_broker_gives_up() -> None:

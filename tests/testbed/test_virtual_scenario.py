@@ -260,8 +260,9 @@ def test_what_a_lost_update_left_out_is_in_the_next_ones(tmp_path: Path) -> None
     assert w.tolist() == [2.0, 1.5]
 
 
-def test_a_slow_link_makes_the_broker_more_patient(tmp_path: Path) -> None:
-    """A model of 8 kB takes 64 s at 1 kbit/s, and the keep-alive is four times that."""
+def test_a_slow_link_is_no_reason_for_the_broker_to_wait_longer(tmp_path: Path) -> None:
+    """A model of 8 kB takes 64 s at 1 kbit/s. A transfer that progresses is no silence, so the broker
+    gives up on a silent device after 45 s, as on any."""
     records = _run(
         tmp_path,
         [{"at": "2s", "disconnect": "a", "for": "450s"}],
@@ -270,7 +271,7 @@ def test_a_slow_link_makes_the_broker_more_patient(tmp_path: Path) -> None:
         stop={"after": "500s"},
     )
     offline, _ = [r for r in records if isinstance(r, events.ClientStatus)]
-    assert (offline.at, offline.state) == (2 + 1.5 * 4 * 64, "offline")
+    assert (offline.at, offline.state) == (2 + 45, "offline")
 
 
 def test_churn_and_availability_are_the_same_each_time(tmp_path: Path) -> None:
