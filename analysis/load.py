@@ -87,14 +87,16 @@ class Run:
     telemetry: pd.DataFrame
     """One row per sample: `device`, `at` (s), `cpu` (CPU time so far, s of one host core), `periods`,
     `throttled_periods` (CFS, so far), `throttled` (s), `memory` (bytes), `received`, `sent` (bytes so
-    far), `monotonic` (the host's clock in the last segment of the run, s). Without `monotonic_zero` in
-    the manifest `at` is NaN."""
+    far), `up_busy` (s in which packets waited for the uplink, so far), `up_left`, `up_allowed` (bytes
+    that left its queue then, and that its rate allows), likewise for `down`, `monotonic` (the host's
+    clock in the last segment of the run, s). Without `monotonic_zero` in the manifest `at` is NaN."""
     probes: pd.DataFrame
     """What devices measured of their links: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter`
     (s), `loss` (share), `monotonic` (s)."""
     fidelity: pd.DataFrame
     """`fidelity.json`, once the run has ended: `device`, `group`, `figure` (`cpu`, a share of one core;
-    `up`, `down`, bit/s; `rtt`, `jitter`, s; `loss`, a share), `asked`, `got`, `error` (%)."""
+    `up`, `down`, bit/s; `rtt`, `jitter`, s; `loss`, a share; `up_carried`, `down_carried`, shares of
+    the rate that left while packets waited), `asked`, `got`, `error` (%)."""
 
     def __repr__(self) -> str:
         """One line: the tables are long."""

@@ -61,15 +61,23 @@ _TAKEN = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.f
 """By which device and when, on the host's monotonic clock; and the Unix time at which that showed 0, in
 the segment of the run that it was in. A line of its own tells that at the begin of each segment; of
 older runs, none does."""
+_QUEUES, _CARRIED = {"up": "uplink", "down": "downlink"}, ("busy", "left", "allowed")
+"""Fields of a sample that have what a direction of a link carried while packets waited in its queue, and
+what these have (`agents.messages.QueueUse`)."""
 _SAMPLE = pa.schema(
     _TAKEN
     + [(name, pa.float64()) for name in _NUMBERS]
+    + [(name, pa.struct([(one, pa.float64()) for one in _CARRIED])) for name in _QUEUES.values()]
     + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
 )
 _ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
 """What lines of objects do not have, but in a text: a closing brace, and then neither the next object
 nor the rest of one that is around it."""
-SAMPLES = pa.schema([field for field in _SAMPLE if field.name != "probe"])
+SAMPLES = pa.schema(
+    _TAKEN
+    + [(name, pa.float64()) for name in _NUMBERS]
+    + [(f"{way}_{one}", pa.float64()) for way in _QUEUES for one in _CARRIED]
+)
 PROBES = pa.schema(_TAKEN + [(name, pa.float64()) for name in PROBED])
 
 
@@ -87,6 +95,13 @@ class _Probe(BaseModel):
     loss: _Figure = None
 
 
+class _Queue(BaseModel):
+    model_config = ConfigDict(strict=True)
+    busy: _Figure = None
+    left: _Figure = None
+    allowed: _Figure = None
+
+
 class _Sample(BaseModel):
     """What `_SAMPLE` has."""
 
@@ -101,6 +116,8 @@ class _Sample(BaseModel):
     memory: _Figure = None
     received: _Figure = None
     sent: _Figure = None
+    uplink: _Queue | None = None
+    downlink: _Queue | None = None
     probe: _Probe | None = None
 
 
@@ -171,7 +188,13 @@ def parse_samples(block: bytes, zero: float | None) -> tuple[pa.Table, pa.Table,
     flat = {name: pc.struct_field(probes["probe"], name) for name in PROBED}
     taken = {name: probes[name] for name, _ in _TAKEN}
     probe_table = pa.table({**taken, **flat}, schema=PROBES)
-    return _encoded(samples.select(SAMPLES.names)), _encoded(probe_table), zero
+    carried = {
+        f"{way}_{one}": pc.struct_field(samples[name], one)
+        for way, name in _QUEUES.items()
+        for one in _CARRIED
+    }
+    whole = {name: samples[name] for name in SAMPLES.names if name not in carried}
+    return _encoded(pa.table({**whole, **carried}, schema=SAMPLES)), _encoded(probe_table), zero
 
 
 def _sample(line: bytes) -> dict[str, Any] | None:

@@ -195,6 +195,14 @@ class AggregatorCore:
             patience = _IDLE
         return since if at - since > patience else None
 
+    def overdue(self, at: Nanoseconds) -> dict[str, Nanoseconds]:
+        """Clients that take far longer for a round than any before: when the model that each is to
+        answer was sent."""
+        if self.epoch is None or self._ending:
+            return {}
+        sent = {c: d.at for c in self._server.clients if (d := self._dispatches.first_open(c))}
+        return {c: began for c, began in sent.items() if at - began > self.progress.patience_with(c)}
+
     # Inputs
 
     def handle(self, event: inputs.Input) -> Actions:

@@ -204,6 +204,8 @@ class Aggregator:
         self._finished: str | None = "before" if self._core.finished else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
         self._flood_guard = FloodGuard()
+        self._overdue: dict[str, Nanoseconds] = {}
+        """Clients that were overdue when that was last looked at."""
         self._asked: dict[str, deque[int]] = {}
         """By client, the sums of shares that it was asked for last and has not answered."""
 
@@ -252,6 +254,14 @@ class Aggregator:
             self._watched, now = time.monotonic(), self._now()
             if (since := self._core.silent_since(now)) is not None:
                 self._handle(inputs.Stalled(now, since))
+            overdue = self._core.overdue(now)
+            for client in overdue.keys() - self._overdue.keys():
+                self._note(
+                    f"{client} has not answered the model that it was sent at "
+                    f"{to_seconds(overdue[client]):.1f} s: it takes far longer than its rounds took so "
+                    "far, and may hang"
+                )
+            self._overdue = overdue
             if (refused := self._flood_guard.subsided()) is not None:
                 self._note(f"a flood is over: {refused:,} messages of it were refused")
                 self._connection.subscribe_again()  # statuses and updates may be lost in it

@@ -51,6 +51,13 @@ class Progress:
             return math.inf
         return max([_LEAST, *(self._patience(client) for client in training)])
 
+    def patience_with(self, client: str) -> float:
+        """For how many nanoseconds `client` may take for one round; infinite if it is kept from working,
+        or no round of it is known."""
+        if client in self._states and self._states[client].held:
+            return math.inf
+        return max(_LEAST, self._patience(client))
+
     def _patience(self, client: str) -> float:
         if client in self._changed:
             return math.inf

@@ -37,7 +37,8 @@ class Table:
     devices: pd.DataFrame
     """By name, in the order of the plan: `group`, `state`, `updates`, mean `staleness` (versions),
     `share` of all updates (0 to 1), `asked` and `used` (of a core), `memory` and `limit` (bytes), `up`
-    and `down` (bit/s). NaN is what is not known."""
+    and `down` (bit/s), `up_carried` and `down_carried` (share of its rate that a link carried while
+    packets waited). NaN is what is not known."""
     live: bool
     """`used`, `up` and `down` are those of the last seconds, `memory` the newest; of a run that is over
     they are means of all of it, and the most memory."""
@@ -69,6 +70,8 @@ def table(run: Run, lanes: Chart, *, live: bool) -> Table:
             "limit": planned["memory"],
             "up": 8 * used["sent"].reindex(planned.index),
             "down": 8 * used["received"].reindex(planned.index),
+            "up_carried": (used["up_left"] / used["up_allowed"]).reindex(planned.index),
+            "down_carried": (used["down_left"] / used["down_allowed"]).reindex(planned.index),
         },
         index=planned.index,
     )
@@ -121,6 +124,8 @@ def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], l
         "memory limit (MiB)": [_text(value / 2**20, "{:,.0f}") for value in devices["limit"]],
         "up (bit/s)": [rate(value) for value in devices["up"]],
         "down (bit/s)": [rate(value) for value in devices["down"]],
+        "up while queued": [_text(value, "{:.1%}") for value in devices["up_carried"]],
+        "down while queued": [_text(value, "{:.1%}") for value in devices["down_carried"]],
     }
     if all(value == "–" for value in shown["memory (MiB)"]):
         del shown["memory limit (MiB)"]
@@ -137,8 +142,10 @@ def _text(value: float, form: str) -> str:
 
 
 def _used(run: Run, seconds: float) -> pd.DataFrame:
-    """`cpu`, `sent` and `received` per second of device time, over the last `seconds`."""
-    samples = run.telemetry[["device", "at", "cpu", "sent", "received"]]
+    """`cpu`, `sent` and `received`, and what links carried and could have carried while packets waited,
+    per second of device time, over the last `seconds`."""
+    carried = [f"{way}_{what}" for way in ("up", "down") for what in ("left", "allowed")]
+    samples = run.telemetry[["device", "at", "cpu", "sent", "received", *carried]]
     samples = samples[samples["at"] >= max(0.0, float(samples["at"].max()) - seconds)]
     names = samples["device"].astype(str)
     grown = samples.drop(columns="device").groupby(names).diff()

@@ -167,11 +167,10 @@ class Carried:
     requested; None if there was none."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        slow = None
-        if self.slow is not None:
-            slow = dict(zip(("begin", "end", "share"), map(_rounded, self.slow), strict=True))
-        return {"busy": _rounded(self.busy), "share": _rounded(self.share), "slow": slow}
+        """Plain values, as those of a figure of which 1 was requested."""
+        figure = Figure(1.0, self.share)
+        values = {"asked": 1.0, "got": self.share, "error": figure.error, "busy": self.busy}
+        return {name: _rounded(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +303,7 @@ class DeviceFidelity:
         if self.gpu is not None:
             entries["gpu"] = self.gpu.as_dict()
         if self.carried:
-            entries["carried"] = {way: one.as_dict() for way, one in self.carried.items()}
+            entries |= {f"{way}_carried": one.as_dict() for way, one in self.carried.items()}
         if self.wrong_limits:
             entries["wrong_limits"] = list(self.wrong_limits)
         return {**entries, "probes": self.probes}
@@ -340,9 +339,9 @@ class Fidelity:
     def as_dict(self) -> dict[str, Any]:
         """The content of `fidelity.json`: `devices` by name, each with its `group`, its `node` where
         there are several, its figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see
-        DeviceFidelity), `carried` by direction (see Carried) and `probes`; `cpu` has `measured`, `used`,
-        `demand` (`demand.got`) and `wanted` too. Where there are several hosts, `clocks` has the
-        `uncertainty` of each other one's, in seconds."""
+        DeviceFidelity), `up_carried` and `down_carried` (see Carried) and `probes`; `cpu` has
+        `measured`, `used`, `demand` (`demand.got`) and `wanted` too. Where there are several hosts,
+        `clocks` has the `uncertainty` of each other one's, in seconds."""
         clocks = {host: {"uncertainty": _rounded(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}

@@ -175,7 +175,7 @@ def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
     """Shares of their rates that the links carried while packets waited, and for how long these did."""
     ways = [way for way in RATES if any(way in one.carried for one in shown)]
     table = console.plain(
-        "device", *(title for way in ways for title in (f"{way} in the run", "packets waited"))
+        "device", *(title for way in ways for title in (f"{way} while queued", "seconds"))
     )
     for one in shown:
         cells = []
@@ -184,7 +184,7 @@ def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
             if carried is None or carried.share is None:
                 cells += [_NONE, _NONE]
             else:
-                cells += [f"{carried.share:.1%}", f"{carried.busy:.1f} s"]
+                cells += [f"{carried.share:.1%}", f"{carried.busy:.1f}"]
         table.add_row(console.short(one.device), *cells)
     return table
 

@@ -394,12 +394,17 @@ def _clocks(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _disrupted(disruptions: Iterable[Disrupted]) -> Iterator[str]:
-    """A sentence per reason, about the longest time."""
-    ends = {(one.reason, one.since): one.at for one in disruptions}  # the last says when it was over
-    for reason in dict.fromkeys(reason for reason, _ in ends):
-        spans = [(at - since, since, at) for (of, since), at in ends.items() if of == reason]
-        _, since, at = max(spans)
-        yield f"{reason} from {since:.1f} to {at:.1f} s{_others(len(spans))}"
+    """A sentence per reason, about the longest time. Several may have noticed the same one."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for one in sorted(disruptions, key=lambda one: one.since):
+        known = spans.setdefault(one.reason, [])
+        if known and one.since <= known[-1][1]:  # the last says when it was over
+            known[-1] = known[-1][0], max(known[-1][1], one.at)
+        else:
+            known.append((one.since, one.at))
+    for reason, found in spans.items():
+        since, at = max(found, key=lambda span: span[1] - span[0])
+        yield f"{reason} from {since:.1f} to {at:.1f} s{_others(len(found))}"
 
 
 def _others(count: int) -> str:

@@ -17,6 +17,7 @@ from agents import events, messages, own_code
 from agents.clock import in_device_time
 from agents.config import Broker
 from agents.device_actions import Crash, SetCpu
+from agents.disturbances import STANDSTILL_SECONDS, Ongoing
 from agents.inbox import Inbox
 from agents.messages import AddressedOrder, MessageError, Note
 from agents.rate_limit import RateLimit
@@ -131,6 +132,9 @@ class Controller:
             spec.steps(), runtime, self._orders.append, self._record_failure, self._dilation
         )
         self._commands = CommandFolder(spec.directory.orders)
+        self._stopped_since: dict[str, float] = {}
+        """Since when somebody else has stopped a process of the run, on the monotonic clock."""
+        self._disturbances = Ongoing()
         self._refusals = messages.Refusals(self._note)
         self._rate_limit = RateLimit(*_MESSAGE_RATE)
         self.timings = Timings()
@@ -380,6 +384,7 @@ class Controller:
                         telemetry.write(_line(sample))
                     telemetry.flush()
                     self._check_processes()
+                    self._check_stopped()
                     self._sample_host(lateness)
                     lateness = 0.0
                 if time.monotonic() >= look:
@@ -475,6 +480,27 @@ class Controller:
             self._exit_codes[name] = code
             if name in self._devices and self._ended is None and code != 0:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
+
+    def _check_stopped(self) -> None:
+        """Record what somebody else has stopped for a while, and again when it goes on."""
+        now, known = time.monotonic(), self._stopped_since
+        self._stopped_since = {name: known.get(name, now) for name in self._runtime.stopped()}
+        lasting = {
+            f"{self._title(name)} stood still": since
+            for name, since in self._stopped_since.items()
+            if now - since >= STANDSTILL_SECONDS
+        }
+        for reason, since in self._disturbances.update(lasting):
+            if reason in lasting:
+                self._view.progress(f"{reason} for {now - since:.0f} s: somebody has stopped it")
+            self._orders.append((AGGREGATOR, messages.Disrupt(now, since, reason)))
+
+    def _title(self, component: str) -> str:
+        if component in self._devices:
+            traits = self._spec.plan.traits
+            return f"the {'container' if traits.images else 'client'} of {component}"
+        relayed = component == ROUTER and not self._spec.plan.traits.images
+        return "the relay" if relayed else f"the {component}"
 
     def _own_code_on(self, component: str) -> str:
         """The names of the user's classes that run there."""

@@ -49,6 +49,10 @@ class Runtime(Protocol):
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
 
+    def stopped(self) -> set[str]:
+        """Processes and containers that somebody else has stopped (a signal, `docker pause`), as far as
+        this host sees that."""
+
     def restart(self, component: str) -> int | None:
         """Start the broker or the aggregator again, which has ended; return the port of 127.0.0.1 where
         the controller finds the broker now, if that is another. Raises HostError."""

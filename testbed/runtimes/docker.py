@@ -125,6 +125,8 @@ class DockerRuntime:
         )
         self._devices = Devices(spec, self._exit_code, self._set_limits)
         self._containers: dict[str, str] = {}
+        self._frozen: set[str] = set()
+        """Ids of the containers that were paused when last listed."""
         """Id, by component."""
         self._codes: dict[str, int] = {}
         self._server_pids: list[int] = []
@@ -193,17 +195,19 @@ class DockerRuntime:
 
     def ended(self) -> dict[str, int]:
         with as_host_error("list the containers"):
-            alive = {
-                c["Id"]
-                for c in executor.containers(self._engine, self._directory.run)
-                if c["State"] not in ("exited", "dead")
-            }
+            found = executor.containers(self._engine, self._directory.run)
+            alive = {c["Id"] for c in found if c["State"] not in ("exited", "dead")}
+            self._frozen = {c["Id"] for c in found if c["State"] == "paused"}
             for component, container in self._containers.items():
                 if container in alive or component in self._codes:
                     continue
                 if (code := executor.exit_code(self._engine, container)) is not None:
                     self._codes[component] = code
         return dict(self._codes)
+
+    def stopped(self) -> set[str]:
+        """Those that were paused when `ended` was called last."""
+        return {component for component, id_ in self._containers.items() if id_ in self._frozen}
 
     def restart(self, component: str) -> int | None:
         with as_host_error(f"start the {component} again"):

@@ -80,6 +80,11 @@ class DutyCycle:
         """For how long `name` was suspended so far, in seconds: it had used up its budget."""
         return self._suspended_s[name]
 
+    def suspends(self, name: str) -> bool:
+        """Whether `name` is suspended just now."""
+        limited = self._limited.get(name)
+        return limited is not None and limited.suspended
+
     def close(self) -> None:
         """Lift every limit and end the thread. Idempotent."""
         self._closing.set()

@@ -301,6 +301,19 @@ class ProcessRuntime:
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
 
+    def stopped(self) -> set[str]:
+        """Devices that are suspended to keep their shares, or paused, are none of them."""
+        found = set()
+        for name in (*filter(self._children.__contains__, (BROKER, AGGREGATOR, ROUTER)), *self._devices):
+            if name in self._paused or not self._alive(name):
+                continue
+            if self._duty_cycle is not None and self._duty_cycle.suspends(name):
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(self._children[name].pid).status() == psutil.STATUS_STOPPED:
+                    found.add(name)
+        return found
+
     def restart(self, component: str) -> int | None:
         self._spawn(component, self._commands[component])
         return None

@@ -246,6 +246,8 @@ class SwarmRuntime:
         self._used: dict[str, float] = {}
         """CPU seconds, when last looked at."""
         self._codes: dict[str, int] = {}
+        self._frozen: set[str] = set()
+        """Ids of the containers that were paused when last listed."""
         self._server_pids: list[int] = []
         self._pool = ThreadPoolExecutor(_PARALLEL)
         self._folder_fd: int | None = None
@@ -423,10 +425,12 @@ class SwarmRuntime:
 
     def ended(self) -> dict[str, int]:
         alive: set[str] = set()
+        self._frozen.clear()
         for node, engine in self._proxies.engines.items():
             with self._context.requests_to(node):
                 found = executor.containers(engine, self._run)
             alive |= {one["Id"] for one in found if one["State"] not in ("exited", "dead")}
+            self._frozen |= {one["Id"] for one in found if one["State"] == "paused"}
         self._node_agents.check(alive)
         with as_host_error("look at the containers"):
             for component, one in self._containers.items():
@@ -436,6 +440,10 @@ class SwarmRuntime:
                     self._codes[component] = code
         routers = self._routers.containers
         return {ROUTER if name in routers else name: code for name, code in self._codes.items()}
+
+    def stopped(self) -> set[str]:
+        """Those that were paused when `ended` was called last."""
+        return {component for component, one in self._containers.items() if one.id in self._frozen}
 
     def restart(self, component: str) -> int | None:
         with as_host_error(f"start the {component} again"):

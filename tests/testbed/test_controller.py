@@ -149,6 +149,9 @@ class Idle:
     def ended(self) -> dict[str, int]:
         return {}
 
+    def stopped(self) -> set[str]:
+        return set()
+
     def restart(self, component: str) -> int | None:
         return None
 
