@@ -22,6 +22,7 @@ class _Look(NamedTuple):
     left: int
     waiting: float
     rate: int | None
+    behind: int
 
 
 class Backlog:
@@ -33,20 +34,23 @@ class Backlog:
         self._still_since = 0.0
         """When something left the queue last, or it was empty, or its rate changed."""
 
-    def look(self, at: float, left: int, waiting: float, rate: int | None) -> None:
+    def look(self, at: float, left: int, waiting: float, rate: int | None, behind: int = 0) -> None:
         """Count the time since the last look if packets waited throughout.
 
-        That is certain if less has left meanwhile than waited then. `left`: bytes that have left the
-        queue so far; `waiting`: bytes in it; `rate`: of the link from now on, in bit/s; None: unlimited.
-        `at`: seconds of a clock that never goes back.
+        That is certain if less has left meanwhile than waited then. TCP keeps the queue short at its own
+        host, and fills it up from its sockets: there, packets waited if some do now and then, and less
+        has left than waited in both. `left`: bytes that have left the queue so far; `waiting`: bytes in
+        it; `behind`: bytes in sockets; `rate`: of the link from now on, in bit/s; None: unlimited. `at`:
+        seconds of a clock that never goes back.
         """
-        last, self._last = self._last, _Look(at, left, waiting, rate)
+        last, self._last = self._last, _Look(at, left, waiting, rate, behind)
         if last is None or rate != last.rate or left != last.left or not last.waiting:
             self._still_since = at
         if last is None or last.rate is None:
             return
         passed = left - last.left
-        if 0 <= passed < last.waiting:
+        certain = last.waiting + (last.behind if last.waiting and waiting else 0)
+        if 0 <= passed < certain:
             self._busy += at - last.at
             self._left += passed
             self._allowed += last.rate / 8 * (at - last.at)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from agents.config import Link
 from agents.device.backlog import PACKET, Backlog
-from agents.device.qdisc import Qdiscs
+from agents.device.netlink import Netlink
 from agents.messages import QueueUse
 
 _IFB = "ifb0"
@@ -111,22 +111,23 @@ class Usage:
 
     def __init__(self, interface: str) -> None:
         """Raises OSError."""
-        self._qdiscs = Qdiscs()
+        self._netlink = Netlink()
         self._interfaces = {"up": interface, "down": _IFB}
         self._backlogs = {way: Backlog() for way in self._interfaces}
 
     def look(self, link: Link, at: float) -> bool:
         """Read the counters; `link` is the one from now on, `at` seconds of the monotonic clock. Returns
         whether packets wait. Raises OSError."""
-        counters, waits = self._qdiscs.read(), False
+        queues, waits = self._netlink.queues(), False
         for way, rate in (("up", link.up), ("down", link.down)):
             if rate in (None, LIFTED):
                 self._backlogs[way].pause()
                 continue
             number = socket.if_nametoindex(self._interfaces[way])
-            passed = counters[number, _TBF]
-            waiting = counters.get((number, _QUEUE_FOR_RATE), passed).waiting
-            self._backlogs[way].look(at, passed.left, waiting, rate)
+            passed = queues[number, _TBF]
+            waiting = queues.get((number, _QUEUE_FOR_RATE), passed).waiting
+            unsent = self._netlink.unsent() if way == "up" and waiting else 0
+            self._backlogs[way].look(at, passed.left, waiting, rate, unsent)
             waits |= waiting > 0
         return waits
 
@@ -145,7 +146,7 @@ class Usage:
         return {way: since for way, since in found.items() if since is not None}
 
     def close(self) -> None:
-        self._qdiscs.close()
+        self._netlink.close()
 
 
 def plug(interface: str, *, up: bool) -> None:
