@@ -1,10 +1,11 @@
 """Random faults on real runs: `python -m tests.chaos --runs 20 --runtime process`.
 
 Each run has a rule in its turn, and from its seed some faults: broker, aggregator, a client or the
-controller is killed (after the last, the run is resumed), the connection of a process to the broker is
-broken, the disk is full for a while, messages are delivered twice, a device crashes, is cut off or
-paused. A run is as it should be if it completes, all clients go on after the last fault, and of what the
-clients have finished nothing is lost and nothing is applied twice.
+controller is killed (after the last, the run is resumed) or frozen for a while, the connection of a
+process to the broker is broken, the disk is full for a while, messages are delivered twice, a device
+crashes, is cut off or paused. A run is as it should be if it completes, all clients go on after the last
+fault, of what the clients have finished nothing is lost and nothing is applied twice, and the records
+name what was frozen.
 
 What a client has finished is what it has put into its folder, which the kernel tells (`Finished`, by
 inotify); what became of it is in `events.jsonl`, by client and number of the dispatch.
@@ -31,6 +32,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from agents import events
 from agents.device_actions import Restart, to_json
@@ -102,14 +105,15 @@ as from a broker that has missed their acknowledgement."""
 _MOST_RESUMES = 6
 _DISK_MIB = 96
 _FULL_SECONDS = 1.5
+_FROZEN_SECONDS = 5.0
 _IN_MOVED_TO = 0x80
 _INOTIFY_EVENT = struct.Struct("iIII")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """At `at` seconds of the run: `kill`, or `break` (the connection) of `part`, `fill` the disk, or let
-    the client `part` `flood` the aggregator, which shuts it out."""
+    """At `at` seconds of the run: `kill`, `freeze` for a while, or `break` (the connection) of `part`,
+    `fill` the disk, or let the client `part` `flood` the aggregator, which shuts it out."""
 
     at: float
     what: str
@@ -311,6 +315,10 @@ def run(
     if live.up.returncode not in (0, -signal.SIGKILL):
         wrong.append(f"exit code {live.up.returncode}: {live.output[-600:]}")
     wrong += [] if followed else ["the clients' folders were not followed from the start"]
+    disrupted = [one.reason for one in found.records if isinstance(one, events.Disrupted)]
+    for fault in faults:
+        if fault.what == "freeze" and f"the {fault.part} stood still" not in disrupted:
+            wrong.append(f"no record names the frozen {fault.part}")
     flooding = {fault.part for fault in faults if fault.what == "flood"}
     return _judged(found, live, outboxes.finished, wrong, after - calm, flooding)
 
@@ -334,6 +342,9 @@ def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
     match fault.what, runtime:
         case "fill", _:
             _fill(runs / "filler")
+        case "freeze", _:
+            with suppress(psutil.NoSuchProcess):
+                _freeze(fault.part, name, runs, runtime)
         case _ if fault.part == CONTROLLER:
             controller = RunDirectory(runs / name).controller()
             if controller is not None:
@@ -353,6 +364,24 @@ def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
         time.sleep(1.0)
         with suppress(TestbedError):  # it may have ended, or be busy with its end
             commands.send(RunDirectory(runs / name), {"device": fault.part, **to_json(Restart())})
+
+
+def _freeze(part: str, name: str, runs: Path, runtime: str) -> None:
+    """Stop `part` for a while, as `kill -STOP` or `docker pause` does."""
+    container = f"testbed-{name}-{part}"
+    if runtime == "docker" and part != CONTROLLER:
+        subprocess.run(["docker", "pause", container], capture_output=True, check=False)
+        time.sleep(_FROZEN_SECONDS)
+        subprocess.run(["docker", "unpause", container], capture_output=True, check=False)
+        return
+    controller = RunDirectory(runs / name).controller()
+    found = [one.process for one in process.find() if (one.run, one.component) == (name, part)]
+    frozen = found if part != CONTROLLER else [controller] if controller is not None else []
+    for one in frozen:
+        one.suspend()
+    time.sleep(_FROZEN_SECONDS)
+    for one in frozen:
+        one.resume()
 
 
 def _fill(file: Path) -> None:
@@ -457,6 +486,7 @@ def drawn(
     seconds of a run, and whether messages come twice."""
     rng = random.Random(seed)  # noqa: S311
     kinds = [("kill", BROKER), ("kill", AGGREGATOR), ("kill", CONTROLLER), ("break", AGGREGATOR)]
+    kinds += [("freeze", part) for part in (BROKER, AGGREGATOR, CONTROLLER)]
     if disk:
         kinds.append(("fill", "disk"))
     if runtime == "process":

@@ -394,7 +394,11 @@ class Controller:
                 asleep = time.monotonic()
                 duration = max(0.0, min(_TICK_SECONDS, self._player.next_due - asleep))
                 time.sleep(duration)
-                lateness = max(lateness, time.monotonic() - asleep - duration)
+                awake = time.monotonic()
+                lateness = max(lateness, awake - asleep - duration)
+                if awake - asleep - duration >= STANDSTILL_SECONDS:
+                    disrupt = messages.Disrupt(awake, asleep, "the controller stood still")
+                    self._orders.append((AGGREGATOR, disrupt))
 
     def _sample_other_hosts(self) -> None:
         """Compare the clocks of other hosts with devices with this one's, and sample their load."""

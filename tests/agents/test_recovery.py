@@ -182,6 +182,17 @@ def test_silence_for_longer_than_any_round_is_noticed_and_those_at_work_are_aske
     assert records(done)[0] == events.Disrupted(35.0, 3.0, "nothing arrived")
 
 
+def test_one_client_that_takes_far_longer_than_ever_is_named() -> None:
+    core = answered()
+    core.update("b", message("b", 4, base_version=1, sequence=2), 4, 6.0)
+    core.end_of_instant(6.0)
+    assert core.core.overdue(from_seconds(11.0)) == {}  # at least 10 s, and five rounds
+    assert core.core.overdue(from_seconds(11.1)) == {"a": from_seconds(1.0)}
+    core.update("a", message("a", 3, base_version=1, sequence=2), 4, 19.0)
+    core.end_of_instant(19.0)
+    assert core.core.overdue(from_seconds(19.0)) == {}
+
+
 def test_a_stall_lasts_until_the_end_of_the_run() -> None:
     core = answered()
     stalled(core, 3.0, 18.1)

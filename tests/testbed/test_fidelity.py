@@ -14,6 +14,7 @@ from agents import events
 from agents.clock import in_device_time
 from testbed.fidelity import Clock, measure
 from testbed.fidelity.figures import (
+    Carried,
     DeviceFidelity,
     Figure,
     Interval,
@@ -381,3 +382,44 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     assert got.figures["cpu"].got == pytest.approx(0.20010, abs=1e-5)
     assert got.figures["cpu"].error == pytest.approx(0.05, abs=0.01)
     assert got.used == pytest.approx(0.20008, abs=1e-5)
+
+
+def carrying(*looks: tuple[float, float, float, float]) -> list[Sample]:
+    """Samples with what the uplink has carried: at, busy seconds, bytes that left, bytes allowed."""
+    return [
+        {
+            "device": "pi",
+            "at": EPOCH + at,
+            "cpu": 0.0,
+            "uplink": {"busy": busy, "left": left, "allowed": allowed},
+        }
+        for at, busy, left, allowed in looks
+    ]
+
+
+def test_a_link_is_measured_while_packets_wait() -> None:
+    found = pi(carrying((0, 0.0, 0, 0), (1, 0.4, 380, 400), (2, 0.5, 490, 500)))
+    assert found.carried == {"up": Carried(0.5, 0.98)}
+    assert found.as_dict()["up_carried"] == {"asked": 1.0, "got": 0.98, "error": -2.0, "busy": 0.5}
+    assert pi(carrying((0, 0.0, 0, 0), (1, 0.0, 0, 0))).carried == {"up": Carried(0.0, None)}
+
+
+def test_a_link_that_is_slow_for_two_seconds_is_found() -> None:
+    """In the second from 1 to 2 s it carries 80 %, as it does for half of the next; then packets wait
+    for part of the time alone."""
+    slow = carrying(
+        (0, 0, 0, 0), (1, 1, 100, 100), (2, 2, 180, 200), (3, 3, 260, 300), (4, 3.5, 270, 350)
+    )
+    assert pi(slow).carried["up"].slow == (1.0, 3.0, 0.8)
+    short = carrying((0, 0, 0, 0), (1, 1, 100, 100), (2, 2, 180, 200), (3, 2.5, 200, 250))
+    assert pi(short).carried["up"].slow is None
+    restarted = carrying((0, 5, 500, 500), (1, 6, 500, 600), (2, 0, 0, 0), (3, 1, 0, 100))
+    assert pi(restarted).carried["up"].slow is None
+
+
+def test_what_a_device_says_of_its_queue_is_not_trusted() -> None:
+    odd: list[Any] = [{"busy": -1.0, "left": 1, "allowed": 1}, {"busy": "1"}, [], {"busy": 1.0}]
+    samples = [
+        {"device": "pi", "at": EPOCH + at, "cpu": 0.0, "uplink": one} for at, one in enumerate(odd)
+    ]
+    assert pi(samples).carried == {}

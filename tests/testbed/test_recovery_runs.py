@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents import events
-from agents.topics import AGGREGATOR
+from agents.topics import AGGREGATOR, CONTROLLER
 from testbed.broker import BROKER
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
@@ -63,6 +64,22 @@ def test_nothing_is_lost(recovered: Outcome) -> None:
 def test_the_replay_is_as_the_run_was(recovered: Outcome) -> None:
     applied = [record for record in recovered.run.records if isinstance(record, events.UpdateApplied)]
     assert replay(RunDirectory(recovered.run.path)).updates == len(applied) > 0
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A run whose aggregator, broker and controller are stopped by a signal, one after the other."""
+    faults = [Fault(at, "freeze", part) for at, part in ((1, AGGREGATOR), (7, BROKER), (13, CONTROLLER))]
+    folder = tmp_path_factory.mktemp("frozen")
+    return chaos.run(folder, chaos.RULES["fedbuff"], faults, after=24.0, calm=4.0)
+
+
+def test_processes_that_stand_still_are_recorded_and_judged(frozen: Outcome) -> None:
+    assert frozen.wrong == [], frozen.output
+    reasons = "\n".join(frozen.reasons)
+    assert re.search(r"the aggregator stood still from [01]\.\d to [67]\.\d s", reasons), reasons
+    assert re.search(r"the broker stood still from [78]\.\d to 1[23]\.\d s", reasons), reasons
+    assert re.search(r"the controller stood still from 1[234]\.\d to 1[89]\.\d s", reasons), reasons
 
 
 def test_an_update_is_lost_where_no_record_tells_of_it() -> None:

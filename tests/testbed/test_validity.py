@@ -15,7 +15,7 @@ import pytest
 from agents.events import Disrupted
 from testbed.fidelity import host_load
 from testbed.fidelity import table as fidelity_table
-from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
+from testbed.fidelity.figures import Carried, DeviceFidelity, Fidelity, Figure
 from testbed.fidelity.host_load import FreeCores, HostSample, Sampler, cpu_times, summary
 from testbed.fidelity.validity import StepDone, Training, Validity, verdict
 
@@ -139,6 +139,21 @@ def test_a_time_in_which_the_run_did_not_go_on_speaks_against_it() -> None:
     first, over = (Disrupted(at, 12.0, "nothing arrived") for at in (22.0, 34.06))
     found = verdict(QUIET, NOTHING, disruptions=[first, over, Disrupted(60.0, 50.0, "nothing arrived")])
     assert reason(found) == "nothing arrived from 12.0 to 34.1 s (and 1 more)"
+
+
+def test_several_that_notice_the_same_standstill_are_one_reason() -> None:
+    stood = "the aggregator stood still"
+    noticed = [Disrupted(5.0, 2.0, stood), Disrupted(7.1, 1.6, stood), Disrupted(7.0, 2.0, stood)]
+    assert reason(verdict(QUIET, NOTHING, disruptions=noticed)) == f"{stood} from 1.6 to 7.1 s"
+
+
+def test_a_link_that_carries_too_little_of_its_rate_speaks_against_a_run() -> None:
+    slow = Carried(10.0, 0.95, (12.0, 14.1, 0.31))
+    found = verdict(QUIET, Fidelity((replace(device(), carried={"down": slow}),)))
+    assert reason(found) == (
+        "the downlink of pi carried 31% of its rate from 12 to 14 s, while packets waited"
+    )
+    assert verdict(QUIET, Fidelity((replace(device(), carried={"down": Carried(10.0, 0.95)}),))).valid
 
 
 def test_a_server_without_cpu_to_spare_makes_updates_wait() -> None:

@@ -190,3 +190,31 @@ def test_no_client_starts_before_the_device_is_isolated_however_long_that_takes(
     assert init.run() == 0
     end.join()
     assert started == [True]
+
+
+def test_a_client_that_somebody_else_stops_is_noticed(
+    init: Init, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "carries", lambda _: True)
+    client = psutil.Process(pid(init))
+    assert init._disturbing(10.0) == {}
+    client.suspend()
+    eventually(lambda: client.status() == psutil.STATUS_STOPPED)
+    assert init._disturbing(11.0) == {}
+    assert init._disturbing(14.0) == {"the client of pi was stopped by a signal": 11.0}
+    client.resume()
+    eventually(lambda: client.status() != psutil.STATUS_STOPPED)
+    assert init._disturbing(15.0) == {}
+    init._do(Pause())
+    eventually(lambda: client.status() == psutil.STATUS_STOPPED)
+    assert init._disturbing(16.0) == init._disturbing(20.0) == {}
+
+
+def test_an_interface_that_somebody_else_cuts_off_is_noticed(
+    init: Init, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "carries", lambda _: False)
+    assert init._disturbing(11.0) == {}
+    assert init._disturbing(14.0) == {"the network interface of pi was cut off from outside": 11.0}
+    init._do(Disconnect())
+    assert init._disturbing(15.0) == {}

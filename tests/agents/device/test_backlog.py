@@ -1,0 +1,69 @@
+"""What a link carries while packets wait, against sums done by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.device.backlog import Backlog
+from agents.messages import QueueUse
+
+RATE = 8_000_000
+"""bit/s: 1,000,000 bytes a second."""
+
+
+def test_time_counts_in_which_packets_certainly_waited() -> None:
+    """In the first eighth of a second less leaves than waited; in the second more, so the queue may have
+    been empty; in the third nothing waits at its beginning."""
+    one = Backlog()
+    for at, left, waiting in ((0.0, 5_000, 150_000), (0.125, 95_000, 60_000), (0.25, 195_000, 0)):
+        one.look(at, left, waiting, RATE)
+    one.look(0.375, 195_000, 0, RATE)
+    assert one.use == QueueUse(0.125, 90_000, 125_000)
+
+
+def test_what_waits_in_sockets_counts_where_the_queue_is_kept_short() -> None:
+    """As long as the queue is not empty when it is looked at: else TCP waits for the other side."""
+    one = Backlog()
+    looks = ((0.0, 0, 3_000, 500_000), (0.125, 98_000, 3_000, 400_000), (0.25, 150_000, 0, 350_000))
+    for at, left, waiting, behind in looks:
+        one.look(at, left, waiting, RATE, behind)
+    assert one.use == QueueUse(0.125, 98_000, 125_000)
+
+
+def test_a_change_of_the_rate_counts_from_then_on() -> None:
+    one = Backlog()
+    one.look(0.0, 0, 200_000, RATE)
+    one.look(0.125, 125_000, 100_000, RATE)
+    one.look(0.125, 125_000, 100_000, RATE // 2)
+    one.look(0.25, 187_500, 37_500, RATE // 2)
+    assert one.use == QueueUse(0.25, 187_500, 187_500)
+
+
+def test_a_pause_counts_nothing() -> None:
+    one = Backlog()
+    one.look(0.0, 0, 200_000, RATE)
+    one.pause()
+    one.look(5.0, 0, 200_000, RATE)
+    one.look(5.125, 100_000, 100_000, RATE)
+    assert one.use == QueueUse(0.125, 100_000, 125_000)
+
+
+@pytest.mark.parametrize(
+    ("rate", "stuck"),
+    [
+        (RATE, {1.0, 1.5}),
+        (30_000, {1.5}),  # three packets take 1.2 s
+        (None, set()),
+    ],
+)
+def test_a_queue_from_which_nothing_leaves_is_stuck(rate: int | None, stuck: set[float]) -> None:
+    one = Backlog()
+    found = set()
+    for at in (0.0, 0.5, 1.0, 1.5):
+        one.look(at, 7, 2962, rate)
+        if one.stuck_since is not None:
+            assert one.stuck_since == 0.0
+            found.add(at)
+    assert found == stuck
+    one.look(2.0, 2969, 0, rate)
+    assert one.stuck_since is None

@@ -1,0 +1,42 @@
+"""What disturbs a run without having been ordered."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+from agents.disturbances import Ongoing
+
+WATCHED = """
+import sys, time
+from agents import disturbances
+disturbances.watch(lambda since, at: print(at - since, flush=True))
+print("watching", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_disturbance_is_reported_when_it_is_new_and_when_it_is_over() -> None:
+    ongoing = Ongoing()
+    assert [*ongoing.update({"a": 3.0})] == [("a", 3.0)]
+    assert [*ongoing.update({"a": 3.0, "b": 5.0})] == [("b", 5.0)]
+    assert [*ongoing.update({"b": 5.0})] == [("a", 3.0)]
+    assert [*ongoing.update({})] == [("b", 5.0)]
+    assert [*ongoing.update({})] == []
+
+
+def test_a_process_that_is_stopped_by_a_signal_notices_it_when_it_continues() -> None:
+    command = [sys.executable, "-c", WATCHED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watched:
+        assert watched.stdout is not None
+        try:
+            assert watched.stdout.readline() == "watching\n"
+            time.sleep(0.6)
+            watched.send_signal(signal.SIGSTOP)
+            time.sleep(4.0)
+            watched.send_signal(signal.SIGCONT)
+            assert 3.5 < float(watched.stdout.readline()) < 10
+        finally:
+            watched.kill()
