@@ -19,12 +19,16 @@ from typing import Annotated, Any, Literal, TypeVar
 from agents.client_side import ClientSide
 
 T = TypeVar("T")
-KEEPALIVE = 30
-"""Of MQTT, in seconds, of device time where it is stretched."""
+KEEPALIVE, FIT_KEEPALIVE = 30.0, 300.0
+"""Of MQTT, in seconds, of device time where it is stretched: of any client; and of one whose task has an
+own `fit`, which may hold Python's interpreter all along, so that no ping is sent."""
 
 
-SILENCE = 1.5 * KEEPALIVE
-"""Seconds after which a broker gives up on a silent client (MQTT 3.1.1, section 3.1.2.10)."""
+def silence(keepalive: float = KEEPALIVE) -> float:
+    """Seconds after which a broker gives up on a silent client (MQTT 3.1.1, section 3.1.2.10)."""
+    return 1.5 * keepalive
+
+
 PROGRESS_BYTES = 1000
 """A transfer that moves fewer bytes per keep-alive than these is no sign of life."""
 OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
@@ -304,7 +308,8 @@ class ClientConfig:
     """What it trains on."""
     gpu_memory: int | None = None
     """Bytes of the GPU's memory that PyTorch may take; None: not limited."""
-    """Of MQTT. A ping waits behind a model that is under way, and its answer too."""
+    keepalive: float = KEEPALIVE
+    """Of MQTT."""
     verbose: bool = False
     """Say in the log when each round begins and ends."""
     secure: SecureRun | None = None

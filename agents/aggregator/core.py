@@ -47,7 +47,7 @@ from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timer, Timers
 from agents.aggregator.validation import MAX_COUNT, Validation
 from agents.buffers import Buffers
-from agents.config import SILENCE, Named, ServerNoise
+from agents.config import Named, ServerNoise, silence
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.rate_limit import RateLimit
 from agents.rules import RULES
@@ -58,7 +58,7 @@ from agents.texts import visible
 from agents.vectors import Vector, add_scaled
 from agents.wire import FAREWELL, UpdateMessage
 
-_SILENCE = from_seconds(SILENCE)
+_SILENCE = from_seconds(silence())
 _GRACE_S = 1.5
 """Seconds of the host that a last evaluation has before the run says that it waits for it, and that it
 has at all where the run is interrupted: a process that is told to end is soon killed."""

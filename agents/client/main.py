@@ -26,9 +26,9 @@ from agents.client.differential import Privatiser
 from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
 from agents.clock import Clock
-from agents.config import KEEPALIVE, ClientConfig
+from agents.config import ClientConfig
 from agents.imports import uncollected
-from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.secure.masked import Masked
 from agents.secure.wire import PartyError
 from agents.tasks import TASKS
@@ -77,7 +77,7 @@ class Client:
             lambda what: sys.stderr.write(f"client {cfg.client}: {what}\n")
         )
         will = (names.status(cfg.client), messages.encode(messages.Status(cfg.client, "offline")))
-        keepalive = self._clock.takes(KEEPALIVE * SECOND)
+        keepalive = self._clock.takes(from_seconds(cfg.keepalive))
         self._party: Party | None = None
         self._took: dict[int, Nanoseconds] = {}
         """By dispatch, how long its mask took."""

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from agents import probe_server
 from agents.config import (
+    FIT_KEEPALIVE,
+    KEEPALIVE,
     OUTAGE_RATE,
-    SILENCE,
     AggregatorConfig,
     Broker,
     ClientConfig,
@@ -21,8 +22,10 @@ from agents.config import (
     RouterConfig,
     Start,
     dump,
+    silence,
 )
 from agents.rules.interface import ClientSide
+from agents.tasks.interface import Task
 from agents.topics import AGGREGATOR, ROUTER
 from testbed.broker import SOCKET, Account, Limits, init_user
 from testbed.host.die_with_parent import cpu_numbers
@@ -320,7 +323,12 @@ def longest_silence(model: int, rate: float) -> float:
     """Return the seconds within which a client that gets and sends `model` bytes at `rate` bits per
     second answers a request, which waits behind the models under way: no less than a broker waits for
     any client."""
-    return max(SILENCE, 6 * 8 * model / rate)
+    return max(silence(), 6 * 8 * model / rate)
+
+
+def keepalive(task: Task) -> float:
+    """Return the keep-alive of the clients that train `task`, in seconds of device time."""
+    return FIT_KEEPALIVE if task.fits else KEEPALIVE
 
 
 def _aggregator(
@@ -387,6 +395,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         clock=places.clock,
         device=spec.topology.runtime.device if device.gpu is None else "cuda",
         gpu_memory=None if device.gpu is None else device.gpu.memory,
+        keepalive=keepalive(spec.topology.task.build()),
         verbose=spec.verbose,
         differential=spec.topology.differential,
     )

@@ -11,7 +11,8 @@ from typing import Protocol
 from agents import wire
 from agents.client import core as client
 from agents.client.uploads import Memory
-from agents.nanoseconds import Nanoseconds
+from agents.config import silence
+from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.secure.masked import Masked
 from testbed.virtual.network import Line
 from testbed.virtual.timing import Speed
@@ -31,6 +32,9 @@ class Training(Protocol):
 
     def wanted(self) -> None:
         """Its result will be asked for soon."""
+
+
+_PATIENCE = from_seconds(silence())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,8 @@ class Device:
     unplugged: bool = False
     all_lost: bool = False
     """Its link loses every packet, or is too slow for a connection."""
+    patience: Nanoseconds = _PATIENCE
+    """Silence after which the broker gives up on its client."""
     silent_since: Nanoseconds | None = None
     """When it was cut off or frozen, whichever came first: the broker has heard nothing since."""
     given_up: bool = False

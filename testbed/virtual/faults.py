@@ -15,7 +15,6 @@ from functools import partial
 from typing import Protocol, assert_never
 
 from agents import wire
-from agents.config import SILENCE
 from agents.device_actions import (
     Action,
     Crash,
@@ -29,11 +28,8 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
 )
-from agents.nanoseconds import Nanoseconds, from_seconds
+from agents.nanoseconds import Nanoseconds
 from testbed.virtual.device import Device, Work, release
-
-_PATIENCE = from_seconds(SILENCE)
-"""Silence after which the broker gives up on a client."""
 
 
 class World(Protocol):
@@ -130,7 +126,7 @@ def _fall_silent(world: World, name: str, device: Device, now: Nanoseconds) -> N
                 device.given_up = True
                 world.report_status(name, "offline")
 
-    world.at(now + _PATIENCE, device, give_up)
+    world.at(now + device.patience, device, give_up)
 
 
 def _come_back(world: World, name: str, device: Device) -> None:
@@ -181,7 +177,7 @@ def _crash(world: World, name: str, device: Device) -> None:
     else:
         assert device.silent_since is not None  # noqa: S101  (it is cut off)
         device.held_by_network.append(passes)
-        world.at(device.silent_since + _PATIENCE, device, give_up)
+        world.at(device.silent_since + device.patience, device, give_up)
 
 
 def _begin(world: World, name: str, last: Device, action: Restart | Join, now: Nanoseconds) -> None:

@@ -25,7 +25,7 @@ from agents.client import randomness
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
 from agents.client.training import trainer_of
-from agents.config import Link, Named
+from agents.config import Link, Named, silence
 from agents.device_actions import DeviceState
 from agents.flat import first_model
 from agents.nanoseconds import Nanoseconds, from_seconds
@@ -38,7 +38,7 @@ from agents.vectors import Vector
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
-from testbed.plan.agent_configs import RunSpec, importance
+from testbed.plan.agent_configs import RunSpec, importance, keepalive
 from testbed.plan.costs import (
     ProtocolCost,
     StepCost,
@@ -217,6 +217,7 @@ class _Fleet:
         self._prepared = prepared
         self._side = side
         self._cost = cost
+        self._patience = from_seconds(silence(keepalive(task)))
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
@@ -315,6 +316,7 @@ class _Fleet:
             train=train,
             speed=speed,
             all_lost=line.link.is_outage,
+            patience=self._patience,
             update_size=None if compression is None else self._update_size(compression),
             memory=memory,
         )
