@@ -20,8 +20,8 @@ from agents.client_side import ClientSide
 
 T = TypeVar("T")
 KEEPALIVE, FIT_KEEPALIVE = 30.0, 300.0
-"""Of MQTT, in seconds, of device time where it is stretched: of any client; and of one whose task has an
-own `fit`, which may hold Python's interpreter all along, so that no ping is sent."""
+"""Keep-alive of MQTT in seconds of device time: of most clients, and of those whose task has its own
+`fit`. Such code may hold Python's interpreter all along, so that no ping is sent meanwhile."""
 
 
 def silence(keepalive: float = KEEPALIVE) -> float:
@@ -30,9 +30,9 @@ def silence(keepalive: float = KEEPALIVE) -> float:
 
 
 PROGRESS_BYTES = 1000
-"""A transfer that moves fewer bytes per keep-alive than these is no sign of life."""
+"""Bytes that a transfer must move per keep-alive to count as a sign of life."""
 OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
-"""bit/s: what is slower is no link."""
+"""Rate in bit/s below which a link counts as an outage."""
 
 
 Durability = Literal["update", "checkpoint", "none"]
@@ -309,7 +309,7 @@ class ClientConfig:
     gpu_memory: int | None = None
     """Bytes of the GPU's memory that PyTorch may take; None: not limited."""
     keepalive: float = KEEPALIVE
-    """Of MQTT."""
+    """Keep-alive of its MQTT connection, in seconds of device time."""
     verbose: bool = False
     """Say in the log when each round begins and ends."""
     secure: SecureRun | None = None

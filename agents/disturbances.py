@@ -1,4 +1,4 @@
-"""What disturbs a run without having been ordered: a process that stood still, a link that carries
+"""Disturbances of a run that nobody ordered, such as a process that stands still or a link that carries
 nothing. Each is reported when it is noticed, and again when it is over."""
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ class LimitsRequest:
 
 @dataclass(frozen=True, slots=True)
 class QueueUse:
-    """What the queue of one direction of a link carried, in total, while packets waited in it."""
+    """Totals of the queue of one direction of a link, over the time in which packets waited in it."""
 
     busy: Seconds
     """Time in which packets waited."""
@@ -358,7 +358,7 @@ class Disturbance:
     at: Seconds
     since: Seconds
     disturbance: Line
-    """As in `the uplink of pi-1 carried nothing though packets waited`."""
+    """Reason, such as `the uplink of pi-1 carried nothing though packets waited`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +451,7 @@ Order = AggregatorOrder | DeviceOrder | LimitsRequest
 AddressedOrder = tuple[str, Order]
 """To which component of the run, as in `Topics.control`, and what."""
 Telemetry = Sample | Probe | LimitsRead | Disturbance
-"""What devices, and routers, send."""
+"""Messages of devices and routers to the controller."""
 Message = (
     Order
     | Telemetry

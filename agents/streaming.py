@@ -99,8 +99,8 @@ class Client(paho.Client):
         return super()._send_pingreq()
 
     def _check_keepalive(self) -> None:
-        """As paho's, but a transfer that progresses is a sign of life: the answer to a ping waits behind
-        what is under way, and so does the ping itself."""
+        """Do as paho does, but take a transfer that progresses for a sign of life: a ping waits behind
+        what is under way, and so does its answer."""
         overdue = self._ping_t and time.monotonic() - self._ping_t >= self._keepalive
         if overdue and self.moved - self._moved >= PROGRESS_BYTES:
             self._ping_t = 0.0  # so the next one is sent, as the broker expects

@@ -1,5 +1,5 @@
-"""What a shaped link carries in the run: bytes that left its queue while packets waited, against what
-its rate allows in that time. Pure: time is an argument.
+"""Measure a shaped link in the run: bytes that left its queue while packets waited, against the bytes
+that its rate allows in that time. Pure: time is an argument.
 
 A transfer of the run also waits for the client and the aggregator, so its rate says little about the
 link. While packets wait in the link's own queue, nothing but the link holds them back.

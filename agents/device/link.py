@@ -107,7 +107,7 @@ def apply(link: Link, interface: str, before: Link | None = None, *, netem: bool
 
 
 class Usage:
-    """What the two queues of a shaped link carry in the run, by direction: `up` and `down`."""
+    """Counts what the two queues of a shaped link carry in the run, by direction: `up` and `down`."""
 
     def __init__(self, interface: str) -> None:
         """Raises OSError."""

@@ -71,13 +71,13 @@ class Init:
         """The link last applied; None: the interface has not been changed."""
         self._interface = link.interface()
         self._usage: link.Usage | None = None
-        """What the link carries; None while it is not shaped."""
+        """Counts what the link carries; None while it is not shaped."""
         self._look_due = math.inf
         """When to read what the link carries, before the next sample."""
         self._plugged = True
-        """Whether the interface is up, as far as orders decide that."""
+        """Whether the last order about the interface was to plug it in."""
         self._suspected: dict[str, float] = {}
-        """By reason, since when a disturbance has been seen; times of the monotonic clock."""
+        """When each disturbance was seen first, by its reason, on the monotonic clock."""
         self._disturbances = Ongoing()
         self._group = ControlGroup.of()
         self._limits: Limits | None = None

@@ -1,4 +1,4 @@
-"""What the kernel says of this network namespace's queues and sockets, by netlink: a call of `tc` or
+"""Read the queues and sockets of this network namespace from the kernel by netlink. A call of `tc` or
 `ss` would cost a slow device some per cent of its CPU time."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SOCKETS = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 1 << (_TCP_
 _ANY = bytes(48)
 """In place of the struct inet_diag_sockid of a socket."""
 _ID, _SOCKET_BYTES = slice(4, 52), 72
-"""Of struct inet_diag_msg."""
+"""Place of the socket's id in a struct inet_diag_msg, and the length of that."""
 _UNSENT, _UNSENT_OFFSET = struct.Struct("=I"), 144
 """tcpi_notsent_bytes of struct tcp_info (linux/tcp.h, since Linux 4.6)."""
 
@@ -67,7 +67,7 @@ class Netlink:
         return found
 
     def unsent(self) -> int:
-        """Bytes that processes have handed over to TCP connections and TCP has not sent yet; 0 where the
+        """Bytes that processes have handed over to TCP connections and TCP has not sent yet; 0 if the
         kernel does not say."""
         if self._diag is None:
             return 0
@@ -107,7 +107,7 @@ def _unsent(answer: memoryview) -> int:
 
 
 def _ask(netlink: socket.socket, kind: int, question: bytes) -> memoryview:
-    """What follows the header of the answer to `question`. Raises OSError."""
+    """Return the answer to `question`, without its header. Raises OSError."""
     netlink.send(_HEADER.pack(_HEADER.size + len(question), kind, _REQUEST, 0, 0) + question)
     answer = memoryview(netlink.recv(_MAX_ANSWER_BYTES))
     if _HEADER.unpack_from(answer)[1] == _ERROR:
@@ -116,7 +116,7 @@ def _ask(netlink: socket.socket, kind: int, question: bytes) -> memoryview:
 
 
 def _dump(netlink: socket.socket, kind: int, question: bytes) -> Iterator[memoryview]:
-    """What follows the header of each answer to `question`. Raises OSError."""
+    """Yield each answer to `question`, without its header. Raises OSError."""
     size = _HEADER.size + len(question)
     netlink.send(_HEADER.pack(size, kind, _REQUEST_DUMP, 0, 0) + question)
     while True:

@@ -156,7 +156,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What one direction of a link carried in the run while packets waited in its queue."""
+    """Traffic of one direction of a link in the run, while packets waited in its queue."""
 
     busy: float
     """Seconds in which packets waited."""
@@ -227,7 +227,7 @@ class DeviceFidelity:
     unread_limits: str | None = None
     """Which of its limits are not known, though requested."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
-    """By direction, `up` and `down`, whose rate is limited."""
+    """Traffic of the links whose rate is limited, by direction (`up`, `down`)."""
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
         """The figures that can count against a run by their error. Jitter cannot: it would take

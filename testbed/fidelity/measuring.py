@@ -82,7 +82,7 @@ _INSTANT_SECONDS = 1e-6
 _SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
 """A link is slow that carries less of its rate for so long while packets wait."""
 _WAITED_SHARE = 0.9
-"""Of the time between two samples: packets waited nearly throughout."""
+"""Share of the time between two samples from which on packets count as waiting throughout."""
 _LINKS = {"up": "uplink", "down": "downlink"}
 """Fields of a sample that have what a direction of a link carried."""
 
@@ -274,7 +274,7 @@ def _queue(at: float, fields: object) -> _Queue | None:
 
 
 def _carried(queues: Iterable[_Queue]) -> Carried:
-    """What a direction of a link carried, and the worst stretch in which it was slow."""
+    """Sum up what a direction of a link carried, and find the worst stretch in which it was slow."""
     busy = left = allowed = 0.0
     slow: tuple[float, float, float] | None = None
     stretch: list[tuple[_Queue, _Queue]] = []

@@ -112,7 +112,7 @@ class Pipe(Generic[T]):
 
     @property
     def use(self) -> QueueUse:
-        """What passed while something waited, against what the rate allows."""
+        """Traffic that passed while something waited."""
         return self._backlog.use
 
     def put(self, item: T, size: int, now: float) -> None:

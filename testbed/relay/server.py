@@ -20,8 +20,8 @@ from testbed.relay.pipe import Pipe, Shape
 _MAX_BACKLOG_BYTES = 256 * 1024
 """What may wait for a receiver that does not read, beyond what its kernel holds."""
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES = 16 * 1024, 128 * 1024
-"""Bounds of the kernel's receive buffers, which hold a second of the rate: what it reads ahead of the
-relay counts as delivered for the sender, who has to see that a slow transfer progresses."""
+"""Bounds of the kernel's receive buffers, which hold a second of the rate. The sender takes for
+delivered what the kernel reads ahead of the relay, and has to see that a slow transfer progresses."""
 _READ_AHEAD_BYTES = 4 * 1024
 """With more than twice this in its own buffer, the relay leaves what arrives to the kernel."""
 _CONNECT_TIMEOUT_SECONDS = 1.0

@@ -16,7 +16,8 @@ _COUNTER_BYTES = 8
 COUNTED = ("sent", "received")
 _QUEUES = ("uplink", "downlink")
 _COUNTERS = len(COUNTED) + 3 * len(_QUEUES)
-"""Of a device, in the order of the file: bytes; then of each queue µs, bytes and bytes (QueueUse)."""
+"""Counters of a device in the order of the file: bytes; then for each queue the fields of QueueUse, with
+µs."""
 
 
 class Traffic:
