@@ -72,6 +72,34 @@ def test_everything_at_once_at_the_end(rule: dict[str, Any], after: int, tmp_pat
     assert len(run.evaluations) == 1 + 10 * after
 
 
+@pytest.mark.parametrize(
+    ("criterion", "staleness"),
+    [
+        ({"criterion": "period", "period": "200ms"}, {0: 1, 1: 59}),
+        ({"criterion": "random", "rate": 5.0}, {0: 1, 1: 58}),  # the last message waits for a tick
+    ],
+    ids=["period", "random"],
+)
+def test_area_makes_no_version_of_a_tick_without_messages(
+    criterion: dict[str, Any], staleness: dict[int, int], tmp_path: Path
+) -> None:
+    run = _run(
+        tmp_path,
+        task={
+            "name": "digits-logreg",
+            "partition": {"scheme": "iid"},
+            "local": {"steps": 5, "batch_size": 16, "lr": 0.1},
+        },
+        rule={"name": "area"} | criterion,
+        devices=_devices("1s"),
+        stop={"after": "60s"},
+    )
+    made = run.versions[run.versions["updates"] > 0]
+    assert made["version"].tolist() == list(range(1, len(made) + 1))
+    assert run.versions["version"].max() == len(made)
+    assert run.updates["staleness"].value_counts().to_dict() == staleness
+
+
 def test_the_last_step_of_a_scenario_ends_the_run_and_nothing_follows(tmp_path: Path) -> None:
     run = _run(
         tmp_path,
