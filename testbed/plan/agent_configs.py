@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agents import chunks, probe_server
+from agents import chunks, durations, probe_server
 from agents.config import (
     KEEPALIVE,
     AggregatorConfig,
@@ -390,6 +390,7 @@ def _client(
         compression=device.compression,
         byzantine=device.byzantine,
         outbox=disk,
+        begun=f"{disk}/begun" if any(map(durations.vary, (device.timing, device.think))) else None,
         keepalive=alive,
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
