@@ -66,6 +66,9 @@ class Gradient(Protocol):
 class Objective(Protocol):
     """One thread at a time uses it: it may keep memory to work in."""
 
+    partial: bool
+    """Whether, since `on`, a loss has not depended on some parameter."""
+
     def on(self, rows: Indices, sizes: Indices) -> Gradient:
         """The gradient on mini-batches: that of job k at step t has the samples that the first
         `sizes[t, k]` of `rows[t, k]` name. Shapes (steps, jobs) and (steps, jobs, b)."""
@@ -98,6 +101,8 @@ class Softmax:
     In numpy, on one thread: at this size torch's operators cost more than their arithmetic, and threads
     wait longer for each other than they save.
     """
+
+    partial = False
 
     def __init__(self, train: Shard, layer: nn.Linear) -> None:
         self._x = train.x.reshape(len(train), layer.in_features)
@@ -169,6 +174,8 @@ class Softmax:
 class Squares:
     """½‖w − x‖²: its gradient is w − x."""
 
+    partial = False
+
     def __init__(self, train: Shard) -> None:
         self._x = train.x.astype(np.float32) * np.float32(train.scale)
 
@@ -201,6 +208,7 @@ class AnyModule:
             (name, slice(end - p.numel(), end), p.shape)
             for end, (name, p) in zip(ends, learned(module), strict=True)
         ]
+        self.partial = self._always_partial = False
         self._each = vmap(grad_and_value(self._mean_loss))
         self.draws = False
         """Whether a step draws random numbers, as dropout does."""
@@ -219,6 +227,7 @@ class AnyModule:
         before = torch.get_rng_state()
         for k in range(2):
             self._one(w[k], rows[k], expected[k])
+        self._always_partial = self.partial
         self.draws = not torch.equal(before, torch.get_rng_state())
         if (most := min(_STACKED, _STACK // w[0].nbytes)) < _FEW or not _pays(self._flat.module):
             return
@@ -238,6 +247,8 @@ class AnyModule:
         return self._stacked
 
     def on(self, rows: Indices, sizes: Indices) -> Gradient:
+        self.partial = self._always_partial
+
         def gradient(step: int, w: Floats, out: Floats) -> Floats:
             losses = np.empty(len(w), np.float32)
             own = sizes[step, : len(w)]
@@ -264,6 +275,7 @@ class AnyModule:
         x = inputs(self._x[batch], self._scale)
         loss = self._loss(self._flat.module(x), self._y[batch]).mean()
         loss.backward()  # type: ignore[no-untyped-call]
+        self.partial = self.partial or bool(self._flat.without_gradient())
         np.copyto(out, self._flat.gradient.cpu().numpy())
         return loss.item()
 
