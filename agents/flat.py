@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Start
 from agents.tasks.interface import Task
-from agents.vectors import Vector, norm
+from agents.vectors import Vector, finite
 
 _NAMED = 3
 """Buffers or parameters of many that an error names."""
@@ -218,7 +218,7 @@ def check(module: torch.nn.Module) -> None:
             "build it in float32, or register a constant with persistent=False"
         )
     floating = [(name, b) for name, b in buffers if b.is_floating_point()]
-    if other := [name for name, b in floating if not norm(vector_of(b.float().reshape(-1))) < np.inf]:
+    if other := [name for name, b in floating if not finite(vector_of(b.float().reshape(-1)))]:
         raise ValueError(
             f"the model has buffers that are not finite, or of a norm above 1.8e19 ({_some(other)}), "
             "and every update would be rejected for them; register a constant with persistent=False"

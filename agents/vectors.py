@@ -14,6 +14,7 @@ Vector = NDArray[Any]
 
 _BLOCK = 1 << 15
 """Elements handled at once: the scratch of one block stays in the processor's cache."""
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
@@ -71,7 +72,20 @@ def trimmed_mean(rows: Sequence[Vector], k: int) -> Vector:
 
 
 def norm(vector: Vector) -> float:
-    """‖vector‖, in one pass; not finite where an element is not, or where its square overflows: a norm
-    above 1.8e19 in float32."""
+    """‖vector‖, summed in float64: in float32 equal elements, 30 million of them, come to 0.3 % less.
+    Infinite where the vector is not `finite`."""
+    scratch, squares = np.empty(min(_BLOCK, vector.size)), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(np.dot(vector, vector))
+        for start in range(0, vector.size, _BLOCK):
+            block = vector[start : start + _BLOCK]
+            part = scratch[: block.size]
+            np.copyto(part, block)
+            squares += float(np.dot(part, part))
+    return math.sqrt(squares) if squares <= _LARGEST else math.inf
+
+
+def finite(vector: Vector) -> bool:
+    """Whether all elements are finite, and the square of the norm, too, in the vector's precision: in
+    float32 that of a norm up to 1.8e19. In one pass, faster than `norm`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.dot(vector, vector))

@@ -148,8 +148,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "adds 0 to the loss and to the gradient, more slowly",
     (
         "agents/client/training.py",
-        "if norm > bound:",
-        "if norm >= bound:",
+        "if length > bound:",
+        "if length >= bound:",
     ): "multiplies by 1 where they are equal",
     (
         "agents/rules/fedasync.py",

@@ -15,8 +15,8 @@ from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Local, Start
 from agents.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.shards import Shard, inputs
-from agents.tasks.interface import Task
-from agents.vectors import Vector
+from agents.tasks.interface import Task, mean_loss
+from agents.vectors import Vector, norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,9 @@ class Trainer:
                 flat.gradient.add_(flat.w, alpha=local.proximal)
                 flat.gradient.sub_(self._start, alpha=local.proximal)
             if local.clip_gradient is not None:
-                norm = float(flat.gradient.norm())
-                if norm > local.clip_gradient:
-                    flat.gradient.mul_(local.clip_gradient / norm)
+                length = _length(flat.gradient)
+                if length > local.clip_gradient:
+                    flat.gradient.mul_(local.clip_gradient / length)
         return value
 
     def _differentiate(self, batch: torch.Tensor) -> float:
@@ -158,7 +158,7 @@ class Trainer:
         while True:
             flat.gradient.zero_()
             with torch.autocast(self._device.type, half, enabled=half is not None):
-                loss = self._task.loss(flat.module(x), y).mean()
+                loss = mean_loss(self._task, flat.module(x), y)
             scaled = loss if self._scale == 1.0 else loss * self._scale
             scaled.backward()  # type: ignore[no-untyped-call]
             value = loss.item()
@@ -231,10 +231,18 @@ def trainer_of(
 def _clip(end: torch.Tensor, start: torch.Tensor, bound: float) -> None:
     """Shorten the update so that ‖end − start‖ ≤ bound."""
     end.sub_(start)
-    norm = float(end.norm())
-    if norm > bound:
-        end.mul_(bound / norm)
+    length = _length(end)
+    if length > bound:
+        end.mul_(bound / length)
     end.add_(start)
+
+
+def _length(tensor: torch.Tensor) -> float:
+    """‖tensor‖, summed in float64: torch's `norm` sums in float32, and 30 million equal elements come to
+    1.6 % less."""
+    if tensor.is_cpu:
+        return norm(tensor.numpy())
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
 class _Optimizer(Protocol):

@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from agents.config import FROM_TASK, Start
 from agents.flat import FlatModule, build, learned
 from agents.shards import Shard, inputs
-from agents.tasks.interface import Task
+from agents.tasks.interface import Task, mean_loss
 from agents.tasks.quadratic import Quadratic
 
 Floats = NDArray[np.float32]
@@ -87,7 +87,8 @@ def objective(task: Task, train: Shard, start: Start = FROM_TASK, device: str = 
     with torch.random.fork_rng(devices=[]):
         module = build(task, start)
     whole = all(p.requires_grad for p in module.parameters())
-    if whole and isinstance(module, nn.Sequential) and type(task).loss is Task.loss:
+    plain = (type(task).loss, type(task).weights) == (Task.loss, Task.weights)
+    if whole and plain and isinstance(module, nn.Sequential):
         match list(module):
             case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
                 return Softmax(train, layer)
@@ -199,7 +200,7 @@ class AnyModule:
     """Any torch module: one model after the other, or many as one stack, by torch.func.vmap."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module, device: str = "cpu") -> None:
-        self._loss = task.loss
+        self._task = task
         self._flat = FlatModule(module.to(device))
         self._x, self._y = (torch.from_numpy(part).to(device) for part in (train.x, train.y))
         self._scale = train.scale
@@ -273,7 +274,7 @@ class AnyModule:
         self._flat.gradient.zero_()
         batch = torch.from_numpy(rows)
         x = inputs(self._x[batch], self._scale)
-        loss = self._loss(self._flat.module(x), self._y[batch]).mean()
+        loss = mean_loss(self._task, self._flat.module(x), self._y[batch])
         loss.backward()  # type: ignore[no-untyped-call]
         self.partial = self.partial or bool(self._flat.without_gradient())
         np.copyto(out, self._flat.gradient.cpu().numpy())
@@ -295,7 +296,7 @@ class AnyModule:
         self, parameters: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
         outputs = functional_call(self._flat.module, dict(parameters), (x,))
-        return self._loss(outputs, y).mean()
+        return mean_loss(self._task, outputs, y)
 
 
 def _pays(module: nn.Module) -> bool:

@@ -23,7 +23,7 @@ from agents.client.training import trainer_of
 from agents.config import FROM_TASK, Local, Start
 from agents.shards import Shard
 from agents.tasks.interface import Task
-from agents.vectors import Vector
+from agents.vectors import Vector, norm
 from testbed.virtual.objectives import (
     AnyModule,
     Floats,
@@ -310,8 +310,8 @@ def _clipped(job: Job, end: Vector) -> Vector:
     if job.local.clip is None:
         return end.copy()
     update = end - job.start
-    norm = float(np.linalg.norm(update))
-    if norm > job.local.clip:
-        update *= np.float32(job.local.clip / norm)
+    length = norm(update)
+    if length > job.local.clip:
+        update *= np.float32(job.local.clip / length)
     update += job.start
     return update

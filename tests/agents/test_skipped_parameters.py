@@ -191,20 +191,20 @@ def test_an_own_fit_begins_without_gradients() -> None:
 
 
 def tied() -> nn.Module:
-    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    module[1].weight.data = module[0].weight.data  # type: ignore[union-attr]
-    return module
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight.data = first.weight.data
+    return nn.Sequential(first, second)
 
 
 def tied_to_a_part() -> nn.Module:
-    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    module[1].weight.data = module[0].weight.data.t()[1:3]  # type: ignore[union-attr]
-    return module
+    first, second = nn.Linear(4, 3), nn.Linear(3, 2)
+    second.weight.data = first.weight.data.t()[1:3]
+    return nn.Sequential(first, second)
 
 
 def tied_to_a_frozen_one() -> nn.Module:
     module = tied()
-    module[0].weight.requires_grad_(False)  # type: ignore[operator, union-attr]
+    module.get_parameter("0.weight").requires_grad_(False)
     return module
 
 

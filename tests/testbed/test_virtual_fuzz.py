@@ -218,7 +218,7 @@ def _check_timing(topology: dict[str, Any], records: list[events.Record]) -> Non
             if u.client in new_life:
                 new_life.remove(u.client)
                 took = u.train_end - u.train_start
-                ahead[u.client] = u.sequence - 1 - np.argmin(np.abs(np.array(values) - took))
+                ahead[u.client] = u.sequence - 1 - int(np.argmin(np.abs(np.array(values) - took)))
             expected = values[(u.sequence - 1 - ahead[u.client]) % len(values)]
             assert u.train_end - u.train_start == pytest.approx(expected, abs=2e-6)
 

@@ -105,9 +105,9 @@ def with_remainder(p: tuple[float, ...], absent: str = "") -> tuple[Server, Area
     server = make_server(*p)
     for client in absent:
         del server.clients[client]
-    server.w = np.float32([0.2])
+    server.w = np.array([0.2], np.float32)
     state = begin(Area(criterion="period", period=1.0), server)
-    state.update(update("a", np.float32(0.9), kind="model"))
+    state.update(update("a", float(np.float32(0.9)), kind="model"))
     assert len(weights(state.timer("aggregate"))) == 1
     assert server.w + state.u != server.w
     return server, state
