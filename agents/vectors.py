@@ -57,17 +57,30 @@ def mix(target: Vector, vector: Vector, share: float) -> None:
         np.add(part, step, out=part)
 
 
-def trimmed_mean(rows: Sequence[Vector], k: int) -> Vector:
-    """Of each coordinate, the mean of the values without the k smallest and the k largest: shape (d,).
+def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Vector:
+    """Of each coordinate, the weighted mean of the values without the k smallest and the k largest:
+    shape (d,).
 
-    `rows` are n vectors of shape (d,), n > 2k. Their order changes nothing, not even a bit.
+    `rows` are n vectors of shape (d,), n > 2k, with weights of 0 or more. Their order changes nothing,
+    not even a bit: of equal values the one with the smaller weight counts as the smaller. 0 where what is
+    left has no weight.
     """
     n, first = len(rows), rows[0]
-    mean = np.empty_like(first)
+    mean = np.zeros_like(first)
+    ascending = np.argsort(weights, kind="stable")
+    rows, weight = [rows[i] for i in ascending], np.array(weights)[ascending]
     for start in range(0, first.size, _BLOCK):
         part = slice(start, start + _BLOCK)
-        ordered = np.sort([row[part] for row in rows], axis=0)
-        np.mean(ordered[k : n - k], axis=0, out=mean[part])
+        values = np.array([row[part] for row in rows])
+        if weight[0] == weight[-1]:
+            values.sort(axis=0)
+            np.mean(values[k : n - k], axis=0, out=mean[part])
+            continue
+        kept = np.argsort(values, axis=0, kind="stable")[k : n - k]
+        counts = weight[kept]
+        total = (counts * np.take_along_axis(values, kept, axis=0)).sum(axis=0)
+        whole = counts.sum(axis=0)
+        np.divide(total, whole, out=mean[part], where=whole > 0, casting="same_kind")
     return mean
 
 
