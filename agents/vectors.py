@@ -61,9 +61,9 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
     """Of each coordinate, the weighted mean of the values without the k smallest and the k largest:
     shape (d,).
 
-    `rows` are n vectors of shape (d,), n > 2k, with weights of 0 or more. Their order changes nothing,
-    not even a bit: of equal values the one with the smaller weight counts as the smaller. 0 where what is
-    left has no weight.
+    `rows` are n vectors of shape (d,), n > 2k, with weights of 0 or more; where what is left has none,
+    the mean is 0. Their order changes nothing, not even a bit: of equal values the one with the smaller
+    weight counts as the smaller.
     """
     n, first = len(rows), rows[0]
     mean = np.zeros_like(first)
