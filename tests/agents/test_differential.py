@@ -12,11 +12,12 @@ from agents.aggregator import actions as act
 from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Trained
 from agents.client.differential import Privatiser
 from agents.config import Differential, Local, ServerNoise
+from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, Kind
 from agents.secure.quantised import Grid
 from agents.wire import ModelMessage, UpdateMessage
-from tests.agents.helpers import done, message, started
+from tests.agents.helpers import done, message, of, started
 
 _D = 10_000
 
@@ -122,6 +123,47 @@ def test_noise_at_the_server_comes_once_per_version_scaled_like_the_heaviest_upd
     core.update("b", message("b", 4, sequence=2, base_version=1, vector=zero, **done(1.0)), 1, 1.0)
     assert server.version == 2
     assert abs(float(np.corrcoef(first, server.w - first)[0, 1])) < 0.05
+
+
+@pytest.mark.parametrize("importance", [(0.7, 0.3), (0.3, 0.7)])
+def test_noise_at_the_server_hides_the_heaviest_of_unequal_updates(
+    importance: tuple[float, float],
+) -> None:
+    """An update of norm C moves the model by up to 0.7 C, whichever comes last: with noise for 0.3 of it
+    the run would be less than half as private as it says."""
+    core, server = started(
+        FedAvg(),
+        w=np.zeros(_D, np.float32),
+        importance=dict(zip("ab", importance, strict=True)),
+        noise=ServerNoise(3.0, seed=1),
+    )
+    zero = np.zeros(_D, np.float32)
+    core.end_of_instant(0.0)
+    for number, client in enumerate("ab", 1):
+        core.update(client, message(client, number, vector=zero, **done(0.0)), 1, 1.0)
+    assert server.version == 1
+    assert server.w.std() == pytest.approx(0.7 * 3.0, rel=0.03)
+
+
+def test_noise_at_the_server_follows_the_discount_of_staleness() -> None:
+    """The fresh update has the weight 1/2, the one that is 3 versions old half of that."""
+    core, server = started(
+        FedBuff(buffer_size=2, staleness="inverse_sqrt"),
+        w=np.zeros(_D, np.float32),
+        noise=ServerNoise(3.0, seed=1),
+    )
+    zero = np.zeros(_D, np.float32)
+    number, version = 1, 0
+    for sequence in range(1, 8):  # of a, which make three versions and half of the fourth
+        at = float(sequence)
+        fields = done(at - 1) | {"sequence": sequence, "base_version": version, "vector": zero}
+        actions = core.update("a", message("a", number, **fields), 1, at)
+        (dispatch,) = of(act.Dispatch, actions)
+        number, version = dispatch.number, dispatch.version
+    before = server.w.copy()
+    core.update("b", message("b", 2, vector=zero, **done(0.0)), 1, 8.0)
+    assert server.version == 4
+    assert (server.w - before).std() == pytest.approx(3.0 / 2, rel=0.03)
 
 
 def test_delta_is_above_0() -> None:
