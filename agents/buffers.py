@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.vectors import Vector, norm
+from agents.vectors import Vector, finite
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Buffers:
         sizes, expected = ([array.size for array in each._arrays] for each in (other, self))
         if sizes != expected:
             return f"another model: {sum(sizes)} numbers in its buffers, expected {sum(expected)}"
-        if not norm(other.floats) < np.inf:
+        if not finite(other.floats):
             return "buffers that are not finite, or whose norm is above 1.8e19"
         return None
 

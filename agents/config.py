@@ -298,6 +298,9 @@ class ClientConfig:
     """An attack in `agents.client.byzantine.ATTACKS`, and its parameters."""
     outbox: str | None = None
     """Path of a folder that outlives the process, for updates that are not acknowledged."""
+    begun: str | None = None
+    """Path of a file that outlives the process, as many bytes long as the client has begun trainings;
+    None where no duration varies from one training to the next."""
     timeout_s: float = 30.0
     """Within which the broker must answer: it is the last to become reachable."""
     code: str | None = None

@@ -198,24 +198,9 @@ DISTRIBUTIONS: dict[str, type[Distribution]] = {
 }
 
 
-def numbered(
-    duration: Duration | None, rng: Callable[[], np.random.Generator]
-) -> Callable[[int], float]:
-    """What gives duration number 1, 2, … of those that a new `rng` draws one after the other, in any
-    order; always 0 without a `duration`."""
-    if duration is None:
-        return lambda _: 0.0
-    count, last, draw = 0, 0.0, sampler(duration, rng())
-
-    def give(number: int) -> float:
-        nonlocal count, last, draw
-        if number < count:
-            count, draw = 0, sampler(duration, rng())
-        while count < number:
-            count, last = count + 1, draw()
-        return last
-
-    return give
+def vary(duration: Duration | None) -> bool:
+    """Whether one such duration may differ from the next."""
+    return duration is not None and duration.distribution != "constant"
 
 
 def sampler(duration: Duration, rng: np.random.Generator) -> Callable[[], float]:

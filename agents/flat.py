@@ -4,18 +4,21 @@ shapes, exchanged as a hash)."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.parameter import is_lazy
 
 from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Start
 from agents.tasks.interface import Task
-from agents.vectors import Vector, norm
+from agents.vectors import Vector, finite
 
 _NAMED = 3
 """Buffers or parameters of many that an error names."""
@@ -83,7 +86,8 @@ def _differences(
 
 
 class FlatModule:
-    """`module` whose learned parameters are views of `w` and whose gradients are views of `gradient`.
+    """`module` whose learned parameters are views of `w` and whose gradients share the memory of
+    `gradient`.
 
     Both are float32 tensors of shape (d,): a step of SGD is one operation on one vector. Frozen
     parameters (`requires_grad=False`) are not in them. A module that is not `trained` has no gradient.
@@ -97,13 +101,31 @@ class FlatModule:
         self.w = torch.cat([p.detach().reshape(-1) for p in parameters])
         self.gradient = torch.zeros_like(self.w) if trained else torch.zeros(0)
         self.schema_hash = schema_hash(module)
+        self.parts: list[slice] = []
+        """Where each learned parameter is in the vectors."""
+        self._gradients: list[torch.Tensor] = []
+        """Of each, where they are trained; torch counts for each how often it is written to."""
+        self._written: list[int] = []
+        """Those counts, at the last `without_gradient`."""
         offset = 0
         for p in parameters:
             part = slice(offset, offset + p.numel())
             p.data = self.w[part].view(p.shape)
+            self.parts.append(part)
             if trained:
-                p.grad = self.gradient[part].view(p.shape)
+                p.grad = self.gradient[part].view(p.shape).data
+                self._gradients.append(p.grad)
             offset += p.numel()
+        self.without_gradient()
+
+    def without_gradient(self) -> list[slice]:
+        """The parts of the vectors whose parameters no backward pass has reached since the last call:
+        torch's optimizers leave such parameters as they are."""
+        before, self._written = self._written, [gradient._version for gradient in self._gradients]
+        if all(map(operator.ne, self._written, before)):
+            return []
+        triples = zip(self.parts, self._written, before, strict=True)
+        return [part for part, now, then in triples if now == then]
 
     def load(self, vector: Vector, buffers: Buffers = NONE) -> None:
         """Copy `vector`, shape (d,), into the parameters, and `buffers` where they are any."""
@@ -168,8 +190,13 @@ def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
 
 
 def check(module: torch.nn.Module) -> None:
-    """Raise ValueError where float32 parameters, and buffers of numbers that can be sent, are not all of
-    `module`."""
+    """Raise ValueError where float32 parameters, with memory of their own, and buffers of numbers that
+    can be sent, are not all of `module`."""
+    if lazy := [name for name, t in _tensors(module) if is_lazy(t)]:
+        raise ValueError(
+            f"the model has lazy parameters, which have no shape yet ({_some(lazy)}): give their layers "
+            "the sizes of their inputs, or call the model once before `model` returns it"
+        )
     parameters = learned(module)
     if not parameters:
         raise ValueError("the model has no parameters to learn: there are none, or all are frozen")
@@ -178,6 +205,12 @@ def check(module: torch.nn.Module) -> None:
             f"the model has parameters that are not float32 ({_some(other)}), and models are sent and "
             "aggregated as float32: build it in float32, as module.float() does"
         )
+    if shared := list(_sharing(module)):
+        raise ValueError(
+            f"the model has parameters without memory of their own ({_some(shared)}), which are copied "
+            "one by one when models are exchanged: tie two by making them one parameter, as in "
+            "decoder.weight = encoder.weight, and clone() what is expanded or the data of another"
+        )
     buffers = stored_buffers(module)
     if other := [f"{name}: {b.dtype}" for name, b in buffers if not _travels(b)]:
         raise ValueError(
@@ -185,7 +218,7 @@ def check(module: torch.nn.Module) -> None:
             "build it in float32, or register a constant with persistent=False"
         )
     floating = [(name, b) for name, b in buffers if b.is_floating_point()]
-    if other := [name for name, b in floating if not norm(vector_of(b.float().reshape(-1))) < np.inf]:
+    if other := [name for name, b in floating if not finite(vector_of(b.float().reshape(-1)))]:
         raise ValueError(
             f"the model has buffers that are not finite, or of a norm above 1.8e19 ({_some(other)}), "
             "and every update would be rejected for them; register a constant with persistent=False"
@@ -197,6 +230,49 @@ def check(module: torch.nn.Module) -> None:
             f"the model's state has more than parameters and buffers ({_some(more)}), which would not "
             "be sent: keep it in a buffer"
         )
+
+
+def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Names and tensors of all parameters and buffers, each once."""
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _sharing(module: torch.nn.Module) -> Iterator[str]:
+    """The learned parameters whose memory another tensor uses, too, or holds one number for several of
+    their elements, in words."""
+    trained = {name for name, _ in learned(module)}
+    by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in _tensors(module):
+        if name in trained and tensor.numel() > _extent(tensor):
+            yield f"{name} is expanded"
+        elif tensor.numel() and tensor.layout == torch.strided:
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    for alike in by_storage.values():
+        alike.sort(key=lambda named: named[0] not in trained)
+        for (one, a), (other, b) in itertools.combinations(alike, 2):
+            if one in trained and _overlap(a, b):
+                yield f"{one} and {other} are one in memory"
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements of its storage from the first to the last that it has."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return tensor.numel()
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors in one storage have any element of it in common; `a` is not expanded."""
+    begins = [t.storage_offset() * t.element_size() for t in (a, b)]
+    ends = [(t.storage_offset() + _extent(t)) * t.element_size() for t in (a, b)]
+    if max(begins) >= min(ends):
+        return False
+    if a.dtype != b.dtype or (a.is_contiguous() and b.is_contiguous()):
+        return True
+    taken = torch.zeros(max(ends) // a.element_size(), dtype=torch.int8)
+    one, other = (taken.as_strided(t.shape, t.stride(), t.storage_offset()) for t in (a, b))
+    one.fill_(1)
+    return bool(other.any())
 
 
 def _travels(buffer: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ Vector = NDArray[Any]
 
 _BLOCK = 1 << 15
 """Elements handled at once: the scratch of one block stays in the processor's cache."""
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
@@ -56,22 +57,48 @@ def mix(target: Vector, vector: Vector, share: float) -> None:
         np.add(part, step, out=part)
 
 
-def trimmed_mean(rows: Sequence[Vector], k: int) -> Vector:
-    """Of each coordinate, the mean of the values without the k smallest and the k largest: shape (d,).
+def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Vector:
+    """Of each coordinate, the weighted mean of the values without the k smallest and the k largest:
+    shape (d,).
 
-    `rows` are n vectors of shape (d,), n > 2k. Their order changes nothing, not even a bit.
+    `rows` are n vectors of shape (d,), n > 2k, with weights of 0 or more; where what is left has none,
+    the mean is 0. Their order changes nothing, not even a bit: of equal values the one with the smaller
+    weight counts as the smaller.
     """
     n, first = len(rows), rows[0]
-    mean = np.empty_like(first)
+    mean = np.zeros_like(first)
+    ascending = np.argsort(weights, kind="stable")
+    rows, weight = [rows[i] for i in ascending], np.array(weights)[ascending]
     for start in range(0, first.size, _BLOCK):
         part = slice(start, start + _BLOCK)
-        ordered = np.sort([row[part] for row in rows], axis=0)
-        np.mean(ordered[k : n - k], axis=0, out=mean[part])
+        values = np.array([row[part] for row in rows])
+        if weight[0] == weight[-1]:
+            values.sort(axis=0)
+            np.mean(values[k : n - k], axis=0, out=mean[part])
+            continue
+        kept = np.argsort(values, axis=0, kind="stable")[k : n - k]
+        counts = weight[kept]
+        total = (counts * np.take_along_axis(values, kept, axis=0)).sum(axis=0)
+        whole = counts.sum(axis=0)
+        np.divide(total, whole, out=mean[part], where=whole > 0, casting="same_kind")
     return mean
 
 
 def norm(vector: Vector) -> float:
-    """‖vector‖, in one pass; not finite where an element is not, or where its square overflows: a norm
-    above 1.8e19 in float32."""
+    """‖vector‖, summed in float64: in float32 equal elements, 30 million of them, come to 0.3 % less.
+    Infinite where the vector is not `finite`."""
+    scratch, squares = np.empty(min(_BLOCK, vector.size)), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(np.dot(vector, vector))
+        for start in range(0, vector.size, _BLOCK):
+            block = vector[start : start + _BLOCK]
+            part = scratch[: block.size]
+            np.copyto(part, block)
+            squares += float(np.dot(part, part))
+    return math.sqrt(squares) if squares <= _LARGEST else math.inf
+
+
+def finite(vector: Vector) -> bool:
+    """Whether all elements are finite, and the square of the norm, too, in the vector's precision: in
+    float32 that of a norm up to 1.8e19. In one pass, faster than `norm`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.dot(vector, vector))

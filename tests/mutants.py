@@ -42,7 +42,9 @@ MEMORY = 6 << 30
 
 RULES = "tests/agents/rules/test_*.py --deselect tests/agents/rules/test_properties.py"
 PROPERTIES = "tests/agents/rules/test_properties.py"
-CORES = "tests/agents/test_aggregator_*.py tests/agents/test_client_*.py"
+CORES = (
+    "tests/agents/test_aggregator_*.py tests/agents/test_client_*.py tests/agents/test_differential.py"
+)
 VIRTUAL_PARTS = " ".join(
     f"tests/testbed/test_virtual_{part}.py"
     for part in ("actions", "device", "event_queue", "network", "timing")
@@ -55,6 +57,7 @@ FUZZ = "tests/testbed/test_virtual_fuzz.py -k 0"  # a quarter of its runs
 VIRTUAL_RUN = "tests/testbed/test_virtual_run.py -k 'not where_theory'"  # which takes 12 s
 VIRTUAL_OBJECTIVES = "tests/testbed/test_virtual_objectives.py"
 VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
+OF_TORCH = "tests/agents/test_skipped_parameters.py tests/agents/test_sample_weights.py"
 RECORDS = "tests/testbed/test_replay.py tests/agents/test_durable.py -k 'not processes'"
 BOOKS = "tests/agents/test_aggregator_s*.py tests/agents/test_recording.py"
 WHOLE_RUNS = "tests/test_behaviours.py -m 'not docker'"
@@ -76,11 +79,11 @@ TESTS: dict[str, list[str]] = {
     "agents/aggregator/secure_sums.py": ["tests/agents/secure/test_*.py"],
     "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
-    "agents/client/training.py": ["tests/agents/test_training.py", VIRTUAL_TRAINING],
+    "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
-    "testbed/virtual/training.py": [VIRTUAL_TRAINING],
+    "testbed/virtual/training.py": [VIRTUAL_TRAINING, OF_TORCH],
     "testbed/virtual/pool.py": ["tests/testbed/test_virtual_pool.py", VIRTUAL_RUN],
-    "testbed/virtual/objectives.py": [VIRTUAL_OBJECTIVES, VIRTUAL_TRAINING, VIRTUAL_RUN],
+    "testbed/virtual/objectives.py": [VIRTUAL_OBJECTIVES, VIRTUAL_TRAINING, OF_TORCH, VIRTUAL_RUN],
     "testbed/plan/costs.py": [VIRTUAL_PARTS, "tests/testbed/test_rounds.py"],
     "testbed/plan/rounds.py": ["tests/testbed/test_rounds.py"],
     "testbed/virtual/*.py": [VIRTUAL_PARTS, VIRTUAL_SCENARIO, FAULTS, VIRTUAL_RUN, EXACT, FUZZ],
@@ -148,8 +151,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "adds 0 to the loss and to the gradient, more slowly",
     (
         "agents/client/training.py",
-        "if norm > bound:",
-        "if norm >= bound:",
+        "if length > bound:",
+        "if length >= bound:",
     ): "multiplies by 1 where they are equal",
     (
         "agents/rules/fedasync.py",
@@ -365,6 +368,8 @@ class Mutator:
                 yield self._replace(node, f"list({self._text(first)})")
             case ast.Call(ast.Name(name) | ast.Attribute(attr=name) as function) if name in CALLS:
                 yield self._replace(function, self._text(function).removesuffix(name) + CALLS[name])
+                if name in ("min", "max") and len(node.args) == 2:  # without the bound
+                    yield from (self._replace(node, f"({self._text(one)})") for one in node.args)
         if isinstance(node, ast.Call):
             spans = [*map(self._span, node.args), *map(self._span, node.keywords)]
             for keyword in node.keywords:

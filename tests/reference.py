@@ -2,10 +2,10 @@
 
 It was written from the rules' equations alone and shares no code with what it checks: float64 where that
 has float32, the clients' trainings in closed form, and no queue of events but a look at who is next.
-Clients have the quadratic f_i(w) = ½‖w − c_i‖² and `timing`, a list of durations taken in turn, and once
-more where the server had heard nothing of a training when its client ended; nothing is drawn at random.
-All times are whole nanoseconds. Where the equations are silent (a buffer that can fill no more, an
-interruption before the first step, importance after a goodbye), it follows the testbed.
+Clients have the quadratic f_i(w) = ½‖w − c_i‖² and `timing`, a list of durations that the trainings that
+begin take in turn; nothing is drawn at random. All times are whole nanoseconds. Where the equations are
+silent (a buffer that can fill no more, an interruption before the first step, importance after a
+goodbye), it follows the testbed.
 
 One instant, in this order: what the scenario does; trainings that end; their updates, handed to the rule
 in the order of the clients, replies at once; the timer; replies after the aggregation, models before
@@ -78,7 +78,6 @@ class Update:
     end: Vector
     steps: int
     arrived: int
-    number: int
 
     @property
     def delta(self) -> Vector:
@@ -95,7 +94,6 @@ class Training:
     start: int
     end: int
     steps: int
-    number: int
 
     def cut(self, now: int) -> None:
         """Let it end with the step that is being done at `now`."""
@@ -117,8 +115,6 @@ class Client:
     ready: Update | None = None
     asked: bool = False
     begun: int = 0
-    heard_of: int = 0
-    """The number of its last update that has arrived."""
 
     def receive(self, model: Model, now: int) -> None:
         self.inbox = model
@@ -129,16 +125,16 @@ class Client:
         if self.training is None and self.inbox is not None and not held:
             takes = self.timing[self.begun % len(self.timing)]
             self.begun += 1
-            self.training = Training(self.inbox, now, now + takes, self.steps, self.begun)
+            self.training = Training(self.inbox, now, now + takes, self.steps)
             self.inbox = None
 
     def finish(self, now: int) -> Update | None:
         """The training's end: what is sent, if anything."""
         assert self.training is not None
-        model, steps, number = self.training.model, self.training.steps, self.training.number
+        model, steps = self.training.model, self.training.steps
         phi = 1 - (1 - model.lr) ** steps
         end = model.w + phi * (self.center - model.w)
-        self.ready = Update(self.index, model, end, steps, now, number)
+        self.ready = Update(self.index, model, end, steps, now)
         self.training = None
         sent = self._send(now) if self.asked or self.send_buffer is None else None
         self._begin(now)
@@ -162,7 +158,6 @@ class Client:
     def stop(self) -> None:
         self.inbox = self.training = self.ready = None
         self.asked = False
-        self.begun = self.heard_of
 
 
 @dataclass
@@ -256,7 +251,6 @@ class Server:
                     answers += [update] if update is not None else []
             for update in sorted(answers, key=lambda update: update.client):
                 self.out.pop(update.client, None)
-                self.clients[update.client].heard_of = update.number
                 self.rule.arrived(update)
             if tick:
                 self.rule.tick()

@@ -177,6 +177,22 @@ def test_a_restarted_client_remembers(runtime: str, tmp_path: Path) -> None:
     assert left_as_processes(run.path.name) == []
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
+def test_a_training_that_a_crash_took_is_done_again_with_the_next_duration(
+    up: Up, runtime: str, tmp_path: Path
+) -> None:
+    """With the minute of the one that was lost, the run would have one update when it ends."""
+    values = ["200ms", "1min", "200ms", "200ms", "200ms", "200ms"]
+    devices = [{"name": "one", "timing": {"distribution": "trace", "values": values}}]
+    scenario = [{"at": "2s", "crash": "one", "restart_after": "500ms"}]
+    stop = {"updates": 4, "after": "55s"}
+    run = up(write(tmp_path, {"name": "fedasync"}, devices, scenario=scenario, stop=stop), runtime)
+    assert [u.sequence for u in run.updates] == [1, 2, 3, 4]
+    lasted = [u.train_end - u.downloaded for u in run.updates]
+    waited = [u.sent - u.downloaded for u in run.updates]
+    assert all(0.2 <= time < 10 for time in waited), (waited, lasted)
+
+
 def states(runs: Path) -> list[str]:
     """What the clients have said, or their last wills, since the run clock started."""
     records = Finished.only_one_in(runs).records

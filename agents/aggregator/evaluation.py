@@ -103,34 +103,37 @@ class Evaluator:
         self._flat.load(w, buffers)
         with torch.no_grad():
             penalty = 0.5 * self._task.l2 * float(self._flat.w @ self._flat.w)
-            losses, right = self._on(self._test_set)
+            figures = self._on(self._test_set)
             labels = self._test_set[1].numpy()
             parts: list[Part] = []
             if self._parts.classes and labels.ndim == 1:
                 for label in np.unique(labels).tolist():
                     own = labels == label
-                    parts.append(_part("class", str(label), losses[own], right[own], penalty))
+                    parts.append(_part("class", str(label), [each[own] for each in figures], penalty))
             if self._device_set is not None:
                 counts = list(self._parts.device_samples.values())
                 # Own code that trains may weigh the samples of a batch against each other, as Flower's.
-                figures = self._on(self._device_set, counts if self._task.fits else _BATCH)
-                by_device = (np.split(each, np.cumsum(counts)[:-1]) for each in figures)
-                for name, loss, correct in zip(self._parts.device_samples, *by_device, strict=True):
-                    parts.append(_part("device", name, loss, correct, penalty))
-        whole = _part("", "", losses, right, penalty)
+                of_all = self._on(self._device_set, counts if self._task.fits else _BATCH)
+                by_device = (np.split(each, np.cumsum(counts)[:-1]) for each in of_all)
+                for name, *own in zip(self._parts.device_samples, *by_device, strict=True):
+                    parts.append(_part("device", name, own, penalty))
+        whole = _part("", "", figures, penalty)
         return Evaluation(version, whole.loss, whole.accuracy, tuple(parts))
 
-    def _on(self, samples: _Samples, batches: int | list[int] = _BATCH) -> tuple[Vector, Vector]:
-        """Loss of each sample, and whether its prediction is right: NaN where that means nothing.
-        `batches` is the size of all, or that of each."""
+    def _on(self, samples: _Samples, batches: int | list[int] = _BATCH) -> list[Vector]:
+        """Loss of each sample, its weight in the mean of them, and whether its prediction is right: NaN
+        where that means nothing. `batches` is the size of all, or that of each."""
         losses: list[Vector] = []
+        weights: list[Vector] = []
         right: list[Vector] = []
         for x, y in zip(*(torch.split(each, batches) for each in samples), strict=True):
             outputs = self._flat.module(x)
             losses.append(self._task.loss(outputs, y).double().numpy())
+            own = self._task.weights(y)
+            weights.append(np.ones(len(y)) if own is None else own.double().numpy())
             correct = self._task.correct(outputs, y)
             right.append(np.full(len(y), math.nan) if correct is None else correct.double().numpy())
-        return np.concatenate(losses), np.concatenate(right)
+        return [np.concatenate(each) for each in (losses, weights, right)]
 
 
 _Samples = tuple[torch.Tensor, torch.Tensor]
@@ -141,8 +144,9 @@ def _tensors(shard: Shard) -> _Samples:
     return inputs(torch.from_numpy(shard.x), shard.scale), torch.from_numpy(shard.y)
 
 
-def _part(part: str, name: str, losses: Vector, right: Vector, penalty: float) -> Part:
-    loss = float(losses.mean()) + penalty
+def _part(part: str, name: str, figures: Sequence[Vector], penalty: float) -> Part:
+    losses, weights, right = figures
+    loss = float(np.average(losses, weights=weights if weights.any() else None)) + penalty
     return Part(part, name, len(losses), loss if math.isfinite(loss) else math.inf, float(right.mean()))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
 from agents import events
 from agents.aggregator.actions import Action, Evaluate, Log
 from agents.nanoseconds import Nanoseconds, to_seconds
-from agents.vectors import Vector, norm
+from agents.vectors import Vector, finite
 
 _DIVERGED = (
     "is not finite, or its norm is above 1.8e19: nothing that is trained from it is of use. The updates "
@@ -49,7 +48,7 @@ class Evaluations:
             return []
         self._taken.append(at)
         self._newest = version
-        if self._diverged or norm(w) < math.inf:
+        if self._diverged or finite(w):
             return [Evaluate(version)]
         self._diverged = True
         note = events.Note(to_seconds(at), f"version {version} of the model {_DIVERGED}")

@@ -14,7 +14,7 @@ from agents.compression import Compressed
 from agents.nanoseconds import Nanoseconds
 from agents.rules.interface import Server
 from agents.secure.sums import Sums
-from agents.vectors import Vector, norm
+from agents.vectors import Vector, finite, norm
 from agents.wire import UpdateMessage
 
 MAX_COUNT = 2**63 - 1
@@ -148,7 +148,7 @@ class Validation:
         """Why `vector` cannot go into this run's model, or None."""
         if vector.shape != self._server.w.shape:
             return f"another model: {vector.size} parameters, expected {self._server.w.size}"
-        if not norm(vector) < math.inf:
+        if not finite(vector):
             return "not finite, or its norm is above 1.8e19: local training diverged"
         return None
 

@@ -124,9 +124,9 @@ class _Done:
 class ClientCore:
     """One client.
 
-    `think` gets the number of a training, and the time since the client could begin it (the model was
-    there, and the work before it done), and gives the delay before its update is sent; `memory` is what
-    this client remembered when it last ended; `attacker` forges what it sends, and `mask` makes what is
+    `think` gets the time since the client could begin the training that has ended (the model was there,
+    and the work before it done), and gives the delay before its update is sent; `memory` is what this
+    client remembered when it last ended; `attacker` forges what it sends, and `mask` makes what is
     sent of the update with a sequence number that answers a dispatch, after `privatiser` has clipped it
     and added noise; `as_sent` says what it is without the mask.
     """
@@ -134,7 +134,7 @@ class ClientCore:
     def __init__(
         self,
         identity: Identity,
-        think: Callable[[int, Nanoseconds], Nanoseconds],
+        think: Callable[[Nanoseconds], Nanoseconds],
         memory: Memory | None = None,
         attacker: Attacker | None = None,
         mask: Callable[[int, int, Vector], Masked] | None = None,
@@ -189,7 +189,7 @@ class ClientCore:
         if self._wanted == "interrupt":
             return self._finish(result.ended)
         begun = max(self._working_on[1], self._free_since)
-        return [Think(self._think(self._sequence, result.ended - begun))]
+        return [Think(self._think(result.ended - begun))]
 
     def thought(self, at: Nanoseconds) -> Actions:
         """The delay that `Think` requested is over, at time `at`; no news after an interrupt."""

@@ -31,7 +31,8 @@ class Privatiser:
 
     def private(self, dispatch: int, change: Vector) -> Vector:
         """min(1, C/‖Δ‖) Δ, at the client with noise N(0, (zC)²) in each coordinate. Shape (d,),
-        float32. With noise at the server it is at most C long also once it is rounded."""
+        float32. Without the noise it is at most C long, to the last bit; with noise at the server also
+        once it is rounded."""
         bound = self.settings.clip
         if self.settings.at == "server":
             bound -= lengthening(self.step, change.size)
@@ -40,12 +41,19 @@ class Privatiser:
         if not math.isfinite(length):
             private.fill(np.nan)  # nothing of what diverged can be clipped, so nothing of it is told
         elif length > bound:
-            private *= np.float32(bound / length)
+            private *= _below(bound / length)
         if self.settings.at == "client":
             noise = self.rng(dispatch).standard_normal(private.size, np.float32)
             noise *= np.float32(self.settings.noise * bound)
             private += noise
         return private
+
+
+def _below(factor: float) -> np.float32:
+    """A factor that makes an element, once it is rounded to float32, at most `factor` times as large."""
+    none = np.float32(0)
+    below: np.float32 = np.nextafter(np.nextafter(np.float32(factor), none), none)
+    return below
 
 
 def lengthening(step: float, size: int) -> float:

@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,12 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents import chunks, config, durations, messages, own_code, process, shards, topics, wire
+from agents import chunks, config, messages, own_code, process, shards, topics, wire
 from agents.client import accelerator, core, memory, randomness
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
 from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
+from agents.client.timing import Timing
 from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.imports import uncollected
@@ -100,6 +100,12 @@ class Client:
         identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local, cfg.compression)
         self._memory = None if cfg.memory is None else Path(cfg.memory)
         known = None if self._memory is None else memory.load(self._memory)
+        self._begun = None if cfg.begun is None else Path(cfg.begun)
+        self._timing = Timing(
+            *(cfg.timing, cfg.think, self._rng),
+            speed=cfg.speed,
+            begun=0 if self._begun is None else memory.count(self._begun),
+        )
         attacker = None
         if cfg.byzantine is not None:
             attacker = Attacker(cfg.byzantine, lambda update: self._rng(randomness.ATTACKING, update))
@@ -110,7 +116,7 @@ class Client:
             self._party = Party(cfg.run, cfg.client, cfg.secure, size)
             self._publish_key()
         self._core = core.ClientCore(
-            *(identity, self._thinking_time(), known, attacker),
+            *(identity, self._wait, known, attacker),
             mask=None if self._party is None else partial(self._masked, self._party),
             privatiser=None
             if cfg.differential is None
@@ -127,17 +133,9 @@ class Client:
         self._ready = True
         self._publish_state("ready")
 
-    def _thinking_time(self) -> Callable[[int, Nanoseconds], Nanoseconds]:
-        """What is left to wait when `elapsed` has gone since training `sequence` could begin."""
-        think, timing, speed = self._config.think, self._config.timing, self._config.speed
-        extra = durations.numbered(think, lambda: self._rng(randomness.THINKING))
-        floor = durations.numbered(timing, lambda: self._rng(randomness.TIMING))
-
-        def left(sequence: int, elapsed: Nanoseconds) -> Nanoseconds:
-            wait = max(0, from_seconds(floor(sequence) / speed) - elapsed)
-            return wait + from_seconds(extra(sequence))
-
-        return left
+    def _wait(self, elapsed: Nanoseconds) -> Nanoseconds:
+        """What is left to wait when `elapsed` has gone since the training that has ended could begin."""
+        return max(0, self._timing.floor - elapsed) + self._timing.thinking
 
     def run(self) -> None:
         """Serve until the aggregator sends a stop, or SIGTERM arrives."""
@@ -263,6 +261,9 @@ class Client:
 
     def _train(self, model: wire.ModelMessage, sequence: int) -> None:
         self._cut = False
+        self._timing.begin()
+        if self._begun is not None:
+            written(partial(memory.count_one_more, self._begun), self._stopped.wait)
         self._log(f"round {sequence} begins, from version {model.version}")
         self._pace.begin(self._busy_since)
         if self._party is not None:

@@ -198,6 +198,8 @@ class AreaState(State):
         """y_i of the members of which no message was applied: the x that they began with."""
         self._events = 0
         """k."""
+        self._settled = True
+        """Whether x has taken in all of u but what rounding keeps out of x."""
         self._arrived: list[Contribution] = []
         self._round_trips: dict[str, tuple[int, float]] = {}
         """Of each client: how many, and their sum in seconds."""
@@ -257,7 +259,9 @@ class AreaState(State):
         self._count_members()
         if self._total == 0:
             return [Remark(f"{client} retired, the last client: the model stays as it is")]
-        add_scaled(self.u, self.server.w - y, weight)
+        shift = self.server.w - y
+        self._settled = self._settled and not shift.any()
+        add_scaled(self.u, shift, weight)
         self.u *= before / self._total
         text = f"{client} retired: its model is out of the mean, its weight of {weight:.3g} the others'"
         return [Remark(text)]
@@ -336,12 +340,16 @@ class AreaState(State):
         return self._aggregate(used)
 
     def _aggregate(self, used: Sequence[Contribution]) -> Aggregated:
-        """x ← x + η_g u. What rounding keeps out of x stays in u: small steps are not lost. Without a
-        message since the last time, x moves where a client has joined or left, or η_g < 1."""
+        """x ← x + η_g u. What rounding keeps out of x stays in u, for the next message: small steps are
+        not lost. Without a message since the last time, x moves only where a client has said goodbye, or
+        η_g < 1 has left some of u."""
         self._events += 1
+        if self._settled and not used:
+            return Aggregated(self.server.version, ())
         moved = self.server.w.copy()
         add_scaled(self.server.w, self.u, self.params.server_lr)
         moved -= self.server.w
+        self._settled = self.params.server_lr == 1 or not (used or moved.any())
         if not used and not moved.any():
             return Aggregated(self.server.version, ())
         self.u += moved

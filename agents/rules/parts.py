@@ -137,13 +137,14 @@ class MaskedSum:
 
 class RobustSum:
     """A `WeightedSum` in which, for each coordinate, the extremes of the n updates do not count (Yin,
-    Chen, Ramchandran, Bartlett 2018, arXiv 1803.01498, Definitions 1 and 2):
+    Chen, Ramchandran, Bartlett 2018, arXiv 1803.01498, Definitions 1 and 2, with weights):
 
-        Σ a_i v_i   becomes   n · (1/(n − 2k)) Σ_{j=k+1}^{n−k} (a v)_(j)
+        Σ a_i v_i   becomes   A · Σ_{j=k+1}^{n−k} a_(j) v_(j) / Σ_{j=k+1}^{n−k} a_(j),   A = Σ a_i
 
-    with (a v)_(1) ≤ … ≤ (a v)_(n) the values of a_i v_i in that coordinate, in order. k = ⌊βn⌋ is the
-    β-trimmed mean, k = ⌈n/2⌉ − 1 the median, k = 0 the plain sum. As long as at most k of the updates
-    are an attacker's, no coordinate leaves the range of the others' values.
+    with v_(1) ≤ … ≤ v_(n) the values of the v_i in that coordinate, in order, and a_(j) their weights.
+    k = ⌊βn⌋ is the β-trimmed mean, k = ⌈n/2⌉ − 1 the median, k = 0 the plain sum. As long as at most k
+    of the updates are an attacker's, no coordinate of the mean leaves the range of the others' values,
+    whatever the weights.
 
     The updates themselves are kept: n models' memory. The log has the weights of the plain sum.
     """
@@ -152,7 +153,9 @@ class RobustSum:
         self._server = server
         self._trim = trim
         self._rows: list[Vector] = []
-        """a_i v_i, an update that counts several times as often."""
+        """v_i, an update that counts several times as often."""
+        self._weights: list[float] = []
+        """a_i of each."""
         self.contributions: list[Contribution] = []
 
     def __len__(self) -> int:
@@ -166,15 +169,15 @@ class RobustSum:
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
         """As `WeightedSum.add`."""
-        self._rows += [np.multiply(update.vector, weight, dtype=self._server.w.dtype)] * times
+        self._rows += [update.vector.astype(self._server.w.dtype)] * times
+        self._weights += [weight] * times
         self.contributions.append(update.contribution(times * weight))
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
         """As `WeightedSum.apply`."""
-        n = len(self._rows)
-        mean = trimmed_mean(self._rows, trimmed(n, self._trim))
-        add_scaled(self._server.w, mean, sign * scale * n)
-        used, self.contributions, self._rows = self.contributions, [], []
+        mean = trimmed_mean(self._rows, trimmed(len(self._rows), self._trim), self._weights)
+        add_scaled(self._server.w, mean, sign * scale * self.weight)
+        used, self.contributions, self._rows, self._weights = self.contributions, [], [], []
         return self._server.aggregated(used, scale)
 
 

@@ -19,7 +19,8 @@ each sample. All but x of train may be missing (docs/data.md)."""
 class Task(Protocol):
     """The parameters of a task: a frozen dataclass whose fields are what a topology may set.
 
-    The local objective is `loss` over the client's shard plus (l2/2)·‖w‖² over the whole flat model.
+    The local objective is the mean of `loss` over the client's shard, by mini-batches, in which samples
+    count by their `weights`, plus (l2/2)·‖w‖² over the whole flat model.
     Defaults for all that a task does not override: cross-entropy and accuracy of a classifier.
     """
 
@@ -54,6 +55,14 @@ class Task(Protocol):
 
         return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
 
+    def weights(self, y: torch.Tensor) -> torch.Tensor | None:
+        """Weight of every sample in the mean of the losses, shape (batch,); None: all count the same.
+
+        The mean over a mini-batch, or the test set, is Σ weight · loss ÷ Σ weight, with `loss` without
+        them: that of torch's losses with `weight` and the reduction `mean`.
+        """
+        return None
+
     def correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
         """Whether each sample is predicted right, shape (batch,); None where that means nothing."""
         return outputs.argmax(1) == y
@@ -77,6 +86,12 @@ class Task(Protocol):
     def shards_for(self, clients: int) -> Sequence[Shard]:
         """`shards`, for a task that makes them for any number of clients."""
         return self.shards()
+
+
+def mean_loss(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The loss of a mini-batch, without the ℓ2 term."""
+    losses, weights = task.loss(outputs, y), task.weights(y)
+    return losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
 
 
 def not_taken(x: torch.Tensor, reason: str) -> str:

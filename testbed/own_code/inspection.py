@@ -33,7 +33,7 @@ from agents.rules import interface as rules
 from agents.rules.interface import Rule, Send, Server, State, Update
 from agents.shards import Shard
 from agents.tasks import TASKS
-from agents.tasks.interface import Task, no_classes, not_taken
+from agents.tasks.interface import Task, mean_loss, no_classes, not_taken
 
 _IDLE_S = 5.0
 _TRIED = 3
@@ -339,8 +339,13 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
             f"its loss has the shape {tuple(losses.shape)}, expected one of each of {len(y)} samples: "
             f"({len(y)},), as with reduction='none'"
         )
+    weights = task.weights(y)
+    if weights is not None and weights.shape != (len(y),):
+        raise _RefusedError(
+            f"its weights have the shape {tuple(weights.shape)}, expected that of its loss: ({len(y)},)"
+        )
     if trains:
-        if not torch.isfinite(loss := losses.mean()):
+        if not torch.isfinite(loss := mean_loss(task, outputs, y)):
             raise _RefusedError(f"its loss is {loss.item()} with the model that the run begins with")
         loss.backward()  # type: ignore[no-untyped-call]
     right = task.correct(outputs, y)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agents import probe_server
+from agents import durations, probe_server
 from agents.config import (
     FIT_KEEPALIVE,
     KEEPALIVE,
@@ -390,6 +390,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         compression=device.compression,
         byzantine=device.byzantine,
         outbox=disk,
+        begun=f"{disk}/begun" if any(map(durations.vary, (device.timing, device.think))) else None,
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
         clock=places.clock,

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from agents import wire
 from agents.client import core as client
+from agents.client.timing import Timing
 from agents.client.uploads import Memory
 from agents.config import silence
 from agents.nanoseconds import Nanoseconds, from_seconds
@@ -51,7 +52,7 @@ class Work:
     computed: Nanoseconds
     """When all steps are computed, at the share of the CPU that the device has now."""
     floor: Nanoseconds
-    """When the time that `timing` gives it is over."""
+    """When the time that `timing` gives it, whatever the share, is over."""
 
     @property
     def ended(self) -> Nanoseconds:
@@ -97,6 +98,7 @@ class Device:
     line: Line
     train: Callable[[wire.ModelMessage, int], Training]
     speed: Speed
+    timing: Timing
     update_size: int | None = None
     """Bytes of a compressed update; None: its updates are not compressed."""
     working_on: Work | None = None

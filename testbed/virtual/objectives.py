@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from agents.config import FROM_TASK, Start
 from agents.flat import FlatModule, build, learned
 from agents.shards import Shard, inputs
-from agents.tasks.interface import Task
+from agents.tasks.interface import Task, mean_loss
 from agents.tasks.quadratic import Quadratic
 
 Floats = NDArray[np.float32]
@@ -66,6 +66,9 @@ class Gradient(Protocol):
 class Objective(Protocol):
     """One thread at a time uses it: it may keep memory to work in."""
 
+    partial: bool
+    """Whether, since `on`, a loss has not depended on some parameter."""
+
     def on(self, rows: Indices, sizes: Indices) -> Gradient:
         """The gradient on mini-batches: that of job k at step t has the samples that the first
         `sizes[t, k]` of `rows[t, k]` name. Shapes (steps, jobs) and (steps, jobs, b)."""
@@ -84,7 +87,8 @@ def objective(task: Task, train: Shard, start: Start = FROM_TASK, device: str = 
     with torch.random.fork_rng(devices=[]):
         module = build(task, start)
     whole = all(p.requires_grad for p in module.parameters())
-    if whole and isinstance(module, nn.Sequential) and type(task).loss is Task.loss:
+    plain = (type(task).loss, type(task).weights) == (Task.loss, Task.weights)
+    if whole and plain and isinstance(module, nn.Sequential):
         match list(module):
             case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
                 return Softmax(train, layer)
@@ -98,6 +102,8 @@ class Softmax:
     In numpy, on one thread: at this size torch's operators cost more than their arithmetic, and threads
     wait longer for each other than they save.
     """
+
+    partial = False
 
     def __init__(self, train: Shard, layer: nn.Linear) -> None:
         self._x = train.x.reshape(len(train), layer.in_features)
@@ -169,6 +175,8 @@ class Softmax:
 class Squares:
     """½‖w − x‖²: its gradient is w − x."""
 
+    partial = False
+
     def __init__(self, train: Shard) -> None:
         self._x = train.x.astype(np.float32) * np.float32(train.scale)
 
@@ -192,7 +200,7 @@ class AnyModule:
     """Any torch module: one model after the other, or many as one stack, by torch.func.vmap."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module, device: str = "cpu") -> None:
-        self._loss = task.loss
+        self._task = task
         self._flat = FlatModule(module.to(device))
         self._x, self._y = (torch.from_numpy(part).to(device) for part in (train.x, train.y))
         self._scale = train.scale
@@ -201,6 +209,7 @@ class AnyModule:
             (name, slice(end - p.numel(), end), p.shape)
             for end, (name, p) in zip(ends, learned(module), strict=True)
         ]
+        self.partial = self._always_partial = False
         self._each = vmap(grad_and_value(self._mean_loss))
         self.draws = False
         """Whether a step draws random numbers, as dropout does."""
@@ -219,6 +228,7 @@ class AnyModule:
         before = torch.get_rng_state()
         for k in range(2):
             self._one(w[k], rows[k], expected[k])
+        self._always_partial = self.partial
         self.draws = not torch.equal(before, torch.get_rng_state())
         if (most := min(_STACKED, _STACK // w[0].nbytes)) < _FEW or not _pays(self._flat.module):
             return
@@ -238,6 +248,8 @@ class AnyModule:
         return self._stacked
 
     def on(self, rows: Indices, sizes: Indices) -> Gradient:
+        self.partial = self._always_partial
+
         def gradient(step: int, w: Floats, out: Floats) -> Floats:
             losses = np.empty(len(w), np.float32)
             own = sizes[step, : len(w)]
@@ -262,8 +274,9 @@ class AnyModule:
         self._flat.gradient.zero_()
         batch = torch.from_numpy(rows)
         x = inputs(self._x[batch], self._scale)
-        loss = self._loss(self._flat.module(x), self._y[batch]).mean()
+        loss = mean_loss(self._task, self._flat.module(x), self._y[batch])
         loss.backward()  # type: ignore[no-untyped-call]
+        self.partial = self.partial or bool(self._flat.without_gradient())
         np.copyto(out, self._flat.gradient.cpu().numpy())
         return loss.item()
 
@@ -283,7 +296,7 @@ class AnyModule:
         self, parameters: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
         outputs = functional_call(self._flat.module, dict(parameters), (x,))
-        return self._loss(outputs, y).mean()
+        return mean_loss(self._task, outputs, y)
 
 
 def _pays(module: nn.Module) -> bool:

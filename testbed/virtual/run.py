@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from agents import durations, events, own_code, wire
+from agents import events, own_code, wire
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
 from agents.aggregator.core import Setup
@@ -24,11 +24,12 @@ from agents.client import core as client
 from agents.client import randomness
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
+from agents.client.timing import Timing
 from agents.client.training import trainer_of
 from agents.config import Link, Named, silence
 from agents.device_actions import DeviceState
 from agents.flat import first_model
-from agents.nanoseconds import Nanoseconds, from_seconds
+from agents.nanoseconds import from_seconds
 from agents.rules.interface import ClientSide
 from agents.secure.masked import DIVERGED, Masked
 from agents.secure.quantised import Grid
@@ -237,8 +238,8 @@ class _Fleet:
         self._grid = None if secure is None else Grid(secure.range, secure.bits)
 
     def device(self, name: str, last: Device | None = None) -> Device:
-        """A life of a device; what is on its disk, and what was set of its share and link, outlives the
-        `last` one."""
+        """A life of a device; what is on its disk, what was set of its share and link, and how far its
+        durations are drawn, outlives the `last` one."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
         local, seed = planned.local, self._spec.topology.seed
@@ -265,10 +266,6 @@ class _Fleet:
             )
             return self._pool.hand_in(ticket)
 
-        def thinking_time(sequence: int, _: Nanoseconds) -> Nanoseconds:
-            return from_seconds(think(sequence))
-
-        think = durations.numbered(planned.think, lambda: generator(randomness.THINKING))
         memory = None if last is None else last.memory
         attacker = None
         if planned.byzantine is not None:
@@ -277,9 +274,10 @@ class _Fleet:
             )
         if last is None:
             line = self._network.line(planned)
-            speed = Speed(planned, self._cost, lambda: generator(randomness.TIMING))
+            speed = Speed(planned, self._cost)
+            timing = Timing(planned.timing, planned.think, generator, speed=planned.speed)
         else:
-            line, speed = last.line, last.speed
+            line, speed, timing = last.line, last.speed, last.timing
         privatiser, grid = None, self._grid
         if (differential := self._differential) is not None:
             step = 0.0 if grid is None else grid.step
@@ -307,7 +305,7 @@ class _Fleet:
             name=name,
             masks=masks,
             core=client.ClientCore(
-                *(identity, thinking_time, memory, attacker),
+                *(identity, lambda _: timing.thinking, memory, attacker),
                 mask=None if grid is None else mask,
                 privatiser=privatiser,
                 as_sent=None if grid is None else as_sent,
@@ -315,6 +313,7 @@ class _Fleet:
             line=line,
             train=train,
             speed=speed,
+            timing=timing,
             all_lost=line.link.is_outage,
             patience=self._patience,
             update_size=None if compression is None else self._update_size(compression),

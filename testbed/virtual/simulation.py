@@ -385,6 +385,7 @@ class Simulation:
                     device.memory = memory
 
     def _train(self, device: Device, model: wire.ModelMessage, sequence: int) -> None:
+        device.timing.begin()
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
         masking = sending = 0
@@ -398,7 +399,7 @@ class Simulation:
             started=self._events.now + masking,
             since=begun,
             computed=begun + device.speed.computing(training.steps) + sending,
-            floor=begun - masking + device.speed.floor(sequence),
+            floor=begun - masking + device.timing.floor,
         )
         self.work_on(device, work)
 

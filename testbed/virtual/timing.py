@@ -6,9 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from agents import durations
 from agents.nanoseconds import Nanoseconds, from_seconds
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import RTO_MIN, StepCost
@@ -18,15 +15,12 @@ _RTO_MAX = 120.0
 
 
 class Speed:
-    """How fast `device` trains; `rng` makes what draws its `timing`."""
+    """How fast `device` computes."""
 
-    def __init__(
-        self, device: PlannedDevice, cost: StepCost, rng: Callable[[], np.random.Generator]
-    ) -> None:
+    def __init__(self, device: PlannedDevice, cost: StepCost) -> None:
         self._device = device
         self._cost = cost
         self._step = cost.per_step(device)
-        self._floor = durations.numbered(device.timing, rng)
 
     def computing(self, steps: int) -> Nanoseconds:
         """How long the device computes an update of `steps` steps, at the share of the CPU that it has
@@ -44,11 +38,6 @@ class Speed:
     def answering(self) -> Nanoseconds:
         """How long it computes a sum of shares."""
         return from_seconds(self._cost.seconds_on(self._device, self._cost.answer))
-
-    def floor(self, sequence: int) -> Nanoseconds:
-        """How long training `sequence` takes at least, whatever the share: its `timing`. Where nothing
-        else is known, it is the time."""
-        return from_seconds(self._floor(sequence) / self._device.speed)
 
     def starting(self) -> Nanoseconds:
         """How long a client that starts takes until it is ready."""

@@ -23,7 +23,7 @@ from agents.client.training import trainer_of
 from agents.config import FROM_TASK, Local, Start
 from agents.shards import Shard
 from agents.tasks.interface import Task
-from agents.vectors import Vector
+from agents.vectors import Vector, norm
 from testbed.virtual.objectives import (
     AnyModule,
     Floats,
@@ -127,7 +127,7 @@ class BatchTrainer:
             places = [place for place in order if self._kind(jobs[place]) is kind]
             chosen = [jobs[place] for place in places]
             chunks = [[job] for job in chosen] if kind is _Kind.SINGLE else self._chunks(chosen)
-            with torch.random.fork_rng(devices=[], enabled=kind is _Kind.SINGLE):  # which seeds it
+            with torch.random.fork_rng(devices=[]):  # a client's own trainer seeds it
                 done = [*itertools.chain.from_iterable(each(partial(self._chunk, kind), chunks))]
             results.update(zip(places, done, strict=True))
         return [results[place] for place in range(len(jobs))]
@@ -174,7 +174,10 @@ class _Worker:
             case _Kind.STACKED:
                 return self.train(jobs)
             case _Kind.SINGLE:
-                return [self._single().train(job) for job in jobs]
+                return self._singles(jobs)
+
+    def _singles(self, jobs: Sequence[Job]) -> list[Outcome]:
+        return [self._single().train(job) for job in jobs]
 
     def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Gradient and loss of each job's first mini-batch."""
@@ -194,17 +197,26 @@ class _Worker:
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
         gradient = self._objective.on(*_batches(jobs, steps))
         descent = _Descent(jobs, w, self._l2)
+        skips = any(self._skips(job.local) for job in jobs)
         n = len(jobs)
         for step in range(steps[0]):
             while steps[n - 1] <= step:
                 n -= 1
             losses[:n] += self._differentiate(gradient, step, w[:n], g[:n])
+            if skips and self._objective.partial:
+                return self._singles(jobs)
             descent.step(w[:n], g[:n])
         triples = zip(jobs, w, losses.tolist(), strict=True)
         return [
             Outcome(_clipped(job, end), loss / job.steps if job.steps else math.nan)
             for job, end, loss in triples
         ]
+
+    def _skips(self, local: Local) -> bool:
+        """Whether a parameter on which the loss does not depend would change by a gradient of zero, and
+        so has to be skipped."""
+        every = self._l2 or local.proximal  # which depends on all
+        return not every and bool(local.weight_decay or local.momentum)
 
     def _stacked(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
         """The jobs' models, shape (jobs, d), and as much memory for their gradients."""
@@ -298,8 +310,8 @@ def _clipped(job: Job, end: Vector) -> Vector:
     if job.local.clip is None:
         return end.copy()
     update = end - job.start
-    norm = float(np.linalg.norm(update))
-    if norm > job.local.clip:
-        update *= np.float32(job.local.clip / norm)
+    length = norm(update)
+    if length > job.local.clip:
+        update *= np.float32(job.local.clip / length)
     update += job.start
     return update

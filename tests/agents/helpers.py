@@ -19,6 +19,7 @@ from agents.aggregator.evaluation import Evaluation
 from agents.aggregator.settings import Settings
 from agents.buffers import Buffers
 from agents.client.core import ClientCore, Identity, Outcome
+from agents.client.timing import Timing
 from agents.config import Duration, Local, Stop
 from agents.device_actions import Join
 from agents.nanoseconds import from_seconds, to_seconds
@@ -330,9 +331,8 @@ class Simulation:
             core=ClientCore(identity, lambda *_: 0, memory),
             line=self._network.line(planned) if last is None else last.line,
             train=lambda model, _: _Training(self, name, model),
-            speed=Speed(planned, StepCost(), lambda: np.random.default_rng(0))
-            if last is None
-            else last.speed,
+            speed=Speed(planned, StepCost()) if last is None else last.speed,
+            timing=Timing(timing, None, np.random.default_rng) if last is None else last.timing,
             memory=memory,
         )
 

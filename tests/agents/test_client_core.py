@@ -83,13 +83,11 @@ def test_the_newest_model_that_came_meanwhile_is_next() -> None:
     ("side", "since"),
     [(ClientSide(), 400), (ClientSide(send_buffer="hold"), 500)],  # the latter: when it was fetched
 )
-def test_thinking_is_told_the_number_and_the_time_since_the_training_could_begin(
-    side: ClientSide, since: int
-) -> None:
-    told: list[tuple[int, int]] = []
+def test_thinking_is_told_the_time_since_the_training_could_begin(side: ClientSide, since: int) -> None:
+    told: list[int] = []
 
-    def think(sequence: int, elapsed: int) -> int:
-        told.append((sequence, elapsed))
+    def think(elapsed: int) -> int:
+        told.append(elapsed)
         return 0
 
     client = ClientCore(Identity("run", "a", samples=10, side=side, local=Local()), think)
@@ -103,7 +101,7 @@ def test_thinking_is_told_the_number_and_the_time_since_the_training_could_begin
     client.pull(at=760)
     client.model(_model(3), at=1000)
     client.trained(_trained(at=1300))
-    assert told == [(1, 300), (2, 700 - since), (3, 300)]
+    assert told == [300, 700 - since, 300]
 
 
 def test_a_redelivered_model_is_not_trained_twice() -> None:

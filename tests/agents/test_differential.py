@@ -12,11 +12,12 @@ from agents.aggregator import actions as act
 from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Trained
 from agents.client.differential import Privatiser
 from agents.config import Differential, Local, ServerNoise
+from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, Kind
 from agents.secure.quantised import Grid
 from agents.wire import ModelMessage, UpdateMessage
-from tests.agents.helpers import done, message, started
+from tests.agents.helpers import done, message, of, started
 
 _D = 10_000
 
@@ -32,6 +33,15 @@ def test_a_long_update_is_clipped_and_a_short_one_is_not() -> None:
     assert np.linalg.norm(server.private(1, long)) == pytest.approx(2.0, rel=1e-5)
     assert np.array_equal(server.private(1, short), short)
     assert np.array_equal(long, np.full(_D, 0.1, np.float32))  # the trained model is not changed
+
+
+@pytest.mark.parametrize("size", [10_000, 10_000_000])
+@pytest.mark.parametrize("value", [0.03, 0.1, 0.7, 3.0])
+def test_what_is_clipped_is_no_longer_than_clip_to_the_last_bit(size: int, value: float) -> None:
+    """Each element is rounded in the same direction, and in float32 the norm would be 0.1 % off."""
+    private = _privatiser("server").private(1, np.full(size, value, np.float32))
+    length = math.sqrt(size) * float(private[0])
+    assert 2.0 * (1 - 1e-6) < length <= 2.0
 
 
 def test_what_is_summed_is_no_longer_than_clip_once_it_is_rounded() -> None:
@@ -113,6 +123,47 @@ def test_noise_at_the_server_comes_once_per_version_scaled_like_the_heaviest_upd
     core.update("b", message("b", 4, sequence=2, base_version=1, vector=zero, **done(1.0)), 1, 1.0)
     assert server.version == 2
     assert abs(float(np.corrcoef(first, server.w - first)[0, 1])) < 0.05
+
+
+@pytest.mark.parametrize("importance", [(0.7, 0.3), (0.3, 0.7)])
+def test_noise_at_the_server_hides_the_heaviest_of_unequal_updates(
+    importance: tuple[float, float],
+) -> None:
+    """An update of norm C moves the model by up to 0.7 C, whichever comes last: with noise for 0.3 of it
+    the run would be less than half as private as it says."""
+    core, server = started(
+        FedAvg(),
+        w=np.zeros(_D, np.float32),
+        importance=dict(zip("ab", importance, strict=True)),
+        noise=ServerNoise(3.0, seed=1),
+    )
+    zero = np.zeros(_D, np.float32)
+    core.end_of_instant(0.0)
+    for number, client in enumerate("ab", 1):
+        core.update(client, message(client, number, vector=zero, **done(0.0)), 1, 1.0)
+    assert server.version == 1
+    assert server.w.std() == pytest.approx(0.7 * 3.0, rel=0.03)
+
+
+def test_noise_at_the_server_follows_the_discount_of_staleness() -> None:
+    """The fresh update has the weight 1/2, the one that is 3 versions old half of that."""
+    core, server = started(
+        FedBuff(buffer_size=2, staleness="inverse_sqrt"),
+        w=np.zeros(_D, np.float32),
+        noise=ServerNoise(3.0, seed=1),
+    )
+    zero = np.zeros(_D, np.float32)
+    number, version = 1, 0
+    for sequence in range(1, 8):  # of a, which make three versions and half of the fourth
+        at = float(sequence)
+        fields = done(at - 1) | {"sequence": sequence, "base_version": version, "vector": zero}
+        actions = core.update("a", message("a", number, **fields), 1, at)
+        (dispatch,) = of(act.Dispatch, actions)
+        number, version = dispatch.number, dispatch.version
+    before = server.w.copy()
+    core.update("b", message("b", 2, vector=zero, **done(0.0)), 1, 8.0)
+    assert server.version == 4
+    assert (server.w - before).std() == pytest.approx(3.0 / 2, rel=0.03)
 
 
 def test_delta_is_above_0() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agents.config import Duration
-from agents.durations import numbered, sampler
+from agents.durations import sampler, vary
 
 N = 20_000
 
@@ -79,12 +79,8 @@ def test_unfit_parameters_are_refused(distribution: str, params: dict[str, Any])
         sampler(Duration(distribution, params), np.random.default_rng())
 
 
-def test_durations_have_numbers_whatever_was_asked_for_before() -> None:
-    measured = Duration("trace", {"values": [1, 2, 7]})
-    give = numbered(measured, np.random.default_rng)
-    assert [give(number) for number in (1, 2, 3, 4, 4, 2, 6)] == [1, 2, 7, 1, 1, 2, 7]
-    drawn = Duration("exponential", {"mean": 2})
-    one, other = (numbered(drawn, lambda: np.random.default_rng(3)) for _ in range(2))
-    ahead = other(3)
-    assert [one(1), one(2), one(3)] == [other(1), other(2), ahead]
-    assert numbered(None, np.random.default_rng)(5) == 0
+def test_only_a_constant_duration_does_not_vary() -> None:
+    assert vary(Duration("exponential", {"mean": 2}))
+    assert vary(Duration("trace", {"values": [1, 2, 7]}))
+    assert not vary(Duration("constant", {"value": 2}))
+    assert not vary(None)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.vectors import add_scaled, mix, norm, pour
+from agents.vectors import add_scaled, finite, mix, norm, pour
 
 LONG = 100_003
 """Longer than the blocks that the arithmetic works in, and no multiple of them."""
@@ -67,6 +67,14 @@ def test_one_bad_element_is_found(bad: float, index: int) -> None:
     vector = np.ones(LONG, np.float32)
     vector[index] = bad
     assert not math.isfinite(norm(vector))
+    assert not finite(vector)
+
+
+@pytest.mark.parametrize("value", [1e-3, 0.1, 3.0])
+def test_a_norm_of_many_equal_elements_is_right_to_nine_digits(value: float) -> None:
+    """In float32 it would be off by 0.1 %."""
+    vector = np.full(10_000_000, value, np.float32)
+    assert norm(vector) == pytest.approx(float(np.float32(value)) * math.sqrt(1e7), rel=1e-9)
 
 
 def test_a_norm() -> None:
@@ -75,3 +83,4 @@ def test_a_norm() -> None:
     assert norm(np.array([1.8e19], np.float32)) == pytest.approx(1.8e19)
     for vector in ([3e38], [1.9e19], [1.8e19, 1.8e19], [np.inf, -np.inf]):
         assert not math.isfinite(norm(np.array(vector, np.float32)))
+        assert not finite(np.array(vector, np.float32))

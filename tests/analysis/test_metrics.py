@@ -124,6 +124,25 @@ def test_a_run_that_diverged_in_the_end_has_no_final_loss(directory: Path) -> No
     assert metrics.final(run, "accuracy") == pytest.approx(0.45)
 
 
+@pytest.mark.parametrize(
+    ("every", "count", "share", "expected"),
+    [
+        (0.3, 10, 0.2, 9.0),  # from 2.4 s on: 8, 9, 10
+        (0.1, 10, 0.3, 8.5),  # from 0.7 s on: 7, 8, 9, 10
+        (0.7, 10, 0.9, 5.5),  # from 0.7 s on: 1, …, 10
+        (86400.1, 10, 0.2, 9.0),
+    ],
+)
+def test_an_evaluation_at_the_very_begin_of_the_last_part_counts(
+    directory: Path, every: float, count: int, share: float, expected: float
+) -> None:
+    moments = [k * every for k in range(1, count + 1)]
+    evaluations = [Evaluated(at, k, float(k), 0.5) for k, at in enumerate(moments, 1)]
+    text = EVENTS[0] + "\n" + "".join(map(to_line, evaluations))
+    (directory / "events.jsonl").write_text(text)
+    assert metrics.final(load(directory), "loss", share) == expected
+
+
 def test_the_final_quality_is_that_of_the_last_part_of_the_time(directory: Path) -> None:
     run = load(directory)
     assert metrics.final(run, "accuracy") == 0.8

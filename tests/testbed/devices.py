@@ -6,6 +6,7 @@ import numpy as np
 
 from agents import wire
 from agents.client import core as client
+from agents.client.timing import Timing
 from agents.client.uploads import Memory
 from agents.config import Link, Local
 from agents.rules.interface import ClientSide
@@ -56,9 +57,8 @@ def device(
         core=client.ClientCore(identity, lambda *_: 0, memory),
         line=line or Network(queue, 0).line(planned),
         train=train,
-        speed=Speed(
-            planned, StepCost(time=StepTime(1.0), start=start), lambda: np.random.default_rng(0)
-        ),
+        speed=Speed(planned, StepCost(time=StepTime(1.0), start=start)),
+        timing=Timing(None, None, np.random.default_rng),
         memory=memory,
     )
 

@@ -72,6 +72,80 @@ def test_everything_at_once_at_the_end(rule: dict[str, Any], after: int, tmp_pat
     assert len(run.evaluations) == 1 + 10 * after
 
 
+@pytest.mark.parametrize(
+    ("criterion", "staleness"),
+    [
+        ({"criterion": "period", "period": "200ms"}, {0: 1, 1: 59}),
+        ({"criterion": "random", "rate": 5.0}, {0: 1, 1: 58}),  # the last message waits for a tick
+    ],
+    ids=["period", "random"],
+)
+def test_area_makes_no_version_of_a_tick_without_messages(
+    criterion: dict[str, Any], staleness: dict[int, int], tmp_path: Path
+) -> None:
+    run = _run(
+        tmp_path,
+        task={
+            "name": "digits-logreg",
+            "partition": {"scheme": "iid"},
+            "local": {"steps": 5, "batch_size": 16, "lr": 0.1},
+        },
+        rule={"name": "area"} | criterion,
+        devices=_devices("1s"),
+        stop={"after": "60s"},
+    )
+    made = run.versions[run.versions["updates"] > 0]
+    assert made["version"].tolist() == list(range(1, len(made) + 1))
+    assert run.versions["version"].max() == len(made)
+    assert run.updates["staleness"].value_counts().to_dict() == staleness
+
+
+def test_each_attempt_of_a_training_takes_the_next_durations(tmp_path: Path) -> None:
+    """Crashes take the trainings of 300 ms and of 50 ms; a leave the one of 70 ms. What comes after is
+    another's turn: 200 ms, then from the beginning."""
+    measured = {"distribution": "trace", "values": ["100ms", "300ms", "50ms", "70ms", "200ms"]}
+    run = _run(
+        tmp_path,
+        task=_task(2),
+        rule={"name": "fedasync"},
+        devices=[{"name": "a", "timing": measured, "think": measured}],
+        scenario=[
+            {"at": "250ms", "crash": "a", "restart_after": "50ms"},
+            {"at": "320ms", "crash": "a", "restart_after": "80ms"},
+            {"at": "410ms", "leave": "a"},
+            {"at": "500ms", "join": "a"},
+        ],
+        stop={"updates": 3},
+    )
+    ended = [(row.sequence, row.train_end, row.applied) for row in run.updates.itertuples()]
+    assert ended == [(1, 0.1, 0.2), (2, 0.7, 0.9), (3, 1.0, 1.1)]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_with_durations_drawn_anew_crashes_do_not_slow_a_memoryless_device_down(
+    seed: int, tmp_path: Path
+) -> None:
+    """In 200 s, 1,200 less what 1 ms of each second away takes; 176 where an attempt repeats its draw.
+    The same seed gives the same records."""
+
+    def run(folder: str) -> Run:
+        return _run(
+            tmp_path / folder,
+            seed=seed,
+            task=_task(*[1] * 6, lr=0.1),
+            rule={"name": "fedasync"},
+            devices=[{"name": "d", "count": 6, "timing": {"distribution": "exponential", "mean": "1s"}}],
+            churn={"rate": "60/min", "downtime": "1ms"},
+            evaluate={"every": "100s"},
+            stop={"after": "200s"},
+        )
+
+    once, again = run("once"), run("again")
+    assert len(once.updates) == pytest.approx(1197, rel=0.1)
+    assert once.updates.groupby("client").size().min() > 150
+    assert once.updates.equals(again.updates)
+
+
 def test_the_last_step_of_a_scenario_ends_the_run_and_nothing_follows(tmp_path: Path) -> None:
     run = _run(
         tmp_path,

@@ -21,6 +21,8 @@ from tests.reference import Contribution, Draw, Setting, Step, Version
 MS = 1_000_000
 TIMINGS = [100 * MS, 150 * MS, 200 * MS, 300 * MS]
 PERIODS = [*TIMINGS, 50 * MS, 250 * MS, 70 * MS]
+DRAWN = 100
+"""Drawn durations of a device, which take it about 20 s."""
 RUNS = 100
 NAMES = "abcde"
 
@@ -29,7 +31,7 @@ def random_setting(seed: int) -> Setting:
     rng = Random(seed)  # noqa: S311 not a secret
     rule = sorted(reference.RULES)[seed % len(reference.RULES)]
     n = rng.randint(1 if rule == "defedavg_niid" else 2, 5)
-    timings = [[rng.choice(TIMINGS) for _ in range(rng.choice([1, 1, 1, 2, 3]))] for _ in range(n)]
+    timings = [random_timing(rng) for _ in range(n)]
     after = rng.choice([2000, 3000, 2437]) * MS
     return Setting(
         rule=rule,
@@ -41,6 +43,14 @@ def random_setting(seed: int) -> Setting:
         scenario=random_scenario(rule, n, after, rng) if rng.random() < 0.5 else [],
         after=after,
     )
+
+
+def random_timing(rng: Random) -> list[int]:
+    """Of one device: durations that meet those of others, or drawn ones, which seldom do, and of which a
+    few are long enough for a crash."""
+    if rng.random() < 0.3:
+        return [max(1, round(rng.expovariate(1 / (200 * MS)))) for _ in range(DRAWN)]
+    return [rng.choice(TIMINGS) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
 
 
 def random_parameters(rule: str, n: int, rng: Random) -> dict[str, Any]:

@@ -97,15 +97,23 @@ def test_area_ends_there_with_sums_too_also_after_one_is_lost(tmp_path: Path) ->
     assert ended.final.tolist() == pytest.approx([3.0], abs=1e-5)
 
 
-def test_what_secure_aggregation_costs_a_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("timing", "train_end"),
+    [({}, 0.038), ({"timing": "100ms"}, 0.1), ({"timing": "35ms"}, 0.038)],
+    ids=["computing", "timing", "less timing"],
+)
+def test_what_secure_aggregation_costs_a_device(
+    timing: dict[str, str], train_end: float, tmp_path: Path
+) -> None:
     """Half a core: 10 ms for a mask, then 20 ms for a step, 4 ms for the share that is sent and 4 ms for
-    the one that comes meanwhile; both sums of shares are there 2 ms after the second update."""
+    the one that comes meanwhile; both sums of shares are there 2 ms after the second update. What
+    `timing` gives begins with the mask, when the model is there."""
     topology = _topology(
         tmp_path,
         rule={"name": "fedbuff", "buffer_size": 2},
         privacy={"secure": {"colluding": 1, "needed": 2}},
         task={"name": "digits-logreg", "local": {"steps": 1, "batch_size": 8}},
-        devices=[{"name": "d", "count": 2, "cpu": 0.5}],
+        devices=[{"name": "d", "count": 2, "cpu": 0.5} | timing],
         stop={"updates": 2},
         runtime={
             "name": "virtual",
@@ -118,7 +126,8 @@ def test_what_secure_aggregation_costs_a_device(tmp_path: Path) -> None:
     first, second = _run(topology, tmp_path).updates.itertuples()
     for update in (first, second):
         assert (update.masking, update.train_start) == (0.01, 0.01)
-        assert (update.train_end, update.applied) == (0.038, 0.04)
+        assert update.train_end == train_end
+        assert update.applied == pytest.approx(train_end + 0.002)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agents.client.timing import Timing
 from agents.config import Duration, Local
 from agents.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice
@@ -38,33 +39,35 @@ def _constant(seconds: float) -> Duration:
 )
 def test_fifty_steps(device: PlannedDevice, seconds: float) -> None:
     cost = StepCost(flops=0.1e9, time=StepTime(0.002))
-    speed = Speed(device, cost, lambda: np.random.default_rng(0))
-    assert to_seconds(max(speed.computing(50), speed.floor(1))) == pytest.approx(seconds)
+    timing = Timing(device.timing, None, np.random.default_rng, speed=device.speed)
+    timing.begin()
+    computing = Speed(device, cost).computing(50)
+    assert to_seconds(max(computing, timing.floor)) == pytest.approx(seconds)
 
 
 def test_in_slices_a_step_costs_more_the_smaller_the_share() -> None:
     time = StepTime(0.002, 0.0032)
     found = [time.at(share) for share in (2.0, 1.0, 0.5, 0.25, 0.125, 1 / 64)]
     assert found == pytest.approx([0.002, 0.002, 0.0024, 0.0028, 0.0032, 0.0044])
-    speed = Speed(_device(cpu=0.25), StepCost(time=time), lambda: np.random.default_rng(0))
+    speed = Speed(_device(cpu=0.25), StepCost(time=time))
     assert to_seconds(speed.computing(50)) == pytest.approx(50 * 0.0028 / 0.25)
 
 
 def test_an_update_costs_a_share_of_the_core_beside_its_steps() -> None:
     cost = StepCost(flops=1e9, time=StepTime(0.002), update=0.003)
-    of_a_share = Speed(_device(cpu=0.25), cost, lambda: np.random.default_rng(0))
+    of_a_share = Speed(_device(cpu=0.25), cost)
     assert to_seconds(of_a_share.computing(50)) == pytest.approx(0.412)
-    of_its_own = Speed(_device(gflops=1.0), cost, lambda: np.random.default_rng(0))
+    of_its_own = Speed(_device(gflops=1.0), cost)
     assert to_seconds(of_its_own.computing(1)) == 1.0
 
 
 def test_a_start_takes_the_same_at_any_share() -> None:
     cost = StepCost(flops=1e9, time=StepTime(0.002), start=1.5)
-    speed = Speed(_device(cpu=0.25), cost, lambda: np.random.default_rng(0))
+    speed = Speed(_device(cpu=0.25), cost)
     assert to_seconds(speed.starting()) == 1.5
     speed.set_share(0.5)
     assert to_seconds(speed.starting()) == 1.5
-    of_its_own = Speed(_device(gflops=1.0), cost, lambda: np.random.default_rng(0))
+    of_its_own = Speed(_device(gflops=1.0), cost)
     assert of_its_own.starting() == 0
 
 
@@ -84,19 +87,19 @@ def test_the_cost_of_an_update_is_the_usual_one_unless_the_topology_gives_times(
 
 
 def test_another_share_makes_all_steps_longer() -> None:
-    speed = Speed(_device(cpu=0.5), StepCost(time=StepTime(0.002)), lambda: np.random.default_rng(0))
+    speed = Speed(_device(cpu=0.5), StepCost(time=StepTime(0.002)))
     assert speed.set_share(0.125) == 4
     assert to_seconds(speed.computing(50)) == pytest.approx(0.8)
 
 
 def test_what_is_unknown_takes_no_time_and_no_share_changes_that() -> None:
-    speed = Speed(_device(cpu=0.5), StepCost(), lambda: np.random.default_rng(0))
-    assert (speed.computing(50), speed.floor(1)) == (0, 0)
+    speed = Speed(_device(cpu=0.5), StepCost())
+    assert speed.computing(50) == 0
     assert speed.set_share(0.25) == 1
 
 
 def test_a_second_of_operations_is_a_second_to_the_nanosecond() -> None:
-    speed = Speed(_device(gflops=1.0), StepCost(flops=1e9), lambda: np.random.default_rng(0))
+    speed = Speed(_device(gflops=1.0), StepCost(flops=1e9))
     assert speed.computing(1) == 1_000_000_000
 
 

@@ -39,6 +39,7 @@ class MyTask(Task):
         )
 
     # Without the two below a task has these: cross-entropy, and whether the highest score is right.
+    # A third one, `weights(y)`, says how much each sample counts; without it all count the same.
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Of each sample, shape (batch,)."""

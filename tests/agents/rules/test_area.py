@@ -100,6 +100,50 @@ def test_steps_too_small_for_float32_add_up() -> None:
     assert server.w.tolist() == pytest.approx([1 + 1e-5], abs=6e-8)
 
 
+def with_remainder(p: tuple[float, ...], absent: str = "") -> tuple[Server, AreaState]:
+    """After a tick at which float32 kept enough of u out of x to move x by one bit at the next one."""
+    server = make_server(*p)
+    for client in absent:
+        del server.clients[client]
+    server.w = np.array([0.2], np.float32)
+    state = begin(Area(criterion="period", period=1.0), server)
+    state.update(update("a", float(np.float32(0.9)), kind="model"))
+    assert len(weights(state.timer("aggregate"))) == 1
+    assert server.w + state.u != server.w
+    return server, state
+
+
+def test_ticks_without_messages_leave_the_rounding_remainder_for_the_next_message() -> None:
+    server, state = with_remainder((0.5, 0.5))
+    x, remainder = server.w.copy(), state.u.copy()
+    assert state.timer("aggregate") == [Aggregated(1, ())]
+    assert (server.w.tolist(), state.u.tolist()) == (x.tolist(), remainder.tolist())
+    state.update(update("a", 0.0, kind="residual"))
+    assert weights(state.timer("aggregate")) == [("a", 0.5)]
+    assert (server.w.tolist(), server.version) == ((x + remainder).tolist(), 2)
+
+
+def test_a_goodbye_that_does_not_change_the_mean_makes_no_version() -> None:
+    server, state = with_remainder((0.25, 0.25, 0.5), absent="c")
+    server.clients["c"] = 0.5
+    state.join("c")
+    state.retire("c", None)
+    assert state.timer("aggregate") == [Aggregated(1, ())]
+    state.retire("b", None)
+    assert state.timer("aggregate") == [Aggregated(2, ())]
+    assert server.w == pytest.approx([0.9])
+
+
+def test_what_a_server_rate_below_one_leaves_of_u_is_applied_at_the_next_ticks() -> None:
+    server = make_server(1.0)
+    server.w = np.zeros(1, np.float32)
+    state = begin(Area(criterion="period", period=1.0, server_lr=0.5), server)
+    state.update(update("a", 1.0, kind="model"))
+    made = [state.timer("aggregate")[0] for _ in range(40)]
+    assert made[1] == Aggregated(2, ())
+    assert (server.w.tolist(), made[-1], made[-2]) == ([1.0], made[-2], made[-1])
+
+
 def test_a_client_that_lost_its_memory_begins_anew_beside_what_it_left() -> None:
     """Mean (¼·4 + ¼·0 + ½·0) before; a's 4 stays, and a joins with x = 0 at ¼ of then 1¼."""
     server = make_server(0.25, 0.25, 0.5)

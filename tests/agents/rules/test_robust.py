@@ -59,13 +59,37 @@ def test_each_coordinate_has_its_own_extremes() -> None:
     assert server.w.tolist() == [-2.0, -4.0]
 
 
-def test_what_fedavg_trims_is_weighted_by_the_importance() -> None:
-    server = make_server(0.5, 0.3, 0.2)
-    state = FedAvg(trim="median").begin(server)
+@pytest.mark.parametrize(
+    ("trim", "importance", "values", "moved"),
+    [
+        (0.25, (0.7, 0.1, 0.1, 0.1), (1.0, 1.0, 1.0, 1.0), 1.0),
+        ("median", (0.7, 0.1, 0.1, 0.1), (1.0, 1.0, 1.0, 1.0), 1.0),
+        ("median", (0.5, 0.3, 0.2), (1.0, 2.0, 100.0), 2.0),
+        (0.25, (0.1, 0.2, 0.3, 0.4), (9.0, -4.0, 1.0, 2.0), (0.3 * 1 + 0.4 * 2) / 0.7),
+        (0.25, (0.1, 0.2, 0.3, 0.4), (1.0, 2.0, 900.0, -900.0), (0.1 * 1 + 0.2 * 2) / 0.3),
+    ],
+)
+def test_what_fedavg_trims_are_values_and_what_is_left_counts_by_importance(
+    trim: Trim, importance: tuple[float, ...], values: tuple[float, ...], moved: float
+) -> None:
+    server = make_server(*importance)
+    state = FedAvg(trim=trim).begin(server)
     state.start()
-    for client, value in zip("abc", (1.0, 2.0, 100.0), strict=True):  # p Δ: 0.5, 0.6, 20
-        state.update(update(client, value))
-    assert server.w.tolist() == [pytest.approx(3 * 0.6)]
+    for client, value in zip("abcd", values, strict=False):
+        done = state.update(update(client, value))
+    assert server.w.tolist() == [pytest.approx(moved, rel=1e-12)]
+    assert [weight for _, weight in weights(done)] == pytest.approx(importance)
+
+
+def test_stale_updates_are_trimmed_by_their_values_and_discounted_afterwards() -> None:
+    """τ = 3 halves the first two; of (6, 1, 2, 0) the first and the last are left out, and Σ a = 3."""
+    server = make_server(0.5, 0.5)
+    server.version = 3
+    state = FedBuff(buffer_size=4, trim=0.25, staleness="inverse_sqrt").begin(server)
+    for value, base in ((6.0, 0), (1.0, 0), (2.0, 3), (0.0, 3)):
+        state.update(update("a", value, base=base))
+    mean = (0.5 * 1.0 + 1.0 * 2.0) / 1.5
+    assert server.w.tolist() == [pytest.approx(3.0 * mean / 4)]
 
 
 def test_a_client_drawn_twice_counts_twice() -> None:
@@ -111,11 +135,27 @@ NUMBERS = st.floats(-1e6, 1e6, width=32)
 rows = st.integers(1, 9).flatmap(lambda n: arrays.arrays(np.float32, (n, 3), elements=NUMBERS).map(list))
 
 
+def drawn_weights(data: st.DataObject, rows: list[Any]) -> list[float]:
+    """One for each row, often the same."""
+    n = len(rows)
+    one = st.sampled_from([0.1, 0.1, 0.25, 0.7, 3.0])
+    return data.draw(st.lists(one, min_size=n, max_size=n))
+
+
 @given(rows=rows, data=st.data())
 def test_their_order_changes_not_a_bit(rows: list[Any], data: st.DataObject) -> None:
     k = data.draw(st.integers(0, (len(rows) - 1) // 2))
-    other = data.draw(st.permutations(rows))
-    assert trimmed_mean(rows, k).tobytes() == trimmed_mean(other, k).tobytes()
+    a = drawn_weights(data, rows)
+    order = data.draw(st.permutations(range(len(rows))))
+    other = trimmed_mean([rows[i] for i in order], k, [a[i] for i in order])
+    assert trimmed_mean(rows, k, a).tobytes() == other.tobytes()
+
+
+@given(rows=rows, data=st.data())
+def test_where_all_agree_weights_do_not_matter(rows: list[Any], data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, (len(rows) - 1) // 2))
+    mean = trimmed_mean([rows[0]] * len(rows), k, drawn_weights(data, rows))
+    assert mean == pytest.approx(rows[0], rel=1e-6)
 
 
 @given(rows=rows, weight=st.floats(0.1, 2.0), scale=st.floats(0.1, 2.0))
@@ -136,15 +176,25 @@ def test_k_attackers_cannot_leave_the_range_of_the_honest(rows: list[Any], data:
     k = data.draw(st.integers(0, (len(rows) - 1) // 2))
     forged = arrays.arrays(np.float32, 3, elements=st.floats(-(2.0**63), 2.0**63, width=32))
     attacked = [*rows[k:], *(data.draw(forged) for _ in range(k))]
-    honest, mean = np.array(rows[k:]), trimmed_mean(attacked, k)
+    a = drawn_weights(data, rows)
+    honest, mean = np.array(rows[k:]), trimmed_mean(attacked, k, a)
     slack = 1e-6 * np.abs(honest).max(axis=0)  # of float32's rounding
     assert (honest.min(axis=0) - slack <= mean).all()
     assert (mean <= honest.max(axis=0) + slack).all()
 
 
+def test_what_is_left_without_weight_moves_nothing() -> None:
+    """As by port, of an update in the opposite direction."""
+    rows = [np.array([value, value], np.float32) for value in (1.0, 2.0, 3.0)]
+    assert trimmed_mean(rows, 1, [1.0, 0.0, 1.0]).tolist() == [0.0, 0.0]
+    assert trimmed_mean(rows, 0, [1.0, 0.0, 3.0]).tolist() == [2.5, 2.5]
+
+
 def test_long_vectors_are_as_short_ones() -> None:
     rows = list(np.random.default_rng(0).normal(size=(7, 100_000)).astype(np.float32))
-    assert trimmed_mean(rows, 3).tolist() == np.median(rows, axis=0).tolist()
+    assert trimmed_mean(rows, 3, [0.5] * 7).tolist() == np.median(rows, axis=0).tolist()
+    unequal = trimmed_mean(rows, 3, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    assert unequal.tolist() == np.median(rows, axis=0).tolist()
 
 
 def test_the_plain_sum_keeps_no_update() -> None:

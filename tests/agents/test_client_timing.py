@@ -1,0 +1,57 @@
+"""Durations of a client's trainings, drawn anew for each that begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from agents.client import memory, randomness
+from agents.client.timing import Timing
+from agents.config import Duration
+from agents.nanoseconds import SECOND, Nanoseconds
+
+MEASURED = Duration("trace", {"values": [1, 2, 7]})
+DRAWN = Duration("exponential", {"mean": 2})
+
+
+def rng(purpose: int) -> np.random.Generator:
+    return randomness.generator(3, "pi", purpose)
+
+
+def taken(timing: Timing, trainings: int) -> list[tuple[Nanoseconds, Nanoseconds]]:
+    found = []
+    for _ in range(trainings):
+        timing.begin()
+        found.append((timing.floor, timing.thinking))
+    return found
+
+
+def test_each_training_that_begins_takes_the_next_value() -> None:
+    timing = Timing(MEASURED, Duration("constant", {"value": 5}), rng, speed=0.5)
+    floors = [2, 4, 14, 2]
+    assert taken(timing, 4) == [(floor * SECOND, 5 * SECOND) for floor in floors]
+
+
+def test_a_later_process_goes_on_where_the_one_before_was_killed() -> None:
+    """The trainings that were not finished have taken their values with them."""
+    whole = taken(Timing(DRAWN, MEASURED, rng), 5)
+    assert len(set(whole)) == 5
+    assert taken(Timing(DRAWN, MEASURED, rng, begun=3), 2) == whole[3:]
+
+
+def test_timing_and_think_are_drawn_independently() -> None:
+    timing = Timing(DRAWN, DRAWN, rng)
+    assert all(floor != thinking for floor, thinking in taken(timing, 3))
+
+
+def test_without_either_nothing_takes_time() -> None:
+    assert taken(Timing(None, None, rng), 2) == [(0, 0), (0, 0)]
+
+
+def test_what_is_counted_outlives_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "begun"
+    assert memory.count(path) == 0
+    for _ in range(3):
+        memory.count_one_more(path)
+    assert memory.count(path) == 3
