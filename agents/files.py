@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import secrets
 import stat
+import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
+
+_SUM = struct.Struct("<I")
+"""A CRC-32, little endian."""
 
 
 @contextmanager
@@ -26,12 +32,43 @@ def whole(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def save(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write `pieces`, one after the other; all of them are on the disk as `path` when this returns."""
-    with whole(path) as partial, partial.open("wb") as file:
+def save(path: Path, pieces: Iterable[bytes | memoryview], *, secret: bool = False) -> None:
+    """Write `pieces`, one after the other; all of them are on the disk as `path` when this returns.
+    `secret`: for this user alone."""
+    with whole(path) as partial, open_private(partial, "wb") if secret else partial.open("wb") as file:
         file.writelines(pieces)
         file.flush()
         os.fdatasync(file.fileno())
+
+
+def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """`pieces` and, behind them, their checksum: what `unsealed` reads."""
+    summed = 0
+    for piece in pieces:
+        summed = zlib.crc32(piece, summed)
+        yield piece
+    yield _SUM.pack(summed)
+
+
+def unsealed(data: bytes | memoryview | mmap.mmap) -> memoryview:
+    """What `sealed` was given, all in one. Raises ValueError where it was changed since."""
+    data = memoryview(data)
+    content, summed = data[: -_SUM.size], data[-_SUM.size :]
+    if len(data) < _SUM.size or zlib.crc32(content) != _SUM.unpack(summed)[0]:
+        raise ValueError("its checksum is wrong: it is damaged, or not whole")
+    return content
+
+
+def open_private(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
+    """Open a file to write it, which other users may neither read nor write; nor one that is there
+    already from now on."""
+    return open(path, mode, opener=_private)
+
+
+def _private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import events, wire
+from agents import events, files, wire
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from tests.running import (
@@ -88,7 +88,7 @@ def test_a_resumed_run_goes_on(testbed: Testbed, tmp_path: Path) -> None:
 def unacknowledged(run: Finished) -> list[wire.UpdateMessage]:
     """Updates that clients had finished and were not told to be safe."""
     kept = (run.path / "state" / "clients").rglob("*.update")
-    return [wire.decode_update(file.read_bytes()) for file in kept]
+    return [wire.decode_update(bytes(files.unsealed(file.read_bytes()))) for file in kept]
 
 
 def wait_for_the_last_record(runs: Path) -> Finished:

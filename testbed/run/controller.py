@@ -132,6 +132,8 @@ class Controller:
         )
         self._commands = CommandFolder(spec.directory.orders)
         self._refusals = messages.Refusals(self._note)
+        for remark in spec.remarks:
+            self._note(remark)
         self._rate_limit = RateLimit(*_MESSAGE_RATE)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
