@@ -51,8 +51,6 @@ def prepare(
         view.progress(remark)
     samples = {client: len(own) for client, own in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples, options.verbose, odd_updates(directory))
-    for sentence in spec.remarks:
-        view.progress(f"Warning: {sentence}")
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
     own = own_data(topology, directory, view)
     described = manifest.describe(spec, preparation.label_counts(prepared))
