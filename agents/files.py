@@ -9,15 +9,13 @@ import mmap
 import os
 import secrets
 import stat
-import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-_SUM = struct.Struct("<I")
-"""A CRC-32, little endian."""
+from agents import checksum
+from agents.checksum import PACKED, Checksum
 
 
 @contextmanager
@@ -43,18 +41,18 @@ def save(path: Path, pieces: Iterable[bytes | memoryview], *, secret: bool = Fal
 
 def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """`pieces` and, behind them, their checksum: what `unsealed` reads."""
-    summed = 0
+    found = Checksum()
     for piece in pieces:
-        summed = zlib.crc32(piece, summed)
+        found.update(piece)
         yield piece
-    yield _SUM.pack(summed)
+    yield PACKED.pack(found.intdigest())
 
 
-def unsealed(data: bytes | memoryview | mmap.mmap) -> memoryview:
+def unsealed(data: bytes | mmap.mmap) -> memoryview:
     """What `sealed` was given, all in one. Raises ValueError where it was changed since."""
-    data = memoryview(data)
-    content, summed = data[: -_SUM.size], data[-_SUM.size :]
-    if len(data) < _SUM.size or zlib.crc32(content) != _SUM.unpack(summed)[0]:
+    view = memoryview(data)
+    content, found = view[: -PACKED.size], view[-PACKED.size :]
+    if len(view) < PACKED.size or checksum.of(content) != PACKED.unpack(found)[0]:
         raise ValueError("its checksum is wrong: it is damaged, or not whole")
     return content
 

@@ -53,7 +53,7 @@ class State:
     journal: int = 0
     """Bytes of the journal that these have made."""
     journal_sum: int = 0
-    """CRC-32 of these bytes."""
+    """Checksum of these bytes."""
     acted: deque[str] = field(default_factory=lambda: deque(maxlen=64))
     """The latest lines on what was done to devices: an order that comes twice makes no second one."""
     evaluating: list[int] = field(default_factory=list)
@@ -278,7 +278,7 @@ class DurableCore:
         if not path.is_file() or path.stat().st_size < state.journal:
             raise SnapshotError(f"{path} has less than {self._checkpoint} says")
         journal = storage.Journal(path, state.journal)
-        if journal.sum != state.journal_sum:
+        if journal.sum() != state.journal_sum:
             journal.abandon()
             raise SnapshotError(
                 f"{path} is damaged: the first {state.journal:,} bytes are not those of "
@@ -344,7 +344,7 @@ class DurableCore:
         if self._log is not None:
             self._log.sync()
         self._journal.sync()
-        self._state.journal, self._state.journal_sum = self._journal.size(), self._journal.sum
+        self._state.journal, self._state.journal_sum = self._journal.size(), self._journal.sum()
         self._size = snapshot.save(self._state, self._checkpoint)
         self._remove_evaluated()
         if self._log is not None and not self._record:

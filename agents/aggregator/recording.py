@@ -3,7 +3,7 @@
 The core has no clock, no socket and no random source but its seed, so what went in says exactly what
 came out. The file begins with `_MAGIC`, which names the format. An entry is a head (`_HEAD`, little
 endian), a JSON text, and a payload. The head has the lengths of both (4 and 8 bytes), the number of the
-entry in the run (8 bytes), the CRC-32 of text and payload, and the CRC-32 of the head up to there: so a
+entry in the run (8 bytes), the checksum of text and payload, and that of the head up to there: so a
 bit that has changed, and an entry that is missing or in another's place, are told from one that a crash
 has torn, which can be the last one alone.
 
@@ -25,15 +25,15 @@ import dataclasses
 import json
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agents import config, files, wire
+from agents import checksum, config, files, wire
 from agents.aggregator.core import Setup
 from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, Suspended, UpdateArrived
+from agents.checksum import PACKED, Checksum
 from agents.secure import wire as secure_wire
 
 
@@ -46,8 +46,7 @@ class Written:
 
 _MAGIC = b"inputs2\n"
 """As the length of a text, this is more than a file of 0.2.0 may begin with."""
-_HEAD = struct.Struct("<IQQI")
-_SUM = struct.Struct("<I")
+_HEAD = struct.Struct("<IQQQ")
 _OLD_HEAD = struct.Struct("<IQ")
 _PIECE = 2**20
 """Bytes that are read at once where a checksum is all that is asked for."""
@@ -148,11 +147,8 @@ class Recording:
 
 
 def _head(text: bytes, number: int, *payload: bytes | bytearray | memoryview) -> bytes:
-    summed = zlib.crc32(text)
-    for chunk in payload:
-        summed = zlib.crc32(chunk, summed)
-    head = _HEAD.pack(len(text), sum(map(len, payload)), number, summed)
-    return head + _SUM.pack(zlib.crc32(head))
+    head = _HEAD.pack(len(text), sum(map(len, payload)), number, checksum.of(text, *payload))
+    return head + PACKED.pack(checksum.of(head))
 
 
 def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[bytes | memoryview, ...]:
@@ -187,11 +183,11 @@ def check(path: Path) -> Extent:
         for head in _heads(file, path):
             if isinstance(head, Torn):
                 break
-            left, summed = head.text + head.payload, 0
+            left, found = head.text + head.payload, Checksum()
             while left and (piece := file.read(min(left, _PIECE))):
-                summed = zlib.crc32(piece, summed)
+                found.update(piece)
                 left -= len(piece)
-            if left or summed != head.summed:
+            if left or found.intdigest() != head.summed:
                 raise _damaged(path, head)
             first, last, size = head.number if first < 0 else first, head.number, file.tell()
     if first < 0:
@@ -213,7 +209,7 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Written | 
             if count > 0 and head.number <= skip:
                 continue
             text, payload = file.read(head.text), file.read(head.payload)
-            if head.summed is not None and zlib.crc32(payload, zlib.crc32(text)) != head.summed:
+            if head.summed is not None and checksum.of(text, payload) != head.summed:
                 raise _damaged(path, head)
             try:
                 entry = _entry(text, payload)
@@ -236,7 +232,7 @@ class _Head:
     """Length in bytes, like `payload`."""
     payload: int
     summed: int | None
-    """CRC-32 of text and payload; None in a file of 0.2.0."""
+    """Checksum of text and payload; None in a file of 0.2.0."""
 
 
 def _is_present(file: BinaryIO) -> bool:
@@ -248,14 +244,14 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
     """The head of each entry, checked, while the file stands at the text, and need not be read on from
     there. Raises RecordingError."""
     end, at, expected = os.fstat(file.fileno()).st_size, len(_MAGIC), None
-    length = _HEAD.size + _SUM.size
+    length = _HEAD.size + PACKED.size
     while at < end:
         file.seek(at)
         packed = file.read(length)
         if len(packed) < length:
             yield Torn(at)
             return
-        if zlib.crc32(packed[: _HEAD.size]) != _SUM.unpack(packed[_HEAD.size :])[0]:
+        if checksum.of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
             raise RecordingError(
                 f"{path}, the entry at byte {at} of {end:,}, behind {_counted(expected)}, is damaged: "
                 "the checksum of its head is wrong"

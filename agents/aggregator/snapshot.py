@@ -5,7 +5,7 @@ which is what pickle keeps. Reading one calls nothing but what `_Reader` admits:
 modules that the state is made of, of the run's own code, and NumPy's arrays and generators. So a file
 that somebody else made cannot run other code than the run's.
 
-Layout: `_HEAD` (magic number, length of the pickle, number of buffers, CRC-32 of all that follows), the
+Layout: `_HEAD` (magic number, length of the pickle, number of buffers, checksum of the rest), the
 lengths of the buffers, the pickle, the buffers. Integers are little endian.
 """
 
@@ -15,16 +15,15 @@ import io
 import os
 import pickle
 import struct
-import zlib
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from agents import files, own_code
+from agents import checksum, files, own_code
 from agents.rules import RULES
 
-_HEAD = struct.Struct("<8sQQI")
+_HEAD = struct.Struct("<8sQQQ")
 _MAGIC = b"testbed4"
 """Of this version: what the state is made of changes with the code."""
 _MODULES = {
@@ -88,10 +87,7 @@ def save(state: object, path: Path) -> int:
     pickled = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
     raw = [one.raw() for one in buffers]
     lengths = struct.pack(f"<{len(raw)}Q", *map(len, raw))
-    summed = zlib.crc32(lengths + pickled)
-    for buffer in raw:
-        summed = zlib.crc32(buffer, summed)
-    head = _HEAD.pack(_MAGIC, len(pickled), len(raw), summed)
+    head = _HEAD.pack(_MAGIC, len(pickled), len(raw), checksum.of(lengths, pickled, *raw))
     with files.whole(path) as partial, files.open_private(partial, "wb") as file:
         file.write(head + lengths + pickled)
         for buffer in raw:
@@ -132,10 +128,7 @@ def load(path: Path) -> Any:
                 raise SnapshotError(f"{path} is not whole")
             pickled = file.read(size)
             buffers = [_read(file, length) for length in lengths]
-            found = zlib.crc32(pickled, zlib.crc32(head))
-            for buffer in buffers:
-                found = zlib.crc32(buffer, found)
-            if found != summed:
+            if checksum.of(head, pickled, *buffers) != summed:
                 raise SnapshotError(f"{path} is damaged: its checksum is wrong")
             return _Reader(pickled, buffers).load()
     except _UNREADABLE as error:

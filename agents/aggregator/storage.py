@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 
 from agents import events, files, wire
 from agents.buffers import Buffers
+from agents.checksum import Checksum
 from agents.vectors import Vector
 
 _PIECE = 2**20
@@ -23,11 +23,10 @@ class Journal:
         if begin is None:
             _cut_torn_line(path)
         self._file = path.open("r+b")
-        self.sum = 0
-        """CRC-32 of what is written, once all is flushed."""
+        self._sum = Checksum()
         left = path.stat().st_size if begin is None else begin
         while left and (piece := self._file.read(min(left, _PIECE))):
-            self.sum = zlib.crc32(piece, self.sum)
+            self._sum.update(piece)
             left -= len(piece)
         self._lines: list[str] = []
         """Not in the file yet: it must not have what the log of inputs, written first, lacks."""
@@ -38,7 +37,7 @@ class Journal:
     def flush(self) -> None:
         """Hand all to the operating system: readers see it, the disk may not have it yet."""
         written = "".join(self._lines).encode()
-        self.sum = zlib.crc32(written, self.sum)
+        self._sum.update(written)
         self._file.write(written)
         self._file.flush()
         self._lines.clear()
@@ -51,6 +50,10 @@ class Journal:
     def size(self) -> int:
         """Bytes that are written, once all is flushed."""
         return self._file.tell()
+
+    def sum(self) -> int:
+        """Checksum of what is written, once all is flushed."""
+        return self._sum.intdigest()
 
     def compared(self) -> tuple[bool, list[str]]:
         """Compare the whole lines that the file has from here on with those that are to be flushed:

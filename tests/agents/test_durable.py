@@ -438,7 +438,7 @@ def test_log_that_is_empty_missing_or_of_another_time_is_an_error(tmp_path: Path
     log.rmdir()
     recording.Recording(log, setup_of(FedBuff(buffer_size=2))).close()
     refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those behind 4")
-    begins = 8 + 28 + len(b'{"entries":4}')
+    begins = 8 + 36 + len(b'{"entries":4}')
     log.write_bytes(whole[:begins])  # the end is missing, at a whole entry
     refused(folder, RecordingError, "2 updates beyond what follows from these: the end of the log is")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from agents import wire
 from agents.aggregator import recording
@@ -22,13 +22,13 @@ MOST = 67_108_864
 """Bytes that a text may have, 64 MiB."""
 
 
-HEAD = 28
+HEAD = 36
 """Bytes of an entry before its text."""
 
 
 def entry(text: bytes, payload: bytes = b"", number: int = 1) -> bytes:
-    head = struct.pack("<IQQI", len(text), len(payload), number, zlib.crc32(text + payload))
-    return head + struct.pack("<I", zlib.crc32(head)) + text + payload
+    head = struct.pack("<IQQQ", len(text), len(payload), number, xxh3_64_intdigest(text + payload))
+    return head + struct.pack("<Q", xxh3_64_intdigest(head)) + text + payload
 
 
 def old_entry(text: bytes, payload: bytes = b"") -> bytes:
@@ -102,23 +102,23 @@ def test_recording_of_0_2_0_is_read_and_not_continued(tmp_path: Path) -> None:
 
 
 def of_four(path: Path) -> list[bytes]:
-    """A recording of a setup and three entries of 52 bytes; its parts."""
+    """A recording of a setup and three entries of 60 bytes; its parts."""
     recorded = begun(path)
     for at in (5, 6, 7):
         recorded.write(InstantOver(at))
     recorded.close()
     whole = path.read_bytes()
     assert recording.has_checksums(path)
-    return [whole[:-156], whole[-156:-104], whole[-104:-52], whole[-52:]]
+    return [whole[:-180], whole[-180:-120], whole[-120:-60], whole[-60:]]
 
 
-@pytest.mark.parametrize("kept", [1, 27, 28, 51])
+@pytest.mark.parametrize("kept", [1, 35, 36, 59])
 def test_last_entry_that_is_not_whole_is_torn_and_removed_once_the_file_is_continued(
     tmp_path: Path, kept: int
 ) -> None:
     path = tmp_path / "inputs.bin"
     setup, *entries = of_four(path)
-    begin = len(setup) + 104
+    begin = len(setup) + 120
     path.write_bytes(setup + entries[0] + entries[1] + entries[2][:kept])
     assert list(recording.read(path))[1:] == [InstantOver(5), InstantOver(6), Torn(begin)]
     extent = recording.check(path)
@@ -136,8 +136,8 @@ def test_every_flipped_bit_is_an_error_and_never_a_torn_end(tmp_path: Path) -> N
     """Of lengths and numbers, too: what follows is not taken for the rest of a torn entry."""
     path = tmp_path / "inputs.bin"
     setup, *entries = of_four(path)
-    whole, begin = setup + b"".join(entries), len(setup) + 52
-    for at in range(begin, begin + 52):
+    whole, begin = setup + b"".join(entries), len(setup) + 60
+    for at in range(begin, begin + 60):
         for bit in range(8):
             damaged = bytearray(whole)
             damaged[at] ^= 1 << bit
@@ -180,7 +180,7 @@ def test_cut_recording_says_what_it_comes_after(tmp_path: Path) -> None:
     recorded.write(InstantOver(6))
     recorded.cut()
     recorded.write(InstantOver(7))
-    assert recorded.size == 8 + 28 + 13 + 52
+    assert recorded.size == 8 + 36 + 13 + 60
     recorded.close()
     assert list(recording.read(path)) == [Cut(2), InstantOver(7)]
     assert recording.check(path) == Extent(first=2, last=3, size=recorded.size)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from agents.rules import RULES
 from testbed.errors import BadInputError, RunFailedError
@@ -141,8 +141,8 @@ def test_recording_of_0_2_0_is_replayed_and_said_to_have_no_checksums(
 def test_torn_last_entry_is_an_error(run: RunDirectory) -> None:
     whole = run.inputs.read_bytes()
     *_, (text, payload) = _raw(run.inputs)
-    start = len(whole) - 28 - len(text) - len(payload)
-    for kept in (start + 5, start + 28, len(whole) - 1):
+    start = len(whole) - 36 - len(text) - len(payload)
+    for kept in (start + 5, start + 36, len(whole) - 1):
         run.inputs.write_bytes(whole[:kept])
         with pytest.raises(RunFailedError, match=f"inputs.bin is torn at byte {start}.* 16 updates"):
             replay(run)
@@ -206,14 +206,14 @@ def _raw(path: Path) -> Iterator[tuple[bytes, bytes]]:
     data, at = path.read_bytes(), len(MAGIC)
     while at < len(data):
         text, payload = struct.unpack_from("<IQ", data, at)
-        middle = at + 28 + text
+        middle = at + 36 + text
         at = middle + payload
         yield data[middle - text : middle], data[middle:at]
 
 
 def _packed(number: int, text: bytes, payload: bytes) -> bytes:
-    head = struct.pack("<IQQI", len(text), len(payload), number, zlib.crc32(text + payload))
-    return head + struct.pack("<I", zlib.crc32(head)) + text + payload
+    head = struct.pack("<IQQQ", len(text), len(payload), number, xxh3_64_intdigest(text + payload))
+    return head + struct.pack("<Q", xxh3_64_intdigest(head)) + text + payload
 
 
 def _write(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
