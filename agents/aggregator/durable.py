@@ -302,7 +302,8 @@ class DurableCore:
         try:
             yield
         except OSError as error:
-            raise SnapshotError(f"{error.filename}: {error.strerror}. {self._whole()}") from error
+            place = error.filename or self._directory
+            raise SnapshotError(f"{place}: {error.strerror}. {self._whole()}") from error
         except (SnapshotError, RecordingError) as error:
             raise type(error)(f"{error}. {self._whole()}") from error
 

@@ -6,7 +6,8 @@ import copy
 import os
 import random
 import shutil
-from collections import deque
+from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -39,6 +40,7 @@ from tests.agents import fleet as fleets
 from tests.agents.fleet import Fleet
 from tests.agents.helpers import Core, done, message, of, records
 from tests.agents.rules.test_properties import IMPORTANCE, INSTANCES, MOVES, happens
+from tests.fuzz_directories import DAMAGES
 
 CHECKPOINT_EVERY = 7.0
 """Seconds; an instant of a fleet is one."""
@@ -396,7 +398,7 @@ def left_by_a_crash(folder: Path) -> dict[str, bytes]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
+    found = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
@@ -496,6 +498,32 @@ def test_damaged_model_that_waits_for_its_evaluation_is_an_error(bad: bytes, tmp
     (waiting,) = (folder / "state" / "aggregator").glob("evaluate-0.safetensors")
     waiting.write_bytes(bad)
     refused(folder, SnapshotError, "a model that waits for its evaluation, cannot be read: its checksum")
+
+
+def test_run_with_damaged_files_goes_on_as_it_was_or_not_at_all(tmp_path: Path) -> None:
+    """Cut off, overwritten, empty, missing, no regular files: whatever is done to them."""
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    left_by_a_crash(whole)
+    outcomes = Counter[str]()
+    for seed in range(200):
+        dice = random.Random(seed)  # noqa: S311
+        shutil.copytree(whole, folder)
+        file, how = folder / dice.choice([LOG, CHECKPOINT, JOURNAL]), dice.choice(DAMAGES)
+        with suppress(ValueError, IndexError):  # what is no JSON has no values to change
+            how(file, dice)
+        before = files_of(folder)
+        try:
+            durable = kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
+        except (SnapshotError, RecordingError):
+            outcomes["refused"] += 1
+            assert files_of(folder) == before
+        else:
+            outcomes["went on"] += 1
+            assert durable.server.version == 1
+            assert [durable.core.has(*answered) for answered in (("a", 1), ("b", 2))] == [True, True]
+            durable.close()
+        shutil.rmtree(folder)
+    assert min(outcomes["refused"], outcomes["went on"]) > 40
 
 
 # Resumed with all its processes
