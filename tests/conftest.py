@@ -46,7 +46,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
         item.funcargs.clear()  # what fixtures have given, which pytest keeps for a moment
     if left := leaks.left_since(item.stash[_OPEN]):
         told = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} more" if left[_NAMED:] else "")
-        pytest.fail(f"left open, for the garbage collector to close: {told}", pytrace=False)
+        pytest.fail(f"left to the garbage collector: {told}", pytrace=False)
 
 
 _NAMED = 4
