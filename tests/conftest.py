@@ -44,7 +44,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     yield
     if isinstance(item, pytest.Function):
         item.funcargs.clear()  # what fixtures have given, which pytest keeps for a moment
-    if left := leaks.left_since(item.stash[_OPEN]):
+    before = item.stash[_OPEN]
+    if left := leaks.left_since(before):
         told = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} more" if left[_NAMED:] else "")
         pytest.fail(f"left to the garbage collector: {told}", pytrace=False)
 
