@@ -2,8 +2,8 @@
 
 An object that nobody refers to any more, but is part of a cycle, is closed when the garbage collector
 comes by, which may be in any later test, and then warns or not. So where a test ends with other open
-files than it began with, the collector is run at once. If it closes any, that test fails. What stays open
-is in use, as by a fixture of the module.
+files than it began with, the collector is run at once. If it closes any, that test fails. What is still
+open then is in use, as by a fixture of the module.
 """
 
 from __future__ import annotations
