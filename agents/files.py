@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
+
+from agents import checksum
+from agents.checksum import PACKED, Checksum
 
 
 @contextmanager
@@ -26,12 +30,43 @@ def whole(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def save(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write `pieces`, one after the other; all of them are on the disk as `path` when this returns."""
-    with whole(path) as partial, partial.open("wb") as file:
+def save(path: Path, pieces: Iterable[bytes | memoryview], *, secret: bool = False) -> None:
+    """Write `pieces`, one after the other; all of them are on the disk as `path` when this returns.
+    `secret`: for this user alone."""
+    with whole(path) as partial, open_private(partial, "wb") if secret else partial.open("wb") as file:
         file.writelines(pieces)
         file.flush()
         os.fdatasync(file.fileno())
+
+
+def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """`pieces` and, behind them, their checksum: what `unsealed` reads."""
+    found = Checksum()
+    for piece in pieces:
+        found.update(piece)
+        yield piece
+    yield PACKED.pack(found.intdigest())
+
+
+def unsealed(data: bytes | mmap.mmap) -> memoryview:
+    """What `sealed` was given, all in one. Raises ValueError where it was changed since."""
+    view = memoryview(data)
+    content, found = view[: -PACKED.size], view[-PACKED.size :]
+    if len(view) < PACKED.size or checksum.of(content) != PACKED.unpack(found)[0]:
+        raise ValueError("its checksum is wrong: it is damaged, or not whole")
+    return content
+
+
+def open_private(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
+    """Open a file to write it, which other users may neither read nor write; nor one that is there
+    already from now on."""
+    return open(path, mode, opener=_private)
+
+
+def _private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def open_regular(path: Path) -> BinaryIO:

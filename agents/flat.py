@@ -79,7 +79,10 @@ def _differences(
             yield f"{name} is not in it; the model has it, of shape {list(tensor.shape)}"
         elif found[name].shape != tensor.shape:
             yield f"{name} has shape {list(found[name].shape)} there, expected {list(tensor.shape)}"
-        elif not found[name].isfinite().all():
+        elif found[name].is_floating_point() != tensor.is_floating_point():
+            kinds = str(found[name].dtype), str(tensor.dtype)
+            yield "{} has {} there, expected {}".format(name, *(k.removeprefix("torch.") for k in kinds))
+        elif not found[name].to(tensor.dtype).isfinite().all():
             yield f"{name} has values there that are not finite"
     for name in found.keys() - expected.keys():
         yield f"{name} is in it, and the model has none of that name"

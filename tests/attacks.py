@@ -102,6 +102,7 @@ def logged_in(
         else:
             client.disconnect()
         client.loop_stop()
+        client._reset_sockets()  # those that wake its loop; else they wait for the garbage collector
 
 
 def taking_over(whose: str) -> Attack:

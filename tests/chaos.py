@@ -3,9 +3,11 @@
 Each run has a rule in its turn, and from its seed some faults: broker, aggregator, a client or the
 controller is killed (after the last, the run is resumed) or frozen for a while, the connection of a
 process to the broker is broken, the disk is full for a while, messages are delivered twice, a device
-crashes, is cut off or paused. A run is as it should be if it completes, all clients go on after the last
-fault, of what the clients have finished nothing is lost and nothing is applied twice, and the records
-name what was frozen.
+crashes, is cut off or paused, a file of the run is damaged while nothing of it lives. A run is as it
+should be if it completes, all clients go on after the last fault, of what the clients have finished
+nothing is lost and nothing is applied twice, and the records name what was frozen. With a damaged file it
+must not be resumed, but for odd ones among clients' updates, and no file may change, until the file is as
+it was.
 
 What a client has finished is what it has put into its folder, which the kernel tells (`Finished`, by
 inotify); what became of it is in `events.jsonl`, by client and number of the dispatch.
@@ -56,6 +58,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "port": {"name": "port", "min_updates": 2},
 }
 CLIENTS = ("a", "b", "c", "d")
+FILES = ("log", "checkpoint", "topology", "outbox")
 FAULTS = """
 import os, shutil, signal, socket, stat
 def break_connections(*_):
@@ -113,7 +116,8 @@ _INOTIFY_EVENT = struct.Struct("iIII")
 @dataclass(frozen=True)
 class Fault:
     """At `at` seconds of the run: `kill`, `freeze` for a while, or `break` (the connection) of `part`,
-    `fill` the disk, or let the client `part` `flood` the aggregator, which shuts it out."""
+    `fill` the disk, let the client `part` `flood` the aggregator, which shuts it out, or kill the
+    controller and `damage` the file `part` before the run is resumed."""
 
     at: float
     what: str
@@ -302,16 +306,20 @@ def run(
         live = _Live(stack, runs, environment, stopped or threading.Event())
         live.start(topology, "--runtime", runtime)
         followed = live.until(0) and outboxes.complete
+        wrong = []
         for fault in sorted(faults, key=lambda fault: fault.at):
             if live.until(fault.at):
                 _do(fault, live.name, runs, runtime)
+                if fault.what == "damage":
+                    live.up.wait()
+                    cli("down", live.name, "--runs", runs)
+                    wrong += _damage(fault, RunDirectory(runs / live.name))
         while live.goes_on():
             time.sleep(0.05)
         try:
             found = Finished.only_one_in(runs)
         except (OSError, ValueError) as error:
             raise RuntimeError(f"there was no run: {error}\n{live.output}") from error
-    wrong = []
     if live.up.returncode not in (0, -signal.SIGKILL):
         wrong.append(f"exit code {live.up.returncode}: {live.output[-600:]}")
     wrong += [] if followed else ["the clients' folders were not followed from the start"]
@@ -345,7 +353,7 @@ def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
         case "freeze", _:
             with suppress(psutil.NoSuchProcess):
                 _freeze(fault.part, name, runs, runtime)
-        case _ if fault.part == CONTROLLER:
+        case _ if fault.part == CONTROLLER or fault.what == "damage":
             controller = RunDirectory(runs / name).controller()
             if controller is not None:
                 controller.kill()
@@ -382,6 +390,36 @@ def _freeze(part: str, name: str, runs: Path, runtime: str) -> None:
     time.sleep(_FROZEN_SECONDS)
     for one in frozen:
         one.resume()
+
+
+def _damage(fault: Fault, run: RunDirectory) -> list[str]:
+    """Damage a file of a run that does not live, and resume it; what is wrong with the answer."""
+    if not run.checkpoint.is_file():  # it is complete, or never began
+        return []
+    rng = random.Random(f"{fault.at} {fault.part}")  # noqa: S311
+    if fault.part == "outbox":
+        folder = run.disk(rng.choice(CLIENTS))
+        (folder / "9999.update").touch()
+        (folder / "9998.update").mkdir()
+        (folder / "abc.update").write_bytes(rng.randbytes(100))
+        os.mkfifo(folder / "9997.update")
+        return []
+    path = {"log": run.inputs, "checkpoint": run.checkpoint, "topology": run.topology}[fault.part]
+    whole = bytearray(path.read_bytes())
+    how = "empty" if rng.random() < 0.3 else "a bit"
+    data = bytearray() if how == "empty" else bytearray(whole)
+    if data:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+    before = run.events.read_bytes(), run.inputs.read_bytes(), run.checkpoint.read_bytes()
+    said = cli("up", "--resume", run.run, "--runs", run.path.parent)
+    output, wrong = said.stdout + said.stderr, []
+    if said.returncode not in (1, 2) or "Traceback" in output:
+        wrong.append(f"with its {fault.part} damaged ({how}) it ended with {said.returncode}: {output}")
+    if (run.events.read_bytes(), run.inputs.read_bytes(), run.checkpoint.read_bytes()) != before:
+        wrong.append(f"with its {fault.part} damaged ({how}) its files were changed")
+    path.write_bytes(whole)
+    return wrong
 
 
 def _fill(file: Path) -> None:
@@ -487,6 +525,7 @@ def drawn(
     rng = random.Random(seed)  # noqa: S311
     kinds = [("kill", BROKER), ("kill", AGGREGATOR), ("kill", CONTROLLER), ("break", AGGREGATOR)]
     kinds += [("freeze", part) for part in (BROKER, AGGREGATOR, CONTROLLER)]
+    kinds += [("damage", part) for part in FILES]
     if disk:
         kinds.append(("fill", "disk"))
     if runtime == "process":

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import docker
@@ -16,6 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 from testbed import images
 from testbed.cli import main as cli
 from testbed.host import docker_engine
+from tests import leaks
 from tests.running import Said, Testbed
 
 
@@ -30,6 +31,29 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_OPEN] = leaks.open_files()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """A test that leaves files or sockets to the garbage collector fails, once its fixtures are gone."""
+    yield
+    if isinstance(item, pytest.Function):
+        item.funcargs.clear()  # what fixtures have given, which pytest keeps for a moment
+    before = item.stash[_OPEN]
+    if left := leaks.left_since(before):
+        told = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} more" if left[_NAMED:] else "")
+        pytest.fail(f"left to the garbage collector: {told}", pytrace=False)
+
+
+_NAMED = 4
+"""Maximum number of open files that a failure lists."""
+_OPEN: pytest.StashKey[dict[int, str]] = pytest.StashKey()
+"""What was open before a test and its fixtures."""
 
 WHOLE = (
     *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),

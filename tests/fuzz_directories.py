@@ -103,7 +103,7 @@ def damage(path: Path, draw: random.Random) -> str:
     )
     others = sorted(p.relative_to(path).as_posix() for p in path.glob("*/*") if p.is_file())
     file = path / draw.choice([*kinds, *kinds, *others])
-    how = draw.choice(_DAMAGES)
+    how = draw.choice(DAMAGES)
     if file.is_file():  # else it was damaged before
         with contextlib.suppress(OSError, ValueError, IndexError):
             how(file, draw)
@@ -209,7 +209,7 @@ def _mutated(value: Any, draw: random.Random) -> Any:
     return value
 
 
-_DAMAGES: Sequence[Callable[[Path, random.Random], None]] = (
+DAMAGES: Sequence[Callable[[Path, random.Random], None]] = (
     _truncated, _emptied, _binary, _flipped, _missing, _pipe, _folder, _loop, _endless, _unreadable,
     _deep, _shuffled, *[_other_value] * 10,
 )  # fmt: skip

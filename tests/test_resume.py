@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import events, wire
+from agents import events, files, wire
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from tests.running import (
@@ -88,7 +88,7 @@ def test_a_resumed_run_goes_on(testbed: Testbed, tmp_path: Path) -> None:
 def unacknowledged(run: Finished) -> list[wire.UpdateMessage]:
     """Updates that clients had finished and were not told to be safe."""
     kept = (run.path / "state" / "clients").rglob("*.update")
-    return [wire.decode_update(file.read_bytes()) for file in kept]
+    return [wire.decode_update(bytes(files.unsealed(file.read_bytes()))) for file in kept]
 
 
 def wait_for_the_last_record(runs: Path) -> Finished:
@@ -123,3 +123,73 @@ def test_a_crashed_run_goes_on_from_its_checkpoint(testbed: Testbed, tmp_path: P
     assert "goes on from its last checkpoint" in note
     versions = [record.version for record in after.records if isinstance(record, events.VersionMade)]
     assert versions == list(range(1, len(versions) + 1))
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Finished:
+    """A run of 200 updates that was killed after two versions and more."""
+    topology = with_one_device(tmp_path)
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", "process", "--runs", runs) as up:
+        until_printed(up, "version")
+        until_printed(up, "version")
+        os.kill(up.pid, signal.SIGKILL)
+        up.wait()
+    return wait_for_the_last_record(runs)
+
+
+def test_changed_topology_is_not_resumed(testbed: Testbed, interrupted: Finished) -> None:
+    path = interrupted.path / "topology.yaml"
+    began = path.read_text()
+    assert "seed: 7" in began
+    resume = ("up", "--resume", interrupted.path.name, "--runs", interrupted.path.parent)
+    model = began.replace("name: digits-logreg", "name: digits-mlp")
+    for changed, told in (
+        (began.replace("seed: 7", "seed: 8"), "seed was 7, and is 8"),
+        (model, 'task.name was "digits-logreg", and is "digits-mlp"'),
+    ):
+        path.write_text(changed)
+        said = testbed(*resume)
+        assert said.code == 2
+        assert told in " ".join(said.err.split())
+    path.write_text(began)
+    done = testbed(*resume)
+    assert done.code == 0, done.out + done.err
+
+
+def test_damaged_log_is_not_resumed_and_odd_files_in_an_outbox_are_set_aside(
+    testbed: Testbed, interrupted: Finished
+) -> None:
+    log = interrupted.path / "state" / "aggregator" / "inputs.bin"
+    journal = interrupted.path / "events.jsonl"
+    outbox = interrupted.path / "state" / "clients" / "one"
+    assert {path.stat().st_mode & 0o077 for path in (log, interrupted.path / "state")} == {0}
+    whole, records = log.read_bytes(), journal.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1
+    resume = ("up", "--resume", interrupted.path.name, "--runs", interrupted.path.parent)
+    for content, told in ((damaged, "is damaged: its checksum is wrong"), (b"", "inputs.bin is empty")):
+        log.write_bytes(content)
+        said = testbed(*resume)
+        assert said.code == 1
+        assert told in " ".join(said.err.split())
+        assert "Whole: checkpoint.bin" in " ".join(said.err.split())
+        assert (log.read_bytes(), journal.read_bytes()) == (content, records)
+    log.write_bytes(whole)
+    (outbox / "9999.update").touch()
+    (outbox / "abc.update").write_bytes(b"an update")
+    (outbox / "9998.update").mkdir()
+    os.mkfifo(outbox / "9997.update")
+    done = testbed(*resume)
+    assert done.code == 0, done.out + done.err
+    assert done.out.count("is set aside as") + done.err.count("is set aside as") == 4
+    after = Finished.only_one_in(interrupted.path.parent)
+    notes = [record.message for record in after.records if isinstance(record, events.Note)]
+    assert sorted(note.split("/")[-1] for note in notes) == [
+        "9997.update is set aside as 9997.update.aside: it is no regular file",
+        "9998.update is set aside as 9998.update.aside: it is no regular file",
+        "9999.update is set aside as 9999.update.aside: it cannot be read: its checksum is wrong: it "
+        "is damaged, or not whole",
+        "abc.update is set aside as abc.update.aside: its name is not the number of a dispatch",
+    ]
+    assert len({(one.client, one.dispatch) for one in after.updates}) == len(after.updates) >= 200

@@ -10,15 +10,16 @@ models are then what they were, to the bit. How much of this is done is `config.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents import events, wire
+from agents import events, files, wire
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, recording, snapshot, storage
 from agents.aggregator.core import AggregatorCore, Setup
-from agents.aggregator.recording import Cut, Recording, RecordingError, Written
+from agents.aggregator.recording import Cut, Extent, Recording, RecordingError, Written
 from agents.aggregator.snapshot import SnapshotError
 from agents.buffers import NONE, Buffers
 from agents.config import Durability
@@ -38,6 +39,9 @@ crash leaves is soon read, and the disk does not fill."""
 class State:
     """All that a checkpoint holds."""
 
+    run: str
+    schema: str
+    """Hash of the model's schema."""
     segment: str
     """Id of the segment of the run that it is of."""
     core: AggregatorCore
@@ -48,6 +52,8 @@ class State:
     """Of the log, so far: inputs and records of the shell's own."""
     journal: int = 0
     """Bytes of the journal that these have made."""
+    journal_sum: int = 0
+    """Checksum of these bytes."""
     acted: deque[str] = field(default_factory=lambda: deque(maxlen=64))
     """The latest lines on what was done to devices: an order that comes twice makes no second one."""
     evaluating: list[int] = field(default_factory=list)
@@ -76,7 +82,8 @@ class DurableCore:
     ) -> None:
         """Begins the run that `setup` describes with the model `w` and its `buffers`, or goes on where
         its state is in `directory`. Raises RecordingError or SnapshotError where it cannot."""
-        self._directory, self._schema = directory, setup.settings.schema
+        self._directory = directory
+        self._run, self._schema = setup.settings.run, setup.settings.schema
         self._durability, self._record = durability, record
         self._keeps = durability != "none" or setup.settings.evaluate_after
         """Whether models wait for their evaluation in files."""
@@ -84,6 +91,7 @@ class DurableCore:
         folder.mkdir(parents=True, exist_ok=True)
         self._checkpoint = folder / "checkpoint.bin"
         self._log_path = (directory if record else folder) / "inputs.bin"
+        self._journal_path = directory / "events.jsonl"
         self._log: Recording | None = None
         self._size = 0
         self._due = False
@@ -92,13 +100,11 @@ class DurableCore:
         if self._checkpoint.is_file():
             self._recover(segment)
             return
-        events_path = directory / "events.jsonl"
-        if events_path.is_file() and events_path.stat().st_size:
+        if self._journal_path.is_file() and self._journal_path.stat().st_size:
             raise SnapshotError(f"{directory} holds a run, but no state to go on from")
-        self._state = State(segment, *setup.core(w, buffers))
-        self._journal = storage.Journal(events_path)
+        self._state = State(self._run, self._schema, segment, *setup.core(w, buffers))
+        self._journal = storage.Journal(self._journal_path)
         if self._logs:
-            self._log_path.write_bytes(b"")  # a start that came to nothing may have left one
             self._log = Recording(self._log_path, setup)
         self._save_checkpoint()
 
@@ -126,8 +132,15 @@ class DurableCore:
         return self._state.evaluating
 
     def kept(self, version: int) -> tuple[Vector, Buffers]:
-        """The model of one of these versions, from its file. Any thread may ask."""
-        w, _, buffers = wire.unpack(self._waiting(version).read_bytes())
+        """The model of one of these versions, from its file. Any thread may ask. Raises
+        SnapshotError."""
+        path = self._waiting(version)
+        try:
+            w, _, buffers = wire.unpack(bytes(files.unsealed(path.read_bytes())))
+        except (OSError, ValueError, wire.WireError) as error:
+            raise SnapshotError(
+                f"{path}, a model that waits for its evaluation, cannot be read: {error}"
+            ) from error
         return w, buffers
 
     @property
@@ -188,7 +201,7 @@ class DurableCore:
                     state.evaluating.append(version)
                     if self._keeps:
                         with self._waiting(version).open("wb") as file:
-                            file.writelines(wire.pack(server.w, {}, server.buffers))
+                            file.writelines(files.sealed(wire.pack(server.w, {}, server.buffers)))
                 case act.Save(version, final) as save:
                     folder, schema = self._directory / "models", self._schema
                     storage.save_model(folder, save.name, server.w, server.buffers, version, schema)
@@ -215,39 +228,109 @@ class DurableCore:
                 self.core.progress.acted(record.device, record.action)
 
     def _recover(self, segment: str) -> None:
-        """Bring back the state as of the last input that is on the disk."""
-        state: State = snapshot.load(self._checkpoint)
+        """Bring back the state as of the last input that is on the disk. All files are read to their
+        ends, and compared, before the first is changed."""
+        with self._damage_told():
+            state: State = snapshot.load(self._checkpoint)
+        if (state.run, state.schema) != (self._run, self._schema):
+            other = "run" if state.run != self._run else "model: the task's has other parameters now"
+            raise SnapshotError(f"{self._checkpoint} is of another {other}")
         if state.segment == segment and not self._logs:
             raise SnapshotError("to go on within a run, an aggregator needs `durability: update`")
-        journal = self._directory / "events.jsonl"
-        if not journal.is_file() or journal.stat().st_size < state.journal:
-            raise SnapshotError(f"{journal} has less than {self._checkpoint} says")
-        self._state = state
-        self._journal = storage.Journal(journal, state.journal)
-        if self._log_path.is_file():
-            self._replay(state)
-        undone = sum(line.startswith(_APPLIED) for line in self._journal.cut())
-        if self._logs:
-            self._log = Recording(self._log_path, None)
+        with ExitStack() as on_error, self._damage_told():
+            self._state = state
+            self._journal = self._kept_journal(state)
+            on_error.callback(self._journal.abandon)
+            extent = self._kept_log(state) if self._logs else None
+            if extent is not None:
+                self._replay(state)
+            for version in state.evaluating if self._keeps else ():
+                self.kept(version)
+            differs, beyond = self._journal.compared()
+            undone = sum(line.startswith(_APPLIED) for line in beyond)
+            if undone and extent is not None:
+                raise RecordingError(
+                    f"{self._log_path} ends with entry {extent.last} of the run, and "
+                    f"{self._journal_path} has {counted(undone, 'update')} beyond what follows from "
+                    "these: the end of the log is missing"
+                )
+            on_error.pop_all()
+        self._journal.cut()
+        if extent is not None:
+            self._log = Recording.continued(self._log_path, extent)
         self._save_checkpoint()
         if state.segment != segment:
             self.handle(inputs.Suspended(state.at, segment))
             self._due = not self._logs
         if undone:
             lost = counted(undone, "update, applied since, is", "updates, applied since, are")
-            text = f"the run goes on from its last checkpoint: {lost} lost"
-            self.write(events.Note(to_seconds(state.at), text))
+            self._note(f"the run goes on from its last checkpoint: {lost} lost")
+        if differs and self._logs:
+            self._note("events.jsonl was damaged behind the checkpoint; the log has given it again")
         self.sync(told=True)
+
+    def _note(self, text: str) -> None:
+        self.write(events.Note(to_seconds(self.at), text))
+
+    def _kept_journal(self, state: State) -> storage.Journal:
+        """The journal as of the checkpoint. Raises SnapshotError."""
+        path = self._journal_path
+        if not path.is_file() or path.stat().st_size < state.journal:
+            raise SnapshotError(f"{path} has less than {self._checkpoint} says")
+        journal = storage.Journal(path, state.journal)
+        if journal.sum() != state.journal_sum:
+            journal.abandon()
+            raise SnapshotError(
+                f"{path} is damaged: the first {state.journal:,} bytes are not those of "
+                f"{self._checkpoint}, by their checksum"
+            )
+        return journal
+
+    def _kept_log(self, state: State) -> Extent:
+        """What the log holds; with what is before it, the checkpoint has all. Raises RecordingError."""
+        extent, entries = recording.check(self._log_path), state.entries
+        if not extent.first <= entries <= extent.last:
+            raise RecordingError(
+                f"{self._log_path} has the entries {extent.first} to {extent.last} of the run, and "
+                f"{self._checkpoint} needs those behind {entries}: it is the log of another time"
+            )
+        return extent
+
+    @contextmanager
+    def _damage_told(self) -> Iterator[None]:
+        """Inside, files are read; an error says which of them are whole."""
+        try:
+            yield
+        except OSError as error:
+            place = error.filename or self._directory
+            raise SnapshotError(f"{place}: {error.strerror}. {self._whole()}") from error
+        except (SnapshotError, RecordingError) as error:
+            raise type(error)(f"{error}. {self._whole()}") from error
+
+    def _whole(self) -> str:
+        """Which of the files are whole."""
+        whole = []
+        with suppress(SnapshotError, OSError):
+            state: State = snapshot.load(self._checkpoint)
+            entries = counted(state.entries, "entry", "entries")
+            whole.append(f"{self._checkpoint.name} ({entries} of the run, {to_seconds(state.at):.1f} s)")
+            self._kept_journal(state).abandon()
+            whole.append(self._journal_path.name)
+        with suppress(RecordingError, OSError):
+            if self._logs:
+                extent = recording.check(self._log_path)
+                whole.append(f"{self._log_path.name} (entries {extent.first} to {extent.last})")
+        return (
+            f"Whole: {', '.join(whole) or 'no file that the run would go on from'}. Nothing was "
+            "changed: put a copy of the damaged file back, or start a new run"
+        )
 
     def _replay(self, state: State) -> None:
         """Hand in what the log has beyond `state`."""
         for entry in recording.read(self._log_path, state.entries):
             match entry:
-                case Setup():
+                case Setup() | Cut():
                     pass
-                case Cut(before):
-                    if before > state.entries:
-                        raise RecordingError(f"{self._log_path} begins after the checkpoint")
                 case Written():
                     self._take_record(entry)
                 case recording.Torn():
@@ -262,8 +345,8 @@ class DurableCore:
         if self._log is not None:
             self._log.sync()
         self._journal.sync()
-        self._state.journal = self._journal.size()
+        self._state.journal, self._state.journal_sum = self._journal.size(), self._journal.sum()
         self._size = snapshot.save(self._state, self._checkpoint)
         self._remove_evaluated()
         if self._log is not None and not self._record:
-            self._log.cut(self._state.entries)
+            self._log.cut()

@@ -1,15 +1,22 @@
 """`inputs.bin`: every input of an aggregator's core, in order, updates included, to hand in again.
 
 The core has no clock, no socket and no random source but its seed, so what went in says exactly what
-came out. An entry is two lengths (of its text and of its payload: little endian, 4 and 8 bytes), a JSON
-text, and the payload. The text is `[name, {field: value, ...}]`: one of `agents.aggregator.inputs`, or
-a `Written` record. The message of an update, or of
-a sum of shares, is the payload, as it was on the wire. The first entry is what
-the others came after: the `Setup` that the core was made of or, where older entries were cut away, a
-`Cut`. A crash can leave the last entry torn.
+came out. The file begins with `_MAGIC`, which names the format. An entry is a head (`_HEAD`, little
+endian), a JSON text, and a payload. The head has the lengths of both (4 and 8 bytes), the number of the
+entry in the run (8 bytes), the checksum of text and payload, and that of the head up to there: so a
+bit that has changed, and an entry that is missing or in another's place, are told from one that a crash
+has torn, which can be the last one alone.
+
+The text is `[name, {field: value, ...}]`: one of `agents.aggregator.inputs`, or a `Written` record. The
+message of an update, or of a sum of shares, is the payload, as it was on the wire. The first entry is
+what the others came after: the `Setup` that the core was made of, which is number 0, or, where older
+entries were removed, a `Cut`, which has the number of the last one of these.
 
 It is handed to the operating system before the journal is, so the journal never has more than follows
 from it.
+
+In the format of version 0.2.0 there is neither the magic nor a number nor a checksum: a head is the two
+lengths. Such a file can be read, but not continued.
 """
 
 from __future__ import annotations
@@ -23,9 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agents import config, files, wire
+from agents import checksum, config, files, wire
 from agents.aggregator.core import Setup
 from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, Suspended, UpdateArrived
+from agents.checksum import PACKED, Checksum
 from agents.secure import wire as secure_wire
 
 
@@ -36,7 +44,12 @@ class Written:
     line: str
 
 
-_LENGTHS = struct.Struct("<IQ")
+_MAGIC = b"inputs2\n"
+"""As the length of a text, this is more than a file of 0.2.0 may begin with."""
+_HEAD = struct.Struct("<IQQQ")
+_OLD_HEAD = struct.Struct("<IQ")
+_PIECE = 2**20
+"""Bytes that are read at once where a checksum is all that is asked for."""
 _MAX_TEXT = 64 * 1024 * 1024
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _TYPES = {"Nanoseconds": int, "int": int, "float": float, "str": str}
@@ -53,21 +66,46 @@ class RecordingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The first so many entries, beside the one that says so, were cut away."""
+    """Marker: the first `entries` entries of the run's log were removed."""
 
     entries: int
 
 
-class Recording:
-    """Appends entries to the file at `path`, `begin` first."""
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a file holds: all but a torn entry at its end."""
 
-    def __init__(self, path: Path, begin: Setup | Cut | None) -> None:
-        _cut_torn_entry(path)
-        self._file = path.open("ab")
-        self.size = self._file.tell()
+    first: int
+    """Number of its first entry, a `Setup` or `Cut`: it has the inputs after this one."""
+    last: int
+    size: int
+    """Bytes up to the end of the last whole entry."""
+
+
+class Recording:
+    """Appends entries to the file at `path`, which others may not read: it has single updates."""
+
+    def __init__(self, path: Path, begin: Setup) -> None:
+        """Begin the file anew, with `begin`."""
+        self._begin(path, last=-1, size=0)
+        self._file.write(_MAGIC)
+        self.size += len(_MAGIC)
+        self._write(_JSON.encode(dataclasses.asdict(begin)))
+
+    @classmethod
+    def continued(cls, path: Path, extent: Extent) -> Recording:
+        """Continue the file, which was found to have this `extent`; a torn entry is removed."""
+        continued = cls.__new__(cls)
+        continued._begin(path, extent.last, extent.size)
+        return continued
+
+    def _begin(self, path: Path, last: int, size: int) -> None:
+        self._path, self._file = path, files.open_private(path, "ab")
+        self._file.truncate(size)
+        self._last = last
+        """Number of the last entry."""
+        self.size = size
         """Bytes of the file."""
-        if begin is not None:
-            self._write(_JSON.encode(dataclasses.asdict(begin)))
 
     def write(self, event: Input | Written, payload: bytes | bytearray | None = None) -> None:
         """Append `event`; of an update, `payload` is what it was decoded of, where that is at hand."""
@@ -87,24 +125,30 @@ class Recording:
         self.flush()
         os.fdatasync(self._file.fileno())
 
-    def cut(self, entries: int) -> None:
-        """Take away all, of which there were so many in the run: they are not needed any more."""
-        self.flush()
-        self._file.truncate(0)
-        self.size = 0
-        self._write(_JSON.encode(dataclasses.asdict(Cut(entries))))
-        self.flush()
+    def cut(self) -> None:
+        """Remove all entries. A crash leaves the file as it was, or the new one."""
+        self._file.close()
+        marker = _JSON.encode(dataclasses.asdict(Cut(self._last))).encode()
+        files.save(self._path, (_MAGIC, _head(marker, self._last), marker), secret=True)
+        self._file = files.open_private(self._path, "ab")
+        self.size = self._file.tell()
 
     def close(self) -> None:
         self._file.close()
 
     def _write(self, text: str, *payload: bytes | bytearray | memoryview) -> None:
         encoded = text.encode()
-        size = sum(len(chunk) for chunk in payload)
-        self.size += _LENGTHS.size + len(encoded) + size
-        self._file.write(_LENGTHS.pack(len(encoded), size) + encoded)
+        self._last += 1
+        self._file.write(head := _head(encoded, self._last, *payload))
+        self._file.write(encoded)
         for chunk in payload:  # a model's worth of bytes is not copied to be put together
             self._file.write(chunk)
+        self.size += len(head) + len(encoded) + sum(map(len, payload))
+
+
+def _head(text: bytes, number: int, *payload: bytes | bytearray | memoryview) -> bytes:
+    head = _HEAD.pack(len(text), sum(map(len, payload)), number, checksum.of(text, *payload))
+    return head + PACKED.pack(checksum.of(head))
 
 
 def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[bytes | memoryview, ...]:
@@ -121,44 +165,137 @@ class Torn:
     at: int
 
 
-def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Written | Torn]:
-    """The entries in order, after the first without the first `skip` of the run. Raises RecordingError,
-    naming the byte, for what cannot be one of ours."""
+def has_checksums(path: Path) -> bool:
+    """Whether the file is of the present format, and not of 0.2.0's. Raises OSError."""
     with files.open_regular(path) as file:
-        for number, (at, text, size) in enumerate(_entries(file)):
-            if text is None:
-                yield Torn(at)
+        return _is_present(file)
+
+
+def check(path: Path) -> Extent:
+    """Read the whole file and compare all checksums. Raises OSError, and RecordingError where an entry
+    is damaged, missing or in another's place, or the file is of 0.2.0's format."""
+    with files.open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise RecordingError(f"{path} is empty")
+        if not _is_present(file):
+            raise RecordingError(f"{path} is no log of this version of the testbed: it has no checksums")
+        first, last, size = -1, -1, 0
+        for head in _heads(file, path):
+            if isinstance(head, Torn):
+                break
+            left, found = head.text + head.payload, Checksum()
+            while left and (piece := file.read(min(left, _PIECE))):
+                found.update(piece)
+                left -= len(piece)
+            if left or found.intdigest() != head.summed:
+                raise _damaged(path, head)
+            first, last, size = head.number if first < 0 else first, head.number, file.tell()
+    if first < 0:
+        raise RecordingError(f"{path} has no whole entry")
+    return Extent(first, last, size)
+
+
+def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Written | Torn]:
+    """The entries in order, after the first without the first `skip` of the run. Raises OSError, and
+    RecordingError, naming the byte, for what cannot be one of ours."""
+    with files.open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise RecordingError(f"{path} is empty")
+        heads = _heads(file, path) if _is_present(file) else _old_heads(file)
+        for count, head in enumerate(heads):
+            if isinstance(head, Torn):
+                yield head
                 return
-            if 0 < number <= skip:
+            if count > 0 and head.number <= skip:
                 continue
+            text, payload = file.read(head.text), file.read(head.payload)
+            if head.summed is not None and checksum.of(text, payload) != head.summed:
+                raise _damaged(path, head)
             try:
-                entry = _entry(text, file.read(size))
+                entry = _entry(text, payload)
+                if isinstance(entry, Setup | Cut) != (count == 0):
+                    raise ValueError("what a log begins with has to be its first entry, and no other")
             except (
                 *(ValueError, TypeError, RecursionError, wire.WireError),
                 secure_wire.SecureWireError,
             ) as error:
-                raise RecordingError(f"{path}, the entry at byte {at}: {error}") from error
-            if isinstance(entry, Cut):
-                skip -= entry.entries
+                raise RecordingError(f"{path}, the entry at byte {head.at}: {error}") from error
             yield entry
 
 
-def _entries(file: BinaryIO) -> Iterator[tuple[int, bytes | None, int]]:
-    """Place, text and length of the payload of each entry; text None: what is left is torn.
+@dataclass(frozen=True, slots=True)
+class _Head:
+    at: int
+    """Byte at which the entry begins."""
+    number: int
+    text: int
+    """Length in bytes, like `payload`."""
+    payload: int
+    summed: int | None
+    """Checksum of text and payload; None in a file of 0.2.0."""
 
-    The file stands at the payload when it is given, and need not be read on from there.
-    """
-    end, at = os.fstat(file.fileno()).st_size, 0
+
+def _is_present(file: BinaryIO) -> bool:
+    file.seek(0)
+    return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
+    """The head of each entry, checked, while the file stands at the text, and need not be read on from
+    there. Raises RecordingError."""
+    end, at, expected = os.fstat(file.fileno()).st_size, len(_MAGIC), None
+    length = _HEAD.size + PACKED.size
     while at < end:
         file.seek(at)
-        head = file.read(_LENGTHS.size)
-        text, size = _LENGTHS.unpack(head) if len(head) == _LENGTHS.size else (0, end)
-        following = at + _LENGTHS.size + text + size
-        if following > end or text > _MAX_TEXT:
-            yield at, None, 0
+        packed = file.read(length)
+        if len(packed) < length:
+            yield Torn(at)
             return
-        yield at, file.read(text), size
-        at = following
+        if checksum.of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
+            raise RecordingError(
+                f"{path}, the entry at byte {at} of {end:,}, behind {_counted(expected)}, is damaged: "
+                "the checksum of its head is wrong"
+            )
+        text, payload, number, summed = _HEAD.unpack(packed[: _HEAD.size])
+        head = _Head(at, number, text, payload, summed)
+        if expected not in (None, number):
+            raise RecordingError(
+                f"{path}, the entry at byte {at}: it is number {number} of the run, expected "
+                f"{expected}: entries are missing, or in another order"
+            )
+        if text > _MAX_TEXT:
+            raise RecordingError(f"{path}, the entry at byte {at}: its text has {text:,} bytes")
+        if at + length + text + payload > end:
+            yield Torn(at)
+            return
+        yield head
+        at, expected = at + length + text + payload, number + 1
+
+
+def _old_heads(file: BinaryIO) -> Iterator[_Head | Torn]:
+    """The same of a file of 0.2.0, where a wrong length cannot be told from a torn entry."""
+    end, at, number = os.fstat(file.fileno()).st_size, 0, 0
+    while at < end:
+        file.seek(at)
+        packed = file.read(_OLD_HEAD.size)
+        text, payload = _OLD_HEAD.unpack(packed) if len(packed) == _OLD_HEAD.size else (0, end)
+        following = at + _OLD_HEAD.size + text + payload
+        if following > end or text > _MAX_TEXT:
+            yield Torn(at)
+            return
+        yield _Head(at, number, text, payload, None)
+        at, number = following, number + 1
+
+
+def _counted(expected: int | None) -> str:
+    return "none" if expected is None else f"number {expected - 1} of the run"
+
+
+def _damaged(path: Path, head: _Head) -> RecordingError:
+    return RecordingError(
+        f"{path}, the entry at byte {head.at}, number {head.number} of the run, is damaged: its "
+        "checksum is wrong"
+    )
 
 
 def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input | Written:
@@ -182,12 +319,3 @@ def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input | Written
     if name == SharesSummed.__name__:
         return SharesSummed(**fields, message=SharesSum(*secure_wire.decode_sum(payload)))
     return Written(**fields) if name == Written.__name__ else INPUTS[name](**fields)
-
-
-def _cut_torn_entry(path: Path) -> None:
-    """Take away what a crash left at the end, so that the next entry can be found."""
-    if path.exists():
-        with path.open("r+b") as file:
-            for at, text, _ in _entries(file):
-                if text is None:
-                    file.truncate(at)

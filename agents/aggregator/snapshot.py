@@ -5,8 +5,8 @@ which is what pickle keeps. Reading one calls nothing but what `_Reader` admits:
 modules that the state is made of, of the run's own code, and NumPy's arrays and generators. So a file
 that somebody else made cannot run other code than the run's.
 
-Layout: `_HEAD` (magic number, length of the pickle, number of buffers), the lengths of the buffers, the
-pickle, the buffers. Integers are little endian.
+Layout: `_HEAD` (magic number, length of the pickle, number of buffers, checksum of the rest), the
+lengths of the buffers, the pickle, the buffers. Integers are little endian.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import struct
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-from agents import files, own_code
+from agents import checksum, files, own_code
 from agents.rules import RULES
 
-_HEAD = struct.Struct("<8sQQ")
-_MAGIC = b"testbed3"
+_HEAD = struct.Struct("<8sQQQ")
+_MAGIC = b"testbed4"
 """Of this version: what the state is made of changes with the code."""
 _MODULES = {
     "agents.aggregator.arrivals",
@@ -78,7 +78,7 @@ _UNREADABLE = (
 
 
 class SnapshotError(Exception):
-    """The file is no snapshot, or not one of ours; the text says what is wrong."""
+    """A run cannot be continued from what there is of it; the text says what is wrong."""
 
 
 def save(state: object, path: Path) -> int:
@@ -86,9 +86,10 @@ def save(state: object, path: Path) -> int:
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
     raw = [one.raw() for one in buffers]
-    head = _HEAD.pack(_MAGIC, len(pickled), len(raw)) + struct.pack(f"<{len(raw)}Q", *map(len, raw))
-    with files.whole(path) as partial, partial.open("wb") as file:
-        file.write(head + pickled)
+    lengths = struct.pack(f"<{len(raw)}Q", *map(len, raw))
+    head = _HEAD.pack(_MAGIC, len(pickled), len(raw), checksum.of(lengths, pickled, *raw))
+    with files.whole(path) as partial, files.open_private(partial, "wb") as file:
+        file.write(head + lengths + pickled)
         for buffer in raw:
             file.write(buffer)
         file.flush()
@@ -102,28 +103,41 @@ def save(state: object, path: Path) -> int:
     return size
 
 
+def check(path: Path) -> None:
+    """Raise OSError, and SnapshotError where the file is not of this version; no more of it is read."""
+    with files.open_regular(path) as file:
+        _check_magic(path, file.read(len(_MAGIC)))
+
+
+def _check_magic(path: Path, magic: bytes) -> None:
+    if magic != _MAGIC:
+        ours = magic.startswith(_MAGIC[:-1])
+        other = "was written by another version of the testbed: resume the run with that one"
+        raise SnapshotError(f"{path} {other if ours else 'is no snapshot'}")
+
+
 def load(path: Path) -> Any:
-    """What `save` wrote, with vectors that can be changed. Raises SnapshotError."""
+    """What `save` wrote, with vectors that can be changed. Raises OSError, SnapshotError."""
     try:
-        with path.open("rb") as file:
-            magic, size, count = _HEAD.unpack(file.read(_HEAD.size))
-            if magic != _MAGIC:
-                ours = magic.startswith(_MAGIC[:-1])
-                other = "was written by another version of the testbed: resume the run with that one"
-                what = other if ours else "is no snapshot"
-                raise SnapshotError(f"{path} {what}")
-            lengths = struct.unpack(f"<{count}Q", file.read(8 * count))
+        with files.open_regular(path) as file:
+            magic, size, count, summed = _HEAD.unpack(file.read(_HEAD.size))
+            _check_magic(path, magic)
+            head = file.read(8 * count)
+            lengths = struct.unpack(f"<{count}Q", head)
             if file.tell() + size + sum(lengths) != os.fstat(file.fileno()).st_size:
                 raise SnapshotError(f"{path} is not whole")
             pickled = file.read(size)
-            return _Reader(pickled, [_read(file, length) for length in lengths]).load()
+            buffers = [_read(file, length) for length in lengths]
+            if checksum.of(head, pickled, *buffers) != summed:
+                raise SnapshotError(f"{path} is damaged: its checksum is wrong")
+            return _Reader(pickled, buffers).load()
     except _UNREADABLE as error:
         raise SnapshotError(f"{path} cannot be read: {error}") from error
 
 
-def _read(file: BufferedReader, length: int) -> bytearray:
+def _read(file: BinaryIO, length: int) -> bytearray:
     buffer = bytearray(length)
-    file.readinto(buffer)
+    cast(BufferedReader, file).readinto(buffer)
     return buffer
 
 

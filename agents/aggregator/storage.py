@@ -7,7 +7,11 @@ from pathlib import Path
 
 from agents import events, files, wire
 from agents.buffers import Buffers
+from agents.checksum import Checksum
 from agents.vectors import Vector
+
+_PIECE = 2**20
+"""Bytes that are read at once."""
 
 
 class Journal:
@@ -19,7 +23,11 @@ class Journal:
         if begin is None:
             _cut_torn_line(path)
         self._file = path.open("r+b")
-        self._file.seek(path.stat().st_size if begin is None else begin)
+        self._sum = Checksum()
+        left = path.stat().st_size if begin is None else begin
+        while left and (piece := self._file.read(min(left, _PIECE))):
+            self._sum.update(piece)
+            left -= len(piece)
         self._lines: list[str] = []
         """Not in the file yet: it must not have what the log of inputs, written first, lacks."""
 
@@ -28,7 +36,9 @@ class Journal:
 
     def flush(self) -> None:
         """Hand all to the operating system: readers see it, the disk may not have it yet."""
-        self._file.write("".join(self._lines).encode())
+        written = "".join(self._lines).encode()
+        self._sum.update(written)
+        self._file.write(written)
         self._file.flush()
         self._lines.clear()
 
@@ -41,17 +51,31 @@ class Journal:
         """Bytes that are written, once all is flushed."""
         return self._file.tell()
 
-    def cut(self) -> list[str]:
-        """Take away what the file has beyond what was written; the whole lines of it."""
-        self.flush()
+    def sum(self) -> int:
+        """Checksum of what is written, once all is flushed."""
+        return self._sum.intdigest()
+
+    def compared(self) -> tuple[bool, list[str]]:
+        """Compare the whole lines that the file has from here on with those that are to be flushed:
+        whether one is another, and those that are more. The file stays as it is."""
         end = self._file.tell()
-        *lines, _torn = self._file.read().decode(errors="replace").split("\n")
-        self._file.truncate(end)
+        *lines, _torn = self._file.read().split(b"\n")
         self._file.seek(end)
-        return lines
+        made = "".join(self._lines).encode().split(b"\n")[:-1]
+        differs = any(ours != theirs for ours, theirs in zip(made, lines, strict=False))
+        return differs, [line.decode(errors="replace") for line in lines[len(made) :]]
+
+    def cut(self) -> None:
+        """Remove what the file has beyond what was written."""
+        self.flush()
+        self._file.truncate()
 
     def close(self) -> None:
         self.sync()
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
         self._file.close()
 
 

@@ -39,6 +39,7 @@ from agents.vectors import Vector
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
+    from agents.client.uploads import Memory
     from agents.secure.party import Party
 
 
@@ -73,9 +74,7 @@ class Client:
         self._models = names.model(cfg.client), names.broadcast
         stop = messages.encode(messages.Request(cfg.client, "stop"))
         self._stop_request = names.request(cfg.client), stop
-        self._refusals = messages.Refusals(
-            lambda what: sys.stderr.write(f"client {cfg.client}: {what}\n")
-        )
+        self._refusals = messages.Refusals(self._tell)
         will = (names.status(cfg.client), messages.encode(messages.Status(cfg.client, "offline")))
         keepalive = self._clock.takes(from_seconds(cfg.keepalive))
         self._party: Party | None = None
@@ -89,7 +88,7 @@ class Client:
             keepalive=keepalive,
             reconnected=lambda _: self._publish_key(),  # a broker that was started anew has forgotten it
         )
-        self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox))
+        self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox), self._tell)
         self._connection.open(cfg.timeout_s)
         self._resend()  # an update of a former process comes before it is known that that has ended
         self._publish_state("joining")
@@ -99,7 +98,7 @@ class Client:
         self._cut = False
         identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local, cfg.compression)
         self._memory = None if cfg.memory is None else Path(cfg.memory)
-        known = None if self._memory is None else memory.load(self._memory)
+        known = None if self._memory is None else _remembered(self._memory, cfg.client)
         self._begun = None if cfg.begun is None else Path(cfg.begun)
         self._timing = Timing(
             *(cfg.timing, cfg.think, self._rng),
@@ -287,6 +286,9 @@ class Client:
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.trained(trained))
 
+    def _tell(self, what: str) -> None:
+        sys.stderr.write(f"client {self._config.client}: {what}\n")
+
     def _log(self, what: str) -> None:
         if self._config.verbose:
             sys.stderr.write(f"{time.strftime('%H:%M:%SZ', time.gmtime())} {what}\n")
@@ -328,6 +330,13 @@ class Client:
         name = self._config.client
         status = messages.encode(messages.Status(name, state))
         self._connection.publish_status(self._topics.status(name), status)
+
+
+def _remembered(path: Path, client: str) -> Memory:
+    try:
+        return memory.load(path)
+    except (OSError, ValueError, wire.WireError) as error:
+        sys.exit(f"client {client}: {path}, what it remembers of its updates, cannot be read: {error}")
 
 
 def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:

@@ -20,14 +20,16 @@ def save(memory: Memory, path: Path) -> None:
     known |= {f"{_WAITING} {number}": (number, sent) for number, sent in memory.waiting.items()}
     metadata = {name: str(sequence) for name, (sequence, _) in known.items()}
     vectors = np.concatenate([vector for _, vector in known.values()], dtype="<f4")
-    files.save(path, wire.pack(vectors, metadata))
+    files.save(path, files.sealed(wire.pack(vectors, metadata)), secret=True)
 
 
 def load(path: Path) -> Memory:
-    """What `save` wrote; nothing, where there is no file. Raises WireError for one that is not whole."""
-    if not path.is_file():
+    """What `save` wrote; nothing, where there is no file. Raises OSError, and ValueError for a file that
+    is damaged."""
+    if not path.exists():
         return Memory()
-    vectors, metadata, _ = wire.unpack(path.read_bytes())
+    with files.open_regular(path) as file:
+        vectors, metadata, _ = wire.unpack(bytes(files.unsealed(file.read())))
     parts = np.split(vectors, len(metadata))
     known = {name: (int(metadata[name]), part) for name, part in zip(metadata, parts, strict=True)}
     waiting = dict(known.pop(name) for name in metadata if name.startswith(_WAITING))

@@ -1,29 +1,48 @@
 """Updates that a client has finished and the aggregator has not acknowledged, as files in one folder.
 
 They outlive the process, but are not synced: the disk of a device that loses its power is not emulated.
+Each file is an update as it is sent, and a checksum. What else is in the folder under the name of an
+update, or is damaged, is set aside under another name, and reported: it keeps no other update from being
+sent.
 """
 
 from __future__ import annotations
 
 import errno
 import mmap
+import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from agents import files
 
 _SUFFIX = ".update"
+_ASIDE = ".aside"
 _SPARE = "spare"
+_MAX_BYTES = 2**33
 
 
 class Outbox:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open = sorted(int(path.stem) for path in folder.glob(f"*{_SUFFIX}"))
+    """`report` is called with a sentence for each file that is set aside."""
+
+    def __init__(self, folder: Path, report: Callable[[str], object]) -> None:
+        self._folder, self._report = folder, report
+        self._open: list[int] = []
         """Dispatches that the updates in the folder answer, which are in the order of time."""
         self._spare = folder / _SPARE
         """The file of an update that was acknowledged, for the next one: to write where pages are there
         already takes less than half of the time."""
+        for path in sorted(folder.iterdir()):
+            if path.name != _SPARE and (path.suffix != _SUFFIX or path.name.startswith(".")):
+                continue
+            if path.is_symlink() or not path.is_file():
+                self._set_aside(path, "it is no regular file")
+            elif path.name != _SPARE and not _is_number(path.stem):
+                self._set_aside(path, "its name is not the number of a dispatch")
+            elif path.name != _SPARE:
+                self._open.append(int(path.stem))
+        self._open.sort()
 
     def put(self, dispatch: int, pieces: Iterable[bytes | memoryview]) -> None:
         """Keep the update that answers `dispatch`, whose payload is `pieces`, one after the other."""
@@ -31,9 +50,9 @@ class Outbox:
             try:
                 self._spare.rename(partial)
             except FileNotFoundError:
-                partial.touch()
+                partial.touch(0o600)
             with partial.open("r+b") as file:
-                file.writelines(pieces)
+                file.writelines(files.sealed(pieces))
                 file.truncate()
         if dispatch in self._open:  # by an aggregator that has lost its last dispatches (durability)
             self._open.remove(dispatch)
@@ -52,12 +71,52 @@ class Outbox:
     def payloads(self) -> Iterator[memoryview]:
         """All that is not acknowledged, in the order in which it was put; views of the files, to be read
         before the next is put."""
-        for dispatch in self._open:
-            with self._file(dispatch).open("rb") as file:
-                yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        for dispatch in [*self._open]:
+            try:
+                payload = _payload(self._file(dispatch))
+            except (OSError, ValueError) as error:
+                self._open.remove(dispatch)
+                reason = error.strerror if isinstance(error, OSError) else error
+                self._set_aside(self._file(dispatch), f"it cannot be read: {reason}")
+            else:
+                yield payload
 
     def _file(self, dispatch: int) -> Path:
         return self._folder / f"{dispatch}{_SUFFIX}"
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        aside = path.with_name(f"{path.name}{_ASIDE}")
+        if os.path.lexists(aside):
+            aside = aside.with_name(f"{aside.name}-{secrets.token_hex(4)}")
+        try:
+            path.rename(aside)
+        except OSError as error:
+            self._report(f"{path} is ignored, and stays ({error.strerror}): {why}")
+        else:
+            self._report(f"{path} is set aside as {aside.name}: {why}")
+
+
+def set_aside(folder: Path) -> list[str]:
+    """Set aside what is no update in the outbox `folder` of a client that does not live; in words."""
+    told: list[str] = []
+    if folder.is_dir():
+        for _ in Outbox(folder, told.append).payloads():
+            pass
+    return told
+
+
+def _is_number(text: str) -> bool:
+    return len(text) < 20 and text.isascii() and text.isdecimal() and str(int(text)) == text
+
+
+def _payload(path: Path) -> memoryview:
+    """The update in a file. Raises OSError, and ValueError where it is damaged."""
+    with files.open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _MAX_BYTES:
+            raise ValueError(f"it has {size:,} bytes")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        return files.unsealed(data)
 
 
 def written(write: Callable[[], object], wait: Callable[[float], bool]) -> bool:

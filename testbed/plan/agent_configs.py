@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -78,6 +78,8 @@ class RunSpec:
     """Training samples of each client."""
     verbose: bool = False
     """Have clients log each round."""
+    remarks: Sequence[str] = ()
+    """Sentences for a note of the run's records each."""
 
     @property
     def routed(self) -> bool:

@@ -59,7 +59,7 @@ def _write_start(topology: Topology, to: str | None) -> None:
         initial = None
         if settings.initial is not None:
             initial = str(Path(folder, "initial.safetensors"))
-            save_file(dict(_initial(topology, Path(settings.initial))), initial)
+            _save_initial(topology, Path(settings.initial), initial)
         if isinstance(task, StandIn):
             facts = {"seed": topology.seed, "frozen": settings.frozen, "initial": initial, "to": to}
             wrong = stand_ins.ask(task, "start", **facts)
@@ -74,23 +74,34 @@ def _problem(topology: Topology, message: str) -> BadInputError:
     return topology.source.error([topology.source.problem(("task", "initial"), message)])
 
 
-def _initial(topology: Topology, path: Path) -> State:
-    """The state in a file: a model that a run has kept, or a state dict by name."""
+def _save_initial(topology: Topology, path: Path, to: str) -> None:
+    """Save the state in a file, a model that a run has kept or a state dict by name, as safetensors.
+    Raises BadInputError."""
     try:
-        if path.suffix != ".safetensors":
-            return _pickled(path)
-        with safe_open(path, framework="pt") as file:
-            of_run = {*file.keys()} in _OF_RUN and "schema" in (file.metadata() or {})
-        return state_of(RunDirectory(path.parent.parent), path) if of_run else load_file(path)
-    except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        first, *_ = reason.splitlines()
-        raise _problem(
-            topology,
-            f"{path}: {first}. Expected safetensors, or a state dict that torch.save wrote",
-        ) from error
+        save_file({name: t.contiguous() for name, t in _initial(path).items()}, to)
     except BadInputError as error:  # of the run that it is from
         raise _problem(topology, str(error)) from error
+    except Exception as error:
+        raise _problem(
+            topology,
+            f"{path}: {_reason(error)}. Expected safetensors, or a state dict that torch.save wrote",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, ValueError | RuntimeError | SafetensorError | pickle.UnpicklingError):
+        return next(iter(str(error).splitlines()), "it cannot be read")
+    return f"it cannot be read ({error!r:.80})"
+
+
+def _initial(path: Path) -> State:
+    if path.suffix != ".safetensors":
+        return _pickled(path)
+    with files.open_regular(path), safe_open(path, framework="pt") as file:
+        of_run = {*file.keys()} in _OF_RUN and "schema" in (file.metadata() or {})
+    return state_of(RunDirectory(path.parent.parent), path) if of_run else load_file(path)
 
 
 def _pickled(path: Path) -> State:
@@ -98,9 +109,11 @@ def _pickled(path: Path) -> State:
     with files.open_regular(path) as file:
         found = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(found, dict) or not all(
-        isinstance(value, torch.Tensor) for value in found.values()
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
         raise ValueError("no map of names to tensors: save module.state_dict()")
+    if sparse := [name for name, value in found.items() if value.layout != torch.strided]:
+        raise ValueError(f"{sparse[0]} is sparse: save it as a dense tensor")
     return found
 
 

@@ -136,6 +136,8 @@ class Controller:
         """Since when somebody else has stopped a process of the run, on the monotonic clock."""
         self._disturbances = Ongoing()
         self._refusals = messages.Refusals(self._note)
+        for remark in spec.remarks:
+            self._note(remark)
         self._rate_limit = RateLimit(*_MESSAGE_RATE)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []

@@ -17,6 +17,7 @@ import psutil
 from agents import events
 from agents.events import COMPLETE
 from testbed.errors import BadInputError, HostError
+from testbed.run import unchanged
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, emulator
@@ -99,6 +100,8 @@ def resumable(runs: Path, run: str) -> RunDirectory:
 
     Raises BadInputError where there is none, or nothing to carry on.
     """
+    from agents.aggregator import snapshot  # with all rules
+
     directory = directory_of(run, runs)
     for path in (runs / run, Path(run)) if directory is None else (directory.path,):
         _check_access(path)
@@ -120,6 +123,11 @@ def resumable(runs: Path, run: str) -> RunDirectory:
             f"{directory.run} has no state to go on from: it never got as far as a first model, or has "
             "`durability: none`; start a new run"
         )
+    try:
+        snapshot.check(directory.checkpoint)
+    except (OSError, snapshot.SnapshotError) as error:
+        raise BadInputError(f"{directory.run} cannot be continued: {error}") from error
+    unchanged.check(directory)
     directory.open()
     return directory
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 
+from agents.client.outbox import set_aside
 from testbed.errors import BadInputError
 from testbed.plan import Plan, datasets, model_check, preparation
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.preparation import Prepared
-from testbed.run import manifest
+from testbed.run import manifest, unchanged
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
@@ -34,6 +35,8 @@ def prepare(
             from testbed.plan import models
 
             models.write_start(topology, directory)
+        if not plan.traits.simulated:
+            unchanged.keep(directory)
     directory.claim()
     task = topology.task
     chosen = datasets.source(topology)
@@ -47,12 +50,18 @@ def prepare(
     for remark in prepared.remarks:
         view.progress(remark)
     samples = {client: len(own) for client, own in prepared.indices.items()}
-    spec = RunSpec(directory, topology, plan, samples, options.verbose)
+    spec = RunSpec(directory, topology, plan, samples, options.verbose, odd_updates(directory))
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
     own = own_data(topology, directory, view)
     described = manifest.describe(spec, preparation.label_counts(prepared))
     directory.write_manifest(**described, **remarks, **own)
     return spec, prepared
+
+
+def odd_updates(directory: RunDirectory) -> tuple[str, ...]:
+    """Set aside what is no update among those that the clients of an earlier segment had finished; in
+    words."""
+    return tuple(told for folder in sorted(directory.disks.glob("*")) for told in set_aside(folder))
 
 
 def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from agents import events, files, own_code, wire
 from agents.aggregator import actions as act
-from agents.aggregator import recording
+from agents.aggregator import inputs, recording
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import RecordingError, Torn
 from agents.buffers import Buffers
@@ -36,6 +36,8 @@ class Replayed:
     version: int = 0
     models: int = 0
     records: int = 0
+    checksums: bool = True
+    """Whether the recording has checksums; one of version 0.2.0 has none."""
 
     def __str__(self) -> str:
         models, records = counted(self.models, "model"), counted(self.records, "record")
@@ -92,7 +94,8 @@ class _Replay:
 
     def run(self) -> Replayed:
         core: AggregatorCore | None = None
-        for entry in recording.read(self.directory.inputs):
+        self.same.checksums = recording.has_checksums(self.directory.inputs)
+        for number, entry in enumerate(recording.read(self.directory.inputs)):
             match entry:
                 case Setup():
                     core, server = self._begin(entry)
@@ -105,7 +108,7 @@ class _Replay:
                 case recording.Cut():
                     pass
                 case _ if core is not None:
-                    self._carry_out(core.handle(entry), server)
+                    self._carry_out(self._handled(core, entry, number), server)
                 case _:
                     raise RecordingError(f"{self.directory.inputs} does not say what it begins with")
         if self._final is None:
@@ -122,6 +125,15 @@ class _Replay:
             return setup.core(model.copy(), buffers)
         except (TypeError, LookupError, ImportError) as error:
             raise RecordingError(f"{self.directory.inputs} names no rule of ours: {error}") from error
+
+    def _handled(self, core: AggregatorCore, event: inputs.Input, number: int) -> act.Actions:
+        try:
+            return core.handle(event)
+        except Exception as error:
+            raise RecordingError(
+                f"{self.directory.inputs}: entry {number}, {type(event).__name__}, cannot follow those "
+                f"before it ({error!r}): entries are missing, in another order, or changed"
+            ) from error
 
     def _carry_out(self, actions: act.Actions, server: Server) -> None:
         for action in actions:

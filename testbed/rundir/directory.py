@@ -56,6 +56,8 @@ class RunDirectory:
         """Shards, agents' configurations, broker configuration; gone when the run has ended."""
         self.state = path / "state"
         """What an interrupted run goes on from."""
+        self.kept_topology = self.state / "topology.yaml"
+        """The topology as it was when the run began."""
         self.aggregator_state = self.state / "aggregator"
         """Its checkpoint, and its log of inputs where the run is not recorded."""
         self.disks = self.state / "clients"

@@ -47,6 +47,8 @@ class LogWriter:
 
     def catch_up(self) -> None:
         """Write all that has been printed by now."""
+        if not self._selector.get_map():  # it may be closed
+            return
         self._pass(0.0)
         self._pass(0.0)  # a full pipe and the rest of a line
 
@@ -58,12 +60,13 @@ class LogWriter:
             self._thread = None
         self.catch_up()
         with self._lock:
-            for key in [*self._selector.get_map().values()]:
+            for key in [*(self._selector.get_map() or {}).values()]:  # none, where it is closed already
                 self._forget(key.fd)
             for log in self._logs.values():
                 log.write(b"")  # there may be room again
             failures = [log.failure for log in self._logs.values() if log.failure is not None]
             self._logs.clear()
+            self._selector.close()
         return failures
 
     def _serve(self) -> None:

@@ -6,7 +6,8 @@ import copy
 import os
 import random
 import shutil
-from collections import deque
+from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -23,6 +24,7 @@ from agents.aggregator import inputs, recording, snapshot
 from agents.aggregator.core import Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.inputs import Input
+from agents.aggregator.recording import RecordingError
 from agents.aggregator.settings import Settings
 from agents.aggregator.snapshot import SnapshotError
 from agents.buffers import Buffers
@@ -38,6 +40,7 @@ from tests.agents import fleet as fleets
 from tests.agents.fleet import Fleet
 from tests.agents.helpers import Core, done, message, of, records
 from tests.agents.rules.test_properties import IMPORTANCE, INSTANCES, MOVES, happens
+from tests.fuzz_directories import DAMAGES
 
 CHECKPOINT_EVERY = 7.0
 """Seconds; an instant of a fleet is one."""
@@ -373,6 +376,154 @@ def test_a_log_that_outgrows_the_checkpoint_makes_a_new_one(
         durable = again(durable, folder, record=record)
         assert durable.at == 2999
         durable.close()
+
+
+# Damaged files
+
+
+STATE = "state/aggregator"
+LOG, CHECKPOINT, JOURNAL = f"{STATE}/inputs.bin", f"{STATE}/checkpoint.bin", "events.jsonl"
+
+
+def left_by_a_crash(folder: Path) -> dict[str, bytes]:
+    """A checkpoint, then two acknowledged updates that made a version; all files by their paths."""
+    durable = begun(folder)
+    durable._due = True
+    durable.sync(told=False)
+    for name in "ab":
+        durable.handle(arrival(name))
+        durable.sync(told=True)
+    crash(durable, folder)
+    return files_of(folder)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def refused(folder: Path, error: type[Exception], told: str) -> str:
+    """Continue the run in `folder`, which is refused with `told` before a file is changed."""
+    before = files_of(folder)
+    with pytest.raises(error, match=told) as raised:
+        kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
+    assert files_of(folder) == before
+    return str(raised.value)
+
+
+def test_every_flipped_bit_of_the_log_is_an_error_and_changes_no_file(tmp_path: Path) -> None:
+    """In a vector it made another model, in a length the rest was taken for a torn entry."""
+    folder = tmp_path / "run"
+    whole = left_by_a_crash(folder)[LOG]
+    for at in range(8, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        (folder / LOG).write_bytes(damaged)
+        text = refused(folder, RecordingError, r"inputs\.bin, the entry at byte \d+.* is damaged")
+        assert "Whole: checkpoint.bin (4 entries of the run, 0.0 s), events.jsonl. Nothing was" in text
+    (folder / LOG).write_bytes(whole)
+    durable = kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
+    assert durable.server.version == 1
+    durable.close()
+
+
+def test_log_that_is_empty_missing_or_of_another_time_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    whole = left_by_a_crash(folder)[LOG]
+    log = folder / LOG
+    log.write_bytes(b"")
+    refused(folder, RecordingError, r"inputs\.bin is empty\. Whole: checkpoint\.bin .*, events\.jsonl\.")
+    log.unlink()
+    refused(folder, SnapshotError, r"inputs\.bin: No such file or directory\. Whole: checkpoint")
+    log.mkdir()
+    refused(folder, SnapshotError, r"inputs\.bin: this is not a regular file\. Whole: checkpoint")
+    log.rmdir()
+    recording.Recording(log, setup_of(FedBuff(buffer_size=2))).close()
+    refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those behind 4")
+    begins = 8 + 36 + len(b'{"entries":4}')
+    log.write_bytes(whole[:begins])  # the end is missing, at a whole entry
+    refused(folder, RecordingError, "2 updates beyond what follows from these: the end of the log is")
+
+
+def test_damaged_checkpoint_is_an_error_that_says_that_the_log_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    whole = left_by_a_crash(folder)[CHECKPOINT]
+    for at in range(8, len(whole), 11):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        (folder / CHECKPOINT).write_bytes(damaged)
+        text = refused(
+            folder, SnapshotError, r"checkpoint\.bin (is damaged|is not whole|cannot be read)"
+        )
+        assert "Whole: inputs.bin (entries 4 to 6)" in text
+
+
+def test_damaged_records_are_an_error_or_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    whole = left_by_a_crash(folder)[JOURNAL]
+    journal = folder / JOURNAL
+    journal.write_bytes(whole.replace(b'"wall_clock":1000000000.0', b'"wall_clock":1000000001.0'))
+    text = refused(folder, SnapshotError, r"events\.jsonl is damaged: the first \d+ bytes are not")
+    assert "Whole: checkpoint.bin (4 entries of the run, 0.0 s), inputs.bin (entries 4 to 6)" in text
+    journal.write_bytes(whole.replace(b'"client":"b"', b'"client":"c"'))  # behind the checkpoint
+    durable = kept(folder, setup_of(FedBuff(buffer_size=2)))
+    durable.close()
+    *_, note = written(folder)
+    assert journal.read_bytes() == whole + events.to_line(note).encode()
+    assert note == events.Note(
+        5e-9, "events.jsonl was damaged behind the checkpoint; the log has given it again"
+    )
+
+
+def test_state_of_another_run_or_model_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    left_by_a_crash(folder)
+    setup = setup_of(FedBuff(buffer_size=2))
+    for settings, told in (
+        (replace(setup.settings, run="other"), "another run"),
+        (replace(setup.settings, schema="t"), "another model"),
+    ):
+        other = replace(setup, settings=settings)
+        with pytest.raises(SnapshotError, match=rf"checkpoint\.bin is of {told}"):
+            kept(folder, other, segment="2")
+
+
+@pytest.mark.parametrize("bad", [b"", b"\0" * 90], ids=["empty", "zeros"])
+def test_damaged_model_that_waits_for_its_evaluation_is_an_error(bad: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    durable = begun(folder)
+    durable.handle(inputs.TimersDue(from_seconds(CHECKPOINT_EVERY)))
+    durable.sync(told=False)
+    crash(durable, folder)
+    (waiting,) = (folder / "state" / "aggregator").glob("evaluate-0.safetensors")
+    waiting.write_bytes(bad)
+    refused(folder, SnapshotError, "a model that waits for its evaluation, cannot be read: its checksum")
+
+
+def test_run_with_damaged_files_goes_on_as_it_was_or_not_at_all(tmp_path: Path) -> None:
+    """Cut off, overwritten, empty, missing, no regular files: whatever is done to them."""
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    left_by_a_crash(whole)
+    outcomes = Counter[str]()
+    for seed in range(200):
+        dice = random.Random(seed)  # noqa: S311
+        shutil.copytree(whole, folder)
+        file, how = folder / dice.choice([LOG, CHECKPOINT, JOURNAL]), dice.choice(DAMAGES)
+        with suppress(ValueError, IndexError):  # what is no JSON has no values to change
+            how(file, dice)
+        before = files_of(folder)
+        try:
+            durable = kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
+        except (SnapshotError, RecordingError):
+            outcomes["refused"] += 1
+            assert files_of(folder) == before
+        else:
+            outcomes["went on"] += 1
+            assert durable.server.version == 1
+            assert [durable.core.has(*answered) for answered in (("a", 1), ("b", 2))] == [True, True]
+            durable.close()
+        shutil.rmtree(folder)
+    assert min(outcomes["refused"], outcomes["went on"]) > 40
 
 
 # Resumed with all its processes

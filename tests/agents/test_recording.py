@@ -6,12 +6,13 @@ import struct
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from agents import wire
 from agents.aggregator import recording
 from agents.aggregator.core import Setup
 from agents.aggregator.inputs import InstantOver, Suspended, UpdateArrived
-from agents.aggregator.recording import Recording, RecordingError, Torn
+from agents.aggregator.recording import Cut, Extent, Recording, RecordingError, Torn
 from agents.aggregator.settings import Settings
 from agents.config import Named, Stop
 from agents.rules.interface import ClientSide
@@ -21,7 +22,17 @@ MOST = 67_108_864
 """Bytes that a text may have, 64 MiB."""
 
 
-def entry(text: bytes, payload: bytes = b"") -> bytes:
+HEAD = 36
+"""Bytes of an entry before its text."""
+
+
+def entry(text: bytes, payload: bytes = b"", number: int = 1) -> bytes:
+    head = struct.pack("<IQQQ", len(text), len(payload), number, xxh3_64_intdigest(text + payload))
+    return head + struct.pack("<Q", xxh3_64_intdigest(head)) + text + payload
+
+
+def old_entry(text: bytes, payload: bytes = b"") -> bytes:
+    """In the format of 0.2.0."""
     return struct.pack("<IQ", len(text), len(payload)) + text + payload
 
 
@@ -37,21 +48,24 @@ def begun(path: Path) -> Recording:
     return Recording(path, Setup(settings, Named("fedbuff", {"buffer_size": 1}), seed=7))
 
 
-def test_an_entry_is_two_lengths_a_compact_text_and_the_message_as_on_the_wire(tmp_path: Path) -> None:
+def test_entry_has_lengths_number_checksums_a_compact_text_and_the_message_as_on_the_wire(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "inputs.bin"
     recorded = begun(path)
     recorded.flush()
     setup = path.read_bytes()
-    assert setup[12:].startswith(b'{"settings":{"run":"run","schema":"s",')
+    assert setup.startswith(b"inputs2\n")
+    assert setup[8 + HEAD :].startswith(b'{"settings":{"run":"run","schema":"s",')
     told = message("a", 1)
     recorded.write(UpdateArrived(4, "a", 99, 3, told))
     recorded.write(InstantOver(5))
     recorded.flush()
+    text = b'["UpdateArrived",{"at":4,"sender":"a","size":99,"arrived":3}]'
     assert path.read_bytes() == (
-        setup
-        + entry(b'["UpdateArrived",{"at":4,"sender":"a","size":99,"arrived":3}]', wire.encode(told))
-        + entry(b'["InstantOver",{"at":5}]')
+        setup + entry(text, wire.encode(told), 1) + entry(b'["InstantOver",{"at":5}]', number=2)
     )
+    assert recorded.size == path.stat().st_size
     recorded.close()
     first, update, instant = recording.read(path)
     assert isinstance(first, Setup)
@@ -61,37 +75,134 @@ def test_an_entry_is_two_lengths_a_compact_text_and_the_message_as_on_the_wire(t
     assert instant == InstantOver(5)
 
 
-def test_a_recording_of_0_2_0_is_read(tmp_path: Path) -> None:
+def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
+    """Also where the file was there already, as where it is mounted into a container."""
     path = tmp_path / "inputs.bin"
-    begun(path).close()
-    path.write_bytes(path.read_bytes() + entry(b'["Suspended",{"at":9,"part":"2"}]'))
-    assert [*recording.read(path)][1:] == [Suspended(9, "2")]
+    path.touch(0o644)
+    recorded = begun(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    recorded.cut()
+    assert path.stat().st_mode & 0o777 == 0o600
+    recorded.close()
 
 
-@pytest.mark.parametrize("kept", [1, 11, 12, 35])
-def test_an_entry_that_is_not_whole_is_torn_and_cut_off(tmp_path: Path, kept: int) -> None:
+def test_recording_of_0_2_0_is_read_and_not_continued(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
-    whole = entry(b'["InstantOver",{"at":5}]')  # 36 bytes
-    path.write_bytes(whole + whole[:kept])
-    assert list(recording.read(path)) == [InstantOver(5), Torn(36)]
     begun(path).close()
-    instant, setup = recording.read(path)
-    assert instant == InstantOver(5)
-    assert isinstance(setup, Setup)
+    setup = path.read_bytes()[8 + HEAD :]
+    path.write_bytes(old_entry(setup) + old_entry(b'["Suspended",{"at":9,"part":"2"}]'))
+    first, suspended = recording.read(path)
+    assert isinstance(first, Setup)
+    assert suspended == Suspended(9, "2")
+    assert not recording.has_checksums(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert list(recording.read(path)) == [first, Torn(12 + len(setup))]
+    with pytest.raises(RecordingError, match="it has no checksums"):
+        recording.check(path)
+
+
+def of_four(path: Path) -> list[bytes]:
+    """A recording of a setup and three entries of 60 bytes; its parts."""
+    recorded = begun(path)
+    for at in (5, 6, 7):
+        recorded.write(InstantOver(at))
+    recorded.close()
+    whole = path.read_bytes()
+    assert recording.has_checksums(path)
+    return [whole[:-180], whole[-180:-120], whole[-120:-60], whole[-60:]]
+
+
+@pytest.mark.parametrize("kept", [1, 35, 36, 59])
+def test_last_entry_that_is_not_whole_is_torn_and_removed_once_the_file_is_continued(
+    tmp_path: Path, kept: int
+) -> None:
+    path = tmp_path / "inputs.bin"
+    setup, *entries = of_four(path)
+    begin = len(setup) + 120
+    path.write_bytes(setup + entries[0] + entries[1] + entries[2][:kept])
+    assert list(recording.read(path))[1:] == [InstantOver(5), InstantOver(6), Torn(begin)]
+    extent = recording.check(path)
+    assert extent == Extent(first=0, last=2, size=begin)
+    assert path.stat().st_size == begin + kept
+    recorded = Recording.continued(path, extent)
+    recorded.write(InstantOver(8))
+    recorded.close()
+    assert path.read_bytes() == setup + entries[0] + entries[1] + entry(
+        b'["InstantOver",{"at":8}]', number=3
+    )
+
+
+def test_every_flipped_bit_is_an_error_and_never_a_torn_end(tmp_path: Path) -> None:
+    """Of lengths and numbers, too: what follows is not taken for the rest of a torn entry."""
+    path = tmp_path / "inputs.bin"
+    setup, *entries = of_four(path)
+    whole, begin = setup + b"".join(entries), len(setup) + 60
+    for at in range(begin, begin + 60):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << bit
+            path.write_bytes(damaged)
+            with pytest.raises(RecordingError, match=rf"the entry at byte {begin}\b.* is damaged"):
+                recording.check(path)
+            with pytest.raises(RecordingError, match=rf"the entry at byte {begin}\b.* is damaged"):
+                list(recording.read(path))
+
+
+@pytest.mark.parametrize(
+    ("order", "found"),
+    [((0, 2, 1, 3), "2 of the run, expected 1"), ((0, 1, 3), "3 of the run, expected 2"),
+     ((0, 1, 1, 2, 3), "1 of the run, expected 2"), ((1, 2, 3), "has to be its first entry")],
+    ids=["swapped", "missing", "twice", "without a beginning"],
+)  # fmt: skip
+def test_missing_and_swapped_entries_are_named(tmp_path: Path, order: list[int], found: str) -> None:
+    path = tmp_path / "inputs.bin"
+    parts = of_four(path)
+    path.write_bytes(b"".join((b"" if 0 in order else b"inputs2\n", *(parts[n] for n in order))))
+    with pytest.raises(RecordingError, match=found):
+        list(recording.read(path))
+
+
+def test_file_with_nothing_in_it_is_no_recording(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.bin"
+    path.touch()
+    for read in (recording.check, lambda path: list(recording.read(path))):
+        with pytest.raises(RecordingError, match=r"inputs\.bin is empty"):
+            read(path)
+    path.write_bytes(b"inputs2\n")
+    with pytest.raises(RecordingError, match="has no whole entry"):
+        recording.check(path)
+
+
+def test_cut_recording_says_what_it_comes_after(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.bin"
+    recorded = begun(path)
+    recorded.write(InstantOver(5))
+    recorded.write(InstantOver(6))
+    recorded.cut()
+    recorded.write(InstantOver(7))
+    assert recorded.size == 8 + 36 + 13 + 60
+    recorded.close()
+    assert list(recording.read(path)) == [Cut(2), InstantOver(7)]
+    assert recording.check(path) == Extent(first=2, last=3, size=recorded.size)
 
 
 def test_a_text_of_64_mib_is_read_and_a_longer_one_is_none_of_ours(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
-    text = b'["InstantOver",{"at":5}]'
-    path.write_bytes(entry(text.ljust(MOST)))
-    assert list(recording.read(path)) == [InstantOver(5)]
-    path.write_bytes(entry(text.ljust(MOST + 1)))
-    assert list(recording.read(path)) == [Torn(0)]
+    begun(path).close()
+    setup, text = path.read_bytes(), b'["InstantOver",{"at":5}]'
+    path.write_bytes(setup + entry(text.ljust(MOST)))
+    assert list(recording.read(path))[1:] == [InstantOver(5)]
+    path.write_bytes(setup + entry(text.ljust(MOST + 1)))
+    with pytest.raises(RecordingError, match="its text has 67,108,865 bytes"):
+        list(recording.read(path))
 
 
 def test_what_is_no_entry_is_named_by_its_place(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
-    whole = entry(b'["InstantOver",{"at":5}]')
-    path.write_bytes(whole + entry(b'["InstantOver",{"at":"soon"}]'))
-    with pytest.raises(RecordingError, match=r"inputs\.bin, the entry at byte 36: InstantOver does not"):
+    setup, *_ = of_four(path)
+    path.write_bytes(setup + entry(b'["InstantOver",{"at":"soon"}]'))
+    place = len(setup)
+    with pytest.raises(
+        RecordingError, match=rf"inputs\.bin, the entry at byte {place}: InstantOver does not"
+    ):
         list(recording.read(path))

@@ -212,6 +212,7 @@ class Peer:
     def close(self) -> None:
         self.paho.disconnect()
         self.paho.loop_stop()
+        self.paho._reset_sockets()  # those that wake its loop; else they wait for the garbage collector
 
 
 Logins = Callable[[str], Broker]

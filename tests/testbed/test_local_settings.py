@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import random
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from agents.config import Local, Schedule
 from agents.tasks import TASKS
@@ -159,3 +163,68 @@ def test_a_first_model_that_does_not_fit_is_refused_with_place_and_name(
     assert said.code == 2
     assert "t.yaml:6:12: task.initial: " in said.err
     assert told in said.err
+
+
+@pytest.mark.parametrize("name", ["zip.pt", "legacy.pt", "named.safetensors"])
+def test_first_model_that_is_damaged_is_an_error_of_its_place(name: str, tmp_path: Path) -> None:
+    """Whatever PyTorch raises of it. What still fits the model may be loaded."""
+    path = tmp_path / name
+    state = {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)}
+    if name.endswith(".pt"):
+        torch.save(state, path, _use_new_zipfile_serialization=name == "zip.pt")
+    else:
+        save_file(state, path)
+    settings, whole = parse(_text(task=f"initial: {path}")), path.read_bytes()
+    refused: list[str] = []
+    for seed in range(150):
+        draw = random.Random(seed)  # noqa: S311
+        data = bytearray(whole)
+        match draw.randrange(4):
+            case 0:
+                del data[draw.randrange(len(data)) :]
+            case 1:
+                begin = draw.randrange(len(data))
+                data[begin : begin + draw.randrange(200)] = draw.randbytes(draw.randrange(200))
+            case _:
+                for _ in range(draw.randrange(1, 20)):
+                    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                models.check_initial(settings)
+            except BadInputError as error:
+                refused.append(str(error))
+    assert len(refused) > 90
+    assert all(f"task.initial: {path}: " in text for text in refused)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({1: torch.zeros(10)}, "no map of names to tensors"),
+        ({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10).to_sparse()}, "1.bias is sparse"),
+        (
+            {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10, dtype=torch.complex64)},
+            "1.bias has complex64 there, expected float32",
+        ),
+        (
+            {"1.weight": torch.zeros(10, 64).double() + 1e300, "1.bias": torch.zeros(10)},
+            "1.weight has values there that are not finite",
+        ),
+    ],
+    ids=["names", "sparse", "complex", "too large"],
+)
+def test_first_model_of_other_tensors_is_refused(state: object, told: str, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "first.pt")
+    with pytest.raises(BadInputError) as caught:
+        models.check_initial(parse(_text(task=f"initial: {tmp_path / 'first.pt'}")))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["first.pt", "first.safetensors"])
+def test_first_model_that_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
+    path, settings = tmp_path / name, parse(_text(task=f"initial: {tmp_path / name}"))
+    for make in (path.mkdir, path.rmdir, lambda: os.mkfifo(path)):
+        make()
+        with pytest.raises(BadInputError, match=r"task\.initial: .*Expected safetensors"):
+            models.check_initial(settings)

@@ -9,9 +9,8 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
-from agents.aggregator import recording
-from agents.aggregator.core import Setup
 from agents.rules import RULES
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.replay import replay
@@ -47,6 +46,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
+MAGIC = b"inputs2\n"
 UPDATE = b'["UpdateArrived", {"at": 2, "sender": "fast", "size": 1, "arrived": 2}]'
 
 
@@ -74,18 +74,41 @@ def run(recorded: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(copytree(recorded, tmp_path / "run"))
 
 
-def test_an_update_that_was_changed_is_found(run: RunDirectory) -> None:
+def test_changed_bit_of_an_update_is_an_error(run: RunDirectory) -> None:
     data = bytearray(run.inputs.read_bytes())
+    _change_second_update(data)
+    run.inputs.write_bytes(data)
+    told = r"inputs.bin, the entry at byte \d+, number \d+ of the run, is damaged: its checksum is wrong"
+    with pytest.raises(BadInputError, match=told):
+        replay(run)
+
+
+def _change_second_update(data: bytearray) -> None:
     second = data.index(b'["UpdateArrived"', data.index(b'["UpdateArrived"') + 1)
     header = data.index(b'{"__metadata__"', second)
     (length,) = struct.unpack_from("<Q", data, header - 8)
     data[header + length + 4 * 649 + 2] ^= 0x40  # of the last parameter, half of its magnitude
+
+
+def test_other_update_under_a_right_checksum_is_found_by_its_model(run: RunDirectory) -> None:
+    data = bytearray(run.inputs.read_bytes())
+    _change_second_update(data)
     run.inputs.write_bytes(data)
+    _write(run.inputs, list(_raw(run.inputs)))
     with pytest.raises(RunFailedError, match=r"models/final differs in 1 of 650 .* in the one at 649:"):
         replay(run)
 
 
-def test_an_input_that_is_missing_is_found_at_the_first_record_that_it_changes(
+def test_missing_input_is_an_error(run: RunDirectory) -> None:
+    entries = list(_raw(run.inputs))
+    run.inputs.write_bytes(MAGIC + b"".join(_packed(n, *e) for n, e in enumerate(entries) if n != 9))
+    with pytest.raises(
+        BadInputError, match="it is number 10 of the run, expected 9: entries are missing"
+    ):
+        replay(run)
+
+
+def test_missing_input_under_right_numbers_is_found_at_the_first_record_that_it_changes(
     run: RunDirectory,
 ) -> None:
     entries = list(_raw(run.inputs))
@@ -96,19 +119,33 @@ def test_an_input_that_is_missing_is_found_at_the_first_record_that_it_changes(
         replay(run)
 
 
-def test_a_torn_last_entry_is_told_and_cut_off_where_the_run_goes_on(run: RunDirectory) -> None:
+def test_recording_of_0_2_0_is_replayed_and_said_to_have_no_checksums(
+    testbed: Testbed, run: RunDirectory
+) -> None:
+    entries = list(_raw(run.inputs))
+    _write_old(run.inputs, entries)
+    said = testbed("replay", run.path)
+    assert said.code == 0, said.err
+    assert "is bit-identical" in said.out
+    assert "has no checksums, as it was written by version 0.2.0" in said.out
+    evaluated = [n for n, (text, _) in enumerate(entries) if text.startswith(b'["EvaluationDone"')]
+    begun = next(n for n, (text, _) in enumerate(entries) if text.startswith(b'["Started"'))
+    entries[begun], entries[evaluated[1]] = entries[evaluated[1]], entries[begun]
+    _write_old(run.inputs, entries)
+    said = testbed("replay", run.path)
+    assert said.code == 2
+    assert f"entry {begun}, EvaluationDone, cannot follow those before it" in said.err
+    assert "entries are missing, in another order, or changed" in said.err
+
+
+def test_torn_last_entry_is_an_error(run: RunDirectory) -> None:
     whole = run.inputs.read_bytes()
     *_, (text, payload) = _raw(run.inputs)
-    start = len(whole) - 12 - len(text) - len(payload)
-    for kept in (start + 5, start + 12, len(whole) - 1):
+    start = len(whole) - 36 - len(text) - len(payload)
+    for kept in (start + 5, start + 36, len(whole) - 1):
         run.inputs.write_bytes(whole[:kept])
         with pytest.raises(RunFailedError, match=f"inputs.bin is torn at byte {start}.* 16 updates"):
             replay(run)
-    setup = next(recording.read(run.inputs))
-    assert isinstance(setup, Setup)
-    recording.Recording(run.inputs, setup).close()
-    assert run.inputs.read_bytes()[:start] == whole[:start]
-    assert list(recording.read(run.inputs))[-1] == setup
 
 
 def test_a_recording_that_stops_before_the_run_did_is_not_enough(run: RunDirectory) -> None:
@@ -166,13 +203,23 @@ def test_a_run_of_processes_is_replayed(testbed: Testbed, tmp_path: Path) -> Non
 
 def _raw(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Texts and payloads, unread."""
-    data, at = path.read_bytes(), 0
+    data, at = path.read_bytes(), len(MAGIC)
     while at < len(data):
         text, payload = struct.unpack_from("<IQ", data, at)
-        middle = at + 12 + text
+        middle = at + 36 + text
         at = middle + payload
         yield data[middle - text : middle], data[middle:at]
 
 
+def _packed(number: int, text: bytes, payload: bytes) -> bytes:
+    head = struct.pack("<IQQQ", len(text), len(payload), number, xxh3_64_intdigest(text + payload))
+    return head + struct.pack("<Q", xxh3_64_intdigest(head)) + text + payload
+
+
 def _write(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
+    path.write_bytes(MAGIC + b"".join(_packed(n, *entry) for n, entry in enumerate(entries)))
+
+
+def _write_old(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
+    """In the format of 0.2.0."""
     path.write_bytes(b"".join(struct.pack("<IQ", len(t), len(p)) + t + p for t, p in entries))

@@ -1,0 +1,105 @@
+"""What a run that is continued must find as it began: its topology, and the state that its module starts
+from. (Its own code is `preparing.with_kept_code`'s.)
+
+The manifest has the digests. `state/` has the topology once more, so that a refusal says what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, cast
+
+from agents import files
+from agents.texts import counted
+from testbed.errors import BadInputError, reading
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import yamlfile
+from testbed.topology.yamlfile import Where
+
+_NAMED = 5
+"""Maximum number of differences that an error lists."""
+_SHOWN = 60
+"""Maximum number of characters of a value in one."""
+_NOTHING = object()
+
+
+def keep(directory: RunDirectory) -> None:
+    """Note what the run begins with."""
+    directory.state.mkdir(mode=0o700, exist_ok=True)
+    directory.kept_topology.write_bytes(directory.topology.read_bytes())
+    start = {"start": _digest(directory.start)} if directory.start.is_file() else {}
+    directory.write_manifest(topology=_digest_of(yamlfile.read(directory.topology).data), **start)
+
+
+def check(directory: RunDirectory) -> None:
+    """Raise BadInputError where the run in `directory` cannot continue, because what it began with was
+    changed."""
+    manifest = directory.read_manifest()
+    now = yamlfile.read(directory.topology).data
+    if _digest_of(now) != manifest.get("topology"):
+        raise BadInputError(
+            f"{directory.topology} is not the topology that the run began with"
+            f"{_differences(directory)}. A run continues as it began: undo the change, or start a new "
+            "run with it"
+        )
+    with reading(directory.path):
+        found = _digest(directory.start) if directory.start.exists() else None
+    if found != manifest.get("start"):
+        raise BadInputError(
+            f"{directory.start}, the state that the run's module starts from, is not what it was when "
+            "the run began: put a copy back, or start a new run"
+        )
+
+
+def _differences(directory: RunDirectory) -> str:
+    """What differs, for an error, as far as that is known."""
+    path, now = directory.kept_topology, yamlfile.read(directory.topology).data
+    try:
+        began = yamlfile.read(path).data
+    except BadInputError:
+        return f" (with which one is not known: {path} cannot be read)"
+    if _digest_of(began) != directory.read_manifest().get("topology"):
+        return f" (with which one is not known: {path}, or the digest in the manifest, was changed, too)"
+    found = list(_differing(began, now, ()))
+    more = f"; {counted(len(found) - _NAMED, 'more difference')}" if len(found) > _NAMED else ""
+    return f": {'; '.join(found[:_NAMED])}{more}"
+
+
+def _differing(began: Any, now: Any, where: Where) -> Iterator[str]:
+    """Each difference in words: `rule.buffer_size was 2, and is 7`."""
+    if isinstance(began, dict) and isinstance(now, dict):
+        for key in {**began, **now}:
+            yield from _differing(began.get(key, _NOTHING), now.get(key, _NOTHING), (*where, key))
+    elif isinstance(began, tuple) and isinstance(now, tuple):
+        for index in range(max(len(began), len(now))):
+            before, after = (each[index] if index < len(each) else _NOTHING for each in (began, now))
+            yield from _differing(before, after, (*where, index))
+    elif now is _NOTHING:
+        yield f"{yamlfile.dotted(where)} was {_shown(began)}, and is missing"
+    elif began is _NOTHING:
+        yield f"{yamlfile.dotted(where)} is new, {_shown(now)}"
+    elif _canonical(began) != _canonical(now):
+        yield f"{yamlfile.dotted(where)} was {_shown(began)}, and is {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = _canonical(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _digest_of(data: Any) -> str:
+    """Of what a file says: comments and the order of keys do not count."""
+    return hashlib.sha256(_canonical(data).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with files.open_regular(path) as file:
+        return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()

@@ -1,0 +1,85 @@
+"""A run that is continued has to be the run that began: another topology is refused, and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import BadInputError
+from testbed.run import unchanged
+from testbed.rundir.directory import RunDirectory
+
+BEGAN = """
+name: one
+seed: 7
+task: {name: digits-logreg, local: {steps: 5, lr: 0.1}}
+rule: {name: fedbuff, buffer_size: 2}
+devices: [{name: a, cpu: 0.5}, {name: b, cpu: 0.5}]
+stop: {after: 60s}
+"""
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "run")
+    directory.path.mkdir()
+    directory.topology.write_text(BEGAN)
+    directory.start.write_bytes(b"weights")
+    unchanged.keep(directory)
+    unchanged.check(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("seed: 7", "seed: 8", "seed was 7, and is 8."),
+        ("steps: 5", "steps: 6", "task.local.steps was 5, and is 6."),
+        ("buffer_size: 2", "buffer_size: 7", "rule.buffer_size was 2, and is 7."),
+        (", buffer_size: 2", "", "rule.buffer_size was 2, and is missing."),
+        ("cpu: 0.5}]", "cpu: 0.5}, {name: c}]", 'devices[2] is new, {"name": "c"}.'),
+        ("{name: a, cpu: 0.5}, ", "", 'devices[0].name was "a", and is "b"; devices[1] was {"cpu": '),
+        ("name: one", "name: two\nrecord: updates", 'name was "one", and is "two"; record is new, "upd'),
+    ],
+    ids=["seed", "steps", "rule", "missing", "one more", "one less", "two"],
+)
+def test_changed_topology_is_refused_with_what_differs(
+    old: str, new: str, told: str, begun: RunDirectory
+) -> None:
+    begun.topology.write_text(BEGAN.replace(old, new))
+    with pytest.raises(BadInputError) as raised:
+        unchanged.check(begun)
+    assert f"topology.yaml is not the topology that the run began with: {told}" in str(raised.value)
+    assert "undo the change, or start a new run with it" in str(raised.value)
+
+
+def test_of_many_differences_five_are_listed(begun: RunDirectory) -> None:
+    begun.topology.write_text("{a: 1, b: 2, c: 3}")
+    with pytest.raises(BadInputError, match=r"; 4 more differences\. A run continues"):
+        unchanged.check(begun)
+
+
+def test_comments_and_the_order_of_keys_do_not_count(begun: RunDirectory) -> None:
+    *rest, stop = BEGAN.splitlines()
+    begun.topology.write_text("\n".join(["# by hand", stop, *rest]))
+    unchanged.check(begun)
+
+
+def test_what_differs_is_not_guessed_where_its_own_copy_was_changed(begun: RunDirectory) -> None:
+    for text in (begun.kept_topology, begun.topology):
+        text.write_text(BEGAN.replace("seed: 7", "seed: 8"))
+    with pytest.raises(BadInputError, match=r"with which one is not known: .* was changed, too"):
+        unchanged.check(begun)
+    begun.kept_topology.unlink()
+    with pytest.raises(BadInputError, match=r"with which one is not known: .* cannot be read"):
+        unchanged.check(begun)
+
+
+def test_other_state_to_start_from_is_refused(begun: RunDirectory) -> None:
+    begun.start.write_bytes(b"Weights")
+    with pytest.raises(BadInputError, match=r"start\.safetensors, the state that the run's module"):
+        unchanged.check(begun)
+    begun.start.unlink()
+    with pytest.raises(BadInputError, match="is not what it was when the run began: put a copy back"):
+        unchanged.check(begun)
