@@ -35,6 +35,10 @@ class Channels:
         """Raise ChannelError where no secret can be shared with who has the public key `peer`."""
         self._cipher(peer)
 
+    def forget(self, peer: bytes) -> None:
+        """Nobody has the public key `peer` any more. (With it again, the secret is the same.)"""
+        self._ciphers.pop(peer, None)
+
     def sealed(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
         """`content` for who has the public key `peer`; `about` is not sent, but must be the same when it
         is opened. Raises ChannelError."""

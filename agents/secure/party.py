@@ -4,8 +4,8 @@
     with an update: the update, rounded, plus z
     when asked:     Σ a_i (share of z_i) over the updates of one buffer
 
-It gives a sum of K updates or more, and each share only once: of two sums that differ by one update,
-their difference would be that update.
+It gives a sum of K updates or more of which none counts for more than the others together, and each
+share only once: of two sums that differ by one update, their difference would be that update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agents.secure.channels import KEY_BYTES, ChannelError, Channels
 from agents.secure.coding import code_of
 from agents.secure.field import FIELD, Words
 from agents.secure.masked import DIVERGED, Masked
-from agents.secure.quantised import Grid
+from agents.secure.quantised import Grid, dominates
 from agents.secure.wire import PartyError
 from agents.vectors import Vector
 
@@ -52,8 +52,8 @@ class Party:
         self._seed = seed
         self._keys: dict[str, bytes] = {}
         self._masks: dict[int, _Mask] = {}
-        self._held: dict[tuple[str, int], Words] = {}
-        """By client and dispatch, in the order in which they came."""
+        self._held: dict[str, dict[int, Words]] = {}
+        """By client and dispatch, of each client in the order in which they came."""
 
     @property
     def public(self) -> bytes:
@@ -67,7 +67,8 @@ class Party:
             raise PartyError("no public key of a client of this run")
         if client == self.name:
             return
-        self._keys.pop(client, None)
+        if (former := self._keys.pop(client, None)) is not None:
+            self._channels.forget(former)
         try:
             self._channels.check(bytes(key))
         except ChannelError as error:  # found here, it spoils nobody's masks
@@ -131,19 +132,23 @@ class Party:
             raise PartyError(f"a sum of {found} updates, expected {least} different ones or more")
         if not all(1 <= weight <= largest for _, _, weight in wanted):
             raise PartyError(f"a weight that is not from 1 to {largest}")
-        if not all(key in self._held for key in keys):
+        weights = [weight for _, _, weight in wanted]
+        if dominates(weights):
+            raise PartyError("an update that counts for more than the others of its sum")
+        if not all(dispatch in self._held.get(client, ()) for client, dispatch in keys):
             return wire.encode_sum(number, None)
-        shares = np.stack([self._held.pop(key) for key in keys])
-        weights = np.array([[weight for _, _, weight in wanted]], np.uint64)
-        return wire.encode_sum(number, FIELD.product(weights, shares)[0])
+        shares = np.stack([self._held[client].pop(dispatch) for client, dispatch in keys])
+        return wire.encode_sum(number, FIELD.product(np.array([weights], np.uint64), shares)[0])
 
     def _hold(self, client: str, dispatch: int, share: Words) -> None:
-        """As many as can be of use at once: of a buffer's updates, and of one more of each client, twice
-        over; the oldest are forgotten, as of clients that are gone."""
-        most = 2 * (self._settings.updates + len(self._places))
-        while len(self._held) >= most:
-            del self._held[next(iter(self._held))]
-        self._held[client, dispatch] = share
+        """Where there is no room, the oldest share of the client that has most of them is forgotten: so
+        whoever sends too many loses its own, and as few may be left of one that is gone."""
+        own = self._held.setdefault(client, {})
+        own.pop(dispatch, None)
+        own[dispatch] = share
+        if sum(map(len, self._held.values())) > self._settings.most_shares:
+            most = max(self._held.values(), key=len)
+            del most[next(iter(most))]
 
     def _about(self, sender: str, recipient: str, dispatch: int) -> dict[str, str]:
         return {"run": self._run, "from": sender, "to": recipient, "dispatch": str(dispatch)}
