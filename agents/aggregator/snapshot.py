@@ -24,7 +24,7 @@ from agents import files, own_code
 from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQ")
-_MAGIC = b"testbed3"
+_MAGIC = b"testbed4"
 """Of this version: what the state is made of changes with the code."""
 _MODULES = {
     "agents.aggregator.arrivals",

@@ -70,8 +70,7 @@ class Client:
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
         largest = {"model": wire.largest_model(cfg.parameters, cfg.buffers)}
         self._party: Party | None = None
-        self._party_lock = threading.Lock()
-        """What others send is taken in paho's thread, so that none of it waits for the training."""
+        """It is given what others send in paho's thread, so that none of it waits for the training."""
         if cfg.secure is not None:
             from agents.secure.party import Party  # with cryptography, which takes time to import
 
@@ -185,8 +184,7 @@ class Client:
                     if self._outbox is not None:
                         self._outbox.acknowledged(dispatch)
                 case messages.UnmaskRequest(client, number, updates) if self._party is not None:
-                    with self._party_lock:
-                        answer = self._party.answer(number, updates)
+                    answer = self._party.answer(number, updates)
                     self._connection.publish(self._topics.sums(client), answer)
                 case messages.ReportRequest(client, about):
                     self._resend()
@@ -204,11 +202,10 @@ class Client:
         """Take, or refuse, what another client has sent."""
         sender = self._topics.name_in(message.topic)
         try:
-            with self._party_lock:
-                if self._topics.kind_in(message.topic) == "key":
-                    party.meet(sender, bytes(message.payload))
-                else:
-                    party.take(sender, message.payload)
+            if self._topics.kind_in(message.topic) == "key":
+                party.meet(sender, bytes(message.payload))
+            else:
+                party.take(sender, message.payload)
         except PartyError as error:
             self._refusals.add(message.topic, messages.MessageError(str(error)))
 
@@ -220,9 +217,7 @@ class Client:
     def _share_mask(self, party: Party, dispatch: int) -> None:
         """Make the mask of the update that will answer `dispatch`, and send the others their shares."""
         begun, client = self._clock.now(), self._config.client
-        with self._party_lock:
-            shares = list(party.prepare(dispatch))
-        for name, share in shares:
+        for name, share in party.prepare(dispatch):
             self._connection.publish(self._topics.share(name, client), share)
         self._took = {dispatch: self._clock.now() - begun}
 

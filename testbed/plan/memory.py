@@ -23,7 +23,7 @@ NODE_AGENT = 512 * _MIB
 """Limit of a container with an agent on a node of several."""
 _ROUTER, _ROUTED = 256 * _MIB, 32 * _MIB
 """Limit of a router's container: its own, and of each device for the packets that are delayed."""
-_MPS, _MPS_CLIENT = 1024 * _MIB, 512 * _MIB
+_MPS, _MPS_CLIENT = 4096 * _MIB, 512 * _MIB
 """Limit of the container of NVIDIA's MPS, chosen and not measured."""
 
 

@@ -118,6 +118,8 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
         yield (*where, "needed"), problem
     if (problem := quantised.overflow(secure.updates, secure.largest_weight, secure.bits)) is not None:
         yield (*where, "bits"), problem
+    if secure.updates < 2:  # of a rule of the user's own
+        yield where, "a sum of one update is that update: take sums of two or more"
     if secure.updates > MAX_SUMMANDS:
         yield where, f"sums of {secure.updates} updates, expected at most {MAX_SUMMANDS}"
     side: ClientSide = topology.rule.build().client_side

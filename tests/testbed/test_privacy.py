@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Sums
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import model_check
@@ -85,6 +87,13 @@ def test_more_than_half_of_the_clients_answer_for_a_sum() -> None:
     assert topology.parse(BASE.replace("count: 4", "count: 5")).secure is not None
     with pytest.raises(BadInputError, match="more than half of the number of clients, 6"):
         topology.parse(BASE.replace("count: 4", "count: 6"))
+
+
+def test_a_rule_whose_sums_may_be_of_one_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of the user's own may say it; ours say so themselves."""
+    monkeypatch.setattr(FedBuff, "sums", lambda _: Sums(1))
+    with pytest.raises(BadInputError, match="a sum of one update is that update: take sums of two"):
+        topology.parse(BASE)
 
 
 def test_models_with_buffers_are_refused() -> None:

@@ -66,6 +66,26 @@ def test_the_sum_has_the_weights_that_were_used_up_to_rounding() -> None:
     assert opened.total.tolist() == [1.5, 1.5, 1.5]
 
 
+@pytest.mark.parametrize(
+    ("words", "holders", "outside", "problem"),
+    [
+        ([1, 2], (0, 1, 2), 0, "another model: 2 parameters, expected 3"),
+        ([0, 2**31 - 1, 0], (0, 1, 2), 0, "a word that is not below p"),
+        ([1, 1, 1], (0, 1, 2), -1, "not finite: local training diverged"),
+        ([1, 1, 1], (0, 1, 2), 4, "4 coordinates outside of the range"),
+        ([1, 1, 1], (0, 1, 2), -2, "-2 coordinates outside of the range"),
+        ([1, 1, 1], (0, 1, 4), 0, "a share for a client that is not of this run"),
+        ([1, 1, 1], (0, 1), 0, "2 clients have a share of its mask, 3 are needed: too many are away"),
+        ([0, 2**31 - 2, 0], (0, 1, 3), 3, None),
+    ],
+)
+def test_what_no_sum_can_be_made_of(
+    words: list[int], holders: tuple[int, ...], outside: int, problem: str | None
+) -> None:
+    masked = Masked(np.array(words, np.uint32), holders, outside)
+    assert Sums(_SETTINGS, 3).unfit(masked) == problem
+
+
 def _opened(sums: Sums, weights: Sequence[float], words: Sequence[int]) -> Vector | str:
     """A sum of updates of a, b, …, each of three equal words, whose masks are 0."""
     masked = [Masked(np.full(3, word, np.uint32), (0, 1, 2, 3), 0) for word in words]
@@ -113,6 +133,8 @@ def test_what_is_beyond_the_range_of_its_updates_is_no_sum_of_them() -> None:
     for words in ([127, 128], [FIELD.p - 127, FIELD.p - 128], [2**29, 0]):
         problem = _opened(sums, [1.0, 1.0], words)
         assert problem == "3 of 3 coordinates are beyond what its updates can add up to"
+    assert isinstance(_opened(sums, [1.0, 0.5], [127, 127]), np.ndarray)  # 2 · 127 + 127
+    assert isinstance(_opened(sums, [1.0, 0.5], [127, 128]), str)
     assert not sums.waiting
 
 
