@@ -4,8 +4,8 @@
 
 It has the login and the settings of the client whose configuration CONFIG is, and takes part in the run
 as that does. Beside, for so many seconds, it sends what no client sends: messages whose lengths it only
-announces, made-up shares, retained messages on words of its own, new keys; and it answers every request
-for a sum of shares with random words.
+announces, made-up shares, and messages on words of its own; and it answers every request for a sum of
+shares with random words.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 from agents import chunks, config, messages, wire
 from agents.config import ClientConfig
 from agents.secure import wire as secure_wire
-from agents.secure.channels import Channels
 from agents.secure.field import FIELD
 from agents.secure.party import Party
 from agents.secure.wire import PartyError
@@ -70,14 +69,12 @@ class EvilPeer:
         for size in (2**31, 2**30):
             head = chunks.HEAD.pack(b"testbed\xff", self._made_up, 0, 4096, size)
             self._connection.publish(topic, head)
-        self._connection.publish(self._names.share(f"word-{self._made_up}", self._name), bytes(10**5))
+        word = self._names.share(f"word-{self._made_up}", self._name)
+        self._connection.publish(word, bytes(10**5), retain=True)
         for _ in range(5):
             self._made_up += 1
             for name, share in self._liar.prepare(self._made_up):
                 self._connection.publish(self._names.share(name, self._name), share)
-        stranger = Channels().public
-        self._connection.publish(self._names.key(self._name), stranger)
-        self._connection.publish(self._names.key(self._name), self._party.public, retain=True)
 
     def _handle(self, message: Received) -> None:
         name, kind = self._names.name_in(message.topic), self._names.kind_in(message.topic)
