@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agents.topics import Topics
@@ -22,8 +22,9 @@ _MAGIC = b"testbed\xff"
 """No message of ours begins like this: a header of safetensors would be longer than any."""
 HEAD = struct.Struct("<8sQIIQ")
 _MAX_CHUNKS = 4096
-MAX_PAYLOAD_BYTES = _MAX_CHUNKS * CHUNK_BYTES
-"""Bytes of a payload."""
+_GROWTH = 8
+"""Memory for a payload, in what has come of it: all of it at once would be taken by who only announces
+it. With more, less of it is copied."""
 
 
 class Chunk(bytes):
@@ -88,20 +89,32 @@ class _Unfinished:
     topic: str
     number: int
     count: int
-    payload: bytearray
+    size: int
+    """Bytes of the whole payload, as was announced."""
+    payload: bytearray = field(default_factory=bytearray)
+    """Room for some of it, in the end for all."""
     following: int = 0
     """Number of the chunk that comes next."""
     filled: int = 0
     """Bytes that are there."""
 
+    def room(self, size: int) -> memoryview:
+        """The place of the next `size` bytes."""
+        end = self.filled + size
+        if end > len(self.payload):
+            grown = bytearray(min(self.size, _GROWTH * end))
+            grown[: self.filled] = memoryview(self.payload)[: self.filled]
+            self.payload = grown
+        return memoryview(self.payload)[self.filled : end]
+
 
 @dataclass(slots=True)
 class Joiner:
-    """Puts the chunks together again: of each sender, the last level of a topic, one payload at a time,
-    of up to `most` bytes. (One that is in order sends a payload as a whole before the next, on whatever
-    topic.)"""
+    """Puts the chunks together again: of each sender, the last level of a topic, one payload at a time.
+    (One that is in order sends a payload as a whole before the next, on whatever topic.)"""
 
-    most: int = MAX_PAYLOAD_BYTES
+    most: Callable[[str], int]
+    """Bytes of a payload on a topic, at most; a larger one is dropped."""
     _unfinished: dict[str, _Unfinished] = field(default_factory=dict)
     """By sender."""
 
@@ -127,16 +140,16 @@ class Joiner:
             return None
         if index == 0:
             self._unfinished.pop(sender, None)
-            if size + body > self.most:
+            if size + body > self.most(topic):
                 return None
-            self._unfinished[sender] = _Unfinished(topic, number, count, bytearray(size + body))
+            self._unfinished[sender] = _Unfinished(topic, number, count, size + body)
         found = self._unfinished.get(sender)
         if found is None or (topic, number, index) != (found.topic, found.number, found.following):
             return None  # repeated, or after one that was lost
-        if found.filled + size > len(found.payload):
+        if found.filled + size > found.size:
             del self._unfinished[sender]
             return None
-        return memoryview(found.payload)[found.filled : found.filled + size]
+        return found.room(size)
 
     def filled(self, topic: str, size: int) -> bytearray | None:
         """The payload on `topic`, where the `size` bytes that have just been put in place are its last
@@ -148,7 +161,7 @@ class Joiner:
         if found.following < found.count:
             return None
         del self._unfinished[sender]
-        return found.payload if found.filled == len(found.payload) else None
+        return found.payload if found.filled == found.size else None
 
 
 def is_chunk(message: bytes | bytearray) -> bool:

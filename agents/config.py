@@ -267,6 +267,16 @@ class SecureRun:
     range: float
     bits: int
     timeout: float
+    norm: float | None = None
+    """Upper bound of the ℓ2 norm of an update as it is summed; None: none is known."""
+
+    @property
+    def most_shares(self) -> int:
+        """Shares of masks that a client keeps: twice as many as can be of use at once, those of a
+        buffer's updates and of one more of each client. Or, where that is more, as many as leave these
+        their place whatever T clients send, of whom none is left more than any other client has."""
+        useful = self.updates + len(self.clients)
+        return useful + max(useful, self.colluding * (self.updates + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +293,10 @@ class ClientConfig:
     threads: int
     side: ClientSide
     """What the rule asks of its clients."""
+    parameters: int
+    """Of the model that are sent."""
+    buffers: int = 0
+    """Numbers in the model's buffers, which are sent too."""
     start: Start = Start()
     timing: Duration | None = None
     """Floor under the time from when a training could begin to its end."""

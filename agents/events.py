@@ -227,6 +227,24 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class WrongSum:
+    """What was opened of masked updates (secure aggregation) was no sum of such: nothing of it was
+    applied. An update or an answer was wrong; whose cannot be told."""
+
+    event: ClassVar[str] = "wrong_sum"
+    at: float
+    updates: tuple[str, ...]
+    """Clients whose updates it was to be the sum of."""
+    answers: tuple[str, ...]
+    """Clients whose sums of shares opened it."""
+
+    @property
+    def senders(self) -> str:
+        """For people; not stored."""
+        return f"updates of {', '.join(self.updates)}; answers of {', '.join(self.answers)}"
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
     event: ClassVar[str] = "run_ended"
     at: float
@@ -263,6 +281,7 @@ Record = (
     | Acted
     | Disrupted
     | Note
+    | WrongSum
     | RunEnded
 )
 

@@ -89,6 +89,12 @@ class Topics:
         raise ValueError(f"{topic!r:.200} is no topic of {self.run}")
 
     @staticmethod
+    def kind_in(topic: str) -> str:
+        """`share` of `testbed/<run>/share/pi-1/pi-2`; nothing of a topic of no run."""
+        levels = topic.split("/")
+        return levels[2] if len(levels) > 2 else ""
+
+    @staticmethod
     def name_in(topic: str) -> str:
         """The client or device that `topic` (a topic of a run) is addressed to or comes from."""
         return topic.rpartition("/")[2]

@@ -19,9 +19,10 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 import paho.mqtt.client as paho
@@ -31,6 +32,7 @@ from agents.chunks import Messages
 from agents.config import KEEPALIVE, Broker
 from agents.nanoseconds import Nanoseconds
 from agents.retry import retry
+from agents.topics import Topics
 
 _MAX_IN_FLIGHT = 64
 """Messages under way to the broker."""
@@ -75,7 +77,7 @@ class Connection:
         will: tuple[str, bytes] | None = None,
         keepalive: float = KEEPALIVE,
         keeps_session: bool = False,
-        largest: int = chunks.MAX_PAYLOAD_BYTES,
+        largest: Mapping[str, int] = MappingProxyType({}),
         reconnected: Callable[[Nanoseconds], None] | None = None,
     ) -> None:
         """`will`: topic and payload of our last retained message. `close` publishes it, or the broker,
@@ -83,9 +85,9 @@ class Connection:
         that progresses is no silence.
 
         `keeps_session`: the broker keeps for us what is published while we are away. `largest`: bytes of
-        what is put together of chunks, at most; more is dropped, with 0 all of it. `reconnected` is
-        called like `sink`, with the host's monotonic time of the loss, once a connection that was lost
-        is there again.
+        what is put together of chunks, at most, by kind of topic (`model`, `share`, …); what is larger,
+        or of another kind, is dropped. `reconnected` is called like `sink`, with the host's monotonic
+        time of the loss, once a connection that was lost is there again.
         """
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
@@ -104,7 +106,7 @@ class Connection:
         self._lost: Nanoseconds | None = None
         """When the connection was lost; None while it is there, and before it was."""
         self._paho = streaming.Client(
-            chunks.Joiner(largest),
+            chunks.Joiner(lambda topic: largest.get(Topics.kind_in(topic), 0)),
             self._on_payload,
             client_id=broker.username,  # as no other's: the broker ends a session for one of its id
             clean_session=not keeps_session,

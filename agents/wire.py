@@ -141,6 +141,11 @@ def laid_out(message: ModelMessage | UpdateMessage) -> tuple[bytes, Views]:
     return _laid_out(np.ascontiguousarray(message.vector, dtype="<f4"), message.buffers, metadata)
 
 
+def largest_model(parameters: int, buffers: int) -> int:
+    """Bytes of the payload of a model with so many parameters, and numbers in buffers, at most."""
+    return _LENGTH.size + _MAX_HEADER + 4 * parameters + 8 * buffers
+
+
 def plain_size(message: UpdateMessage, parameters: int) -> int:
     """Bytes of the payload of `message`, had it a float32 vector of so many parameters."""
     size, buffers = 4 * parameters, message.buffers

@@ -57,7 +57,7 @@ class Client:
         self._open: dict[int, bytes] = {}
         """Updates that are not acknowledged, by dispatch."""
         topics = [_TOPICS.model(login.username), _TOPICS.request(login.username)]
-        self._connection = Connection(login, topics, self._receive)
+        self._connection = Connection(login, topics, self._receive, largest={"model": 2**32})
 
     def start(self) -> None:
         name = self.login.username

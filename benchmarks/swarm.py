@@ -196,7 +196,7 @@ def _read(login: Broker, count: Any) -> None:
         count.value += 1  # no other process writes it
 
     topics = [_TOPICS.update("+")] if login.username == AGGREGATOR else [_TOPICS.telemetry("+")]
-    connection = Connection(login, topics, received)
+    connection = Connection(login, topics, received, largest={"update": 2**32, "telemetry": 2**32})
     connection.open()
     count.value = 0
     time.sleep(600)

@@ -33,6 +33,7 @@ SIZES = {"10k": 10_000, "550k": 550_000, "11M": 11_000_000}
 """Parameters."""
 _TURNS, _SECONDS = 5, 1.5
 TOPICS = Topics("bench")
+ANY_SIZE = {"model": 2**32, "update": 2**32}
 
 
 def answer(logins: dict[str, Broker]) -> None:
@@ -44,6 +45,7 @@ def answer(logins: dict[str, Broker]) -> None:
             login,
             [TOPICS.model(name)],
             lambda model: connections[name].publish(TOPICS.update(name), model.payload),
+            largest=ANY_SIZE,
         )
         connections[name].open()
         connections[name].publish(TOPICS.status(name), b"ready")
@@ -55,7 +57,8 @@ def answer(logins: dict[str, Broker]) -> None:
 
 def updates_per_second(aggregator: Broker, logins: dict[str, Broker], size: int) -> float:
     inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
-    connection = Connection(aggregator, [TOPICS.update("+"), TOPICS.status("+")], inbox.put)
+    topics = [TOPICS.update("+"), TOPICS.status("+")]
+    connection = Connection(aggregator, topics, inbox.put, largest=ANY_SIZE)
     connection.open()
     clients = multiprocessing.get_context("spawn").Process(target=answer, args=(logins,), daemon=True)
     clients.start()
@@ -99,11 +102,12 @@ def bytes_per_round(aggregator: Broker, login: Broker, size: int) -> int:
             HOST, listening.getsockname()[1], login.username, login.password, login.certificate
         )
         inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
-        server = Connection(aggregator, [TOPICS.update("+")], inbox.put)
+        server = Connection(aggregator, [TOPICS.update("+")], inbox.put, largest=ANY_SIZE)
         client = Connection(
             through,
             [TOPICS.model("a")],
             lambda model: client.publish(TOPICS.update("a"), model.payload),
+            largest=ANY_SIZE,
         )
         server.open()
         client.open()

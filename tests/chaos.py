@@ -5,9 +5,9 @@ controller is killed (after the last, the run is resumed) or frozen for a while,
 process to the broker is broken, the disk is full for a while, messages are delivered twice, a device
 crashes, is cut off or paused, a file of the run is damaged while nothing of it lives. A run is as it
 should be if it completes, all clients go on after the last fault, of what the clients have finished
-nothing is lost and nothing is applied twice, and the records name what was frozen. With a damaged file it
-must not be resumed, but for odd ones among clients' updates, and no file may change, until the file is as
-it was.
+nothing is lost and nothing is applied twice, and the records name what was frozen. With a damaged file
+it must not be resumed, but for odd ones among clients' updates, and no file may change, until the file
+is as it was.
 
 What a client has finished is what it has put into its folder, which the kernel tells (`Finished`, by
 inotify); what became of it is in `events.jsonl`, by client and number of the dispatch.

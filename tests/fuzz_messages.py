@@ -1,10 +1,11 @@
-"""Malformed messages against the real decoding of aggregator, controller and router.
+"""Malformed messages against the real decoding of aggregator, controller, router, and a client's peers.
 
     python -m tests.fuzz_messages --count 10000 --seed 1
 
 Each is a valid message with a few things made wrong, on a topic that a device may write to (or, for the
-router, that the controller does). Every one must be taken or refused for a reason that is short and fit
-to be printed, nothing else may be raised, and the model must stay finite.
+router, that the controller does). A client is sent keys, shares of masks, and chunks of them. Every one
+must be taken or refused for a reason that is short and fit to be printed, nothing else may be raised,
+the model must stay finite, and what a client keeps within its bounds.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents import messages, shards, wire
+from agents import chunks, messages, shards, wire
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.main import Aggregator
 from agents.buffers import Buffers
 from agents.compression import METHODS, Compressor
-from agents.config import AggregatorConfig, Broker, Named, RouterConfig, Stop
+from agents.config import AggregatorConfig, Broker, Named, RouterConfig, SecureRun, Stop
 from agents.device_actions import Crash, SetLink
 from agents.rate_limit import RateLimit
 from agents.router.main import Router
+from agents.secure import wire as secure_wire
 from agents.secure.masked import Masked
+from agents.secure.party import Party
+from agents.secure.wire import PartyError
 from agents.tasks.quadratic import Quadratic
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Received
@@ -53,11 +57,23 @@ BODIES = ("vector", "compressed", "buffers", "masked")
 BUFFERS = [([], [1]), ([1.0], [0]), ([np.nan], [-(2**63)]), ([1.0] * 99, [])]
 WORDS = [[0], [2**31 - 1], [2**32 - 1], [1, 2]]
 COUNTS = [0, 1, -1, 2**31, -(10**30), 10**400]
+_SECURE = SecureRun(
+    clients=["a", "b", "c"],
+    updates=2,
+    largest_weight=1,
+    colluding=1,
+    needed=3,
+    range=1.0,
+    bits=16,
+    timeout=60.0,
+)
+_SHARE = 2
+"""Words of a share of a model of four parameters."""
 VECTORS = [[np.nan], [np.inf], [3e38], [-1.9e19], [1.8e19], [1.0, 2.0], []]
 
 
 class Fuzz:
-    """The three parts, and what became of what they were sent."""
+    """The four parts, and what became of what they were sent."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.outcomes: Counter[tuple[str, str]] = Counter()
@@ -70,6 +86,9 @@ class Fuzz:
         self._controller = Controller(run, Idle(), View())
         self._aggregator = _aggregator(folder, self._names.run)
         self._router = _router(self._names.run)
+        self._victim, self._peer = (Party("r", name, _SECURE, 4) for name in ("a", "b"))
+        self._peer.meet("a", self._victim.public)
+        self._joiner = chunks.Joiner(lambda _: secure_wire.share_size(_SHARE))
         for topic, message in (
             (self._names.status("d-1"), messages.Status("d-1", "ready")),
             (self._names.control(AGGREGATOR), messages.Start()),
@@ -92,6 +111,10 @@ class Fuzz:
             [
                 ("aggregator", self._update),
                 ("aggregator", self._status),
+                ("aggregator", self._sum),
+                ("peer", self._key_or_share),
+                ("peer", self._key_or_share),
+                ("peer", self._chunk),
                 ("controller", self._telemetry),
                 ("controller", self._failure),
                 ("controller", self._status_to_controller),
@@ -102,6 +125,10 @@ class Fuzz:
         if self._refused == before:
             self.outcomes[part, "taken"] += 1
         assert np.isfinite(self._aggregator._server.w).all()
+        assert sum(map(len, self._victim._held.values())) <= _SECURE.most_shares
+        assert len(self._victim._channels._ciphers) <= 2
+        kept = self._joiner._unfinished.values()
+        assert sum(len(one.payload) for one in kept) <= secure_wire.share_size(_SHARE)
 
     def check_files(self) -> None:
         """What was written is whole, harmless, and of the device that said it."""
@@ -167,6 +194,34 @@ class Fuzz:
         ready = Received(self._names.status("d-1"), b"ready", 0)
         self._aggregator._receive(Received(self._names.status("d-1"), payload, 0))
         self._aggregator._receive(ready)  # else most updates would be refused for that alone
+
+    def _sum(self) -> None:
+        words = np.array(self._random.choice(WORDS), np.uint32)
+        payload = secure_wire.encode_sum(self._random.choice([0, 1, 2**63]), words)
+        received = Received(self._names.sums("d-1"), self._damaged(payload), 0)
+        self._aggregator._receive(received)
+
+    def _key_or_share(self) -> None:
+        try:
+            if self._random.random() < 0.2:
+                key = self._random.choice([self._peer.public, bytes(32), bytes(31)])
+                self._victim.meet(self._random.choice(["a", "b", "c", "d"]), self._damaged(key))
+                return
+            self._victim.meet("b", self._peer.public)
+            ((_, share),) = self._peer.prepare(self._random.choice([0, 1, 2, 2**64 - 1]))
+            sender = self._random.choice(["b", "b", "b", "c"])
+            self._victim.take(sender, bytearray(self._damaged(share)))
+        except PartyError as error:
+            self.refused("peer", str(error))
+
+    def _chunk(self) -> None:
+        number, big = self._random.choice([1, 2]), self._random.choice([0, 7, 2**31, 2**64 - 1])
+        index, count = (
+            self._random.choice([0, 1, 2**32 - 1]),
+            self._random.choice([0, 2, 4096, 2**32 - 1]),
+        )
+        head = chunks.HEAD.pack(b"testbed\xff", number, index, count, big)
+        self._joiner.add("testbed/r/share/a/b", self._damaged(head + bytes(self._random.choice([0, 9]))))
 
     def _status_to_controller(self) -> None:
         self._hear(self._names.status("d-1"), b"ready")

@@ -77,6 +77,10 @@ TESTS: dict[str, list[str]] = {
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
     "agents/aggregator/secure_sums.py": ["tests/agents/secure/test_*.py"],
+    "agents/secure/*.py": [
+        "tests/agents/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
+        "tests/agents/secure/test_*.py",
+    ],
     "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],

@@ -63,12 +63,12 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
             assert host["CapDrop"] == ["ALL"]
             assert not host["Privileged"]
             assert host["PidsLimit"] > 0
+            assert host["Memory"] == host["MemorySwap"] > 2**28
             told: Any = container.exec_run("cat /proc/sys/net/ipv4/tcp_congestion_control").output
             assert told.decode().strip() == kernel.congestion_control()
             for bindings in (container.attrs["NetworkSettings"]["Ports"] or {}).values():
                 assert {b["HostIp"] for b in bindings or []} <= {"127.0.0.1"}
         device = by_component["one"]
-        assert device.attrs["HostConfig"]["Memory"] == device.attrs["HostConfig"]["MemorySwap"] > 0
         processes = device.top(ps_args="-eo pid,uid,args")["Processes"]
         assert {uid for _, uid, args in processes if "agents.client" in args} == {"10001"}
         a_shell_is_the_clients(next((tmp_path / "runs").iterdir()), "one")
@@ -313,7 +313,7 @@ def test_twenty_devices(
 ) -> None:
     """Started in parallel; the times are printed, not asserted. Only sums leave the devices, and what
     that costs them is theirs."""
-    privacy = {"secure": {"colluding": 1, "needed": 4}}
+    privacy = {"secure": {"colluding": 8, "needed": 11}}
     topology = write_topology(tmp_path, "twenty", stop={"updates": 20}, privacy=privacy)
     done = testbed("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs")
     assert done.code == 0, done.out + done.err

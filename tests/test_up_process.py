@@ -6,15 +6,20 @@ import os
 import re
 import signal
 import statistics
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agents import events
 from agents.config import KEEPALIVE
 from testbed.plan import models
 from testbed.rundir.directory import RunDirectory
+from testbed.runtimes import process
 from tests import attacks
 from tests.attacks import Facts
 from tests.running import (
@@ -183,3 +188,64 @@ def test_sums_are_all_that_leaves_the_clients(testbed: Testbed, tmp_path: Path) 
     assert set(run.manifest["privacy"]["epsilon"]) == {"d-1", "d-2", "d-3"}
     assert testbed("replay", run.path).code == 0
     assert left_as_processes(run.path.name) == []
+
+
+def test_a_peer_that_means_harm_costs_the_sums_that_it_takes_part_in_and_no_more(
+    tmp_path: Path,
+) -> None:
+    """It does all of `tests.evil_peer` for 6 of 14 s. No memory grows by what it announces, no honest
+    share is lost for what it makes up, the model stays where it was while sums are wrong, and each
+    of these is told with those who may have lied."""
+    topology = write_topology(
+        tmp_path,
+        devices=[{"name": "d", "count": 3, "cpu": 0.2}, {"name": "evil", "cpu": 0.1}],
+        rule={"name": "fedbuff", "buffer_size": 2},
+        privacy={"secure": {"colluding": 1, "needed": 3}},
+        scenario=[{"at": "1h", "join": "evil"}],
+        stop={"after": "14s"},
+        record="updates",
+    )
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", "process", "--runs", runs) as up:
+        eventually(lambda: [*runs.glob("*/events.jsonl")], 60)
+        (path,) = runs.iterdir()
+        log = path / "events.jsonl"
+        eventually(lambda: any(isinstance(one, events.VersionMade) for one in events.read(log)), 60)
+        config = path / "work" / "evil.json"
+        root = Path(__file__).parent.parent
+        with subprocess.Popen([sys.executable, "-m", "tests.evil_peer", config, "6"], cwd=root) as evil:
+            most = 0
+            while evil.poll() is None:
+                most = max(most, *memory_of(path.name))
+                time.sleep(0.2)
+        assert evil.returncode == 0
+        output, _ = up.communicate(timeout=120)
+    assert up.returncode == 0, output
+    assert most < 2**30
+    run = Finished.only_one_in(runs)
+    wrong = [record for record in run.records if isinstance(record, events.WrongSum)]
+    assert wrong
+    assert all("evil" in record.answers for record in wrong)
+    honest = [u for u in run.updates if u.applied > wrong[-1].at]
+    assert {u.client for u in honest} >= {"d-1", "d-2", "d-3"}
+    assert run.best_accuracy > 0.5
+    losses = [record.loss for record in run.records if isinstance(record, events.Evaluated)]
+    assert max(losses) < 5
+    rejected = [record for record in run.records if isinstance(record, events.UpdateRejected)]
+    lacking = [one.client for one in rejected if "that are needed have answered" in one.reason]
+    buffers = zip(lacking[::2], lacking[1::2], strict=True)  # of its own shares it has made up too many
+    assert all("evil" in clients for clients in buffers)
+    reasons = run.manifest["validity"]["reasons"]
+    assert any(reason.startswith("a sum of masked updates was wrong at ") for reason in reasons)
+    assert cli("replay", run.path).returncode == 0
+    assert left_as_processes(run.path.name) == []
+
+
+def memory_of(run: str) -> list[int]:
+    """Bytes that the processes of a run have."""
+    found = [0]
+    for info in process.find():
+        if info.run == run:
+            with suppress(psutil.Error):
+                found.append(info.process.memory_info().rss)
+    return found

@@ -705,7 +705,12 @@ class AggregatorCore:
             if self._settings.side.kind == "residual":
                 self._losses.add(used.client, used.dispatch)
         what = f"a buffer of {len(wanted.contributions)} updates {settled.reason}"
-        return [*lost, Log(events.Note(to_seconds(at), what))]
+        if not settled.answered:
+            return [*lost, Log(events.Note(to_seconds(at), what))]
+        sent = tuple(sorted({used.client for used in wanted.contributions}))
+        wrong = events.WrongSum(to_seconds(at), sent, settled.answered)
+        what = f"{what}; {wrong.senders}"
+        return [*lost, Log(wrong), Log(events.Note(to_seconds(at), what))]
 
     # Evaluations, and the end
 

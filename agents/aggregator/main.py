@@ -54,6 +54,7 @@ from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.rules import RULES
 from agents.rules.interface import Request, Rule
 from agents.secure import wire as secure_wire
+from agents.secure.coding import code_of
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -192,7 +193,7 @@ class Aggregator:
             self._inbox.receive,
             will=(status, _OFFLINE),
             keeps_session=True,
-            largest=2 * w.nbytes + buffers.nbytes + _MAX_OVERHEAD_BYTES,
+            largest=_largest(cfg, w.size, buffers.nbytes),
             reconnected=lambda since: self._inbox.put(_Reconnected(since)),
         )
         self._connection.open()
@@ -479,6 +480,14 @@ class Aggregator:
             self._newest = None  # not two at once
             self._newest = version, chunks.cut([bytes(view) for view in views])  # the rule changes w
         return chunks.messages(head, self._newest[1])
+
+
+def _largest(cfg: AggregatorConfig, parameters: int, buffers: int) -> dict[str, int]:
+    """Bytes of what clients send, at most, by kind of topic; `buffers` is in bytes."""
+    largest = {"update": 2 * 4 * parameters + buffers + _MAX_OVERHEAD_BYTES}
+    if cfg.secure is not None:
+        largest["sums"] = secure_wire.sum_size(code_of(cfg.secure, parameters).length)
+    return largest
 
 
 if __name__ == "__main__":

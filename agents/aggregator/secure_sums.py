@@ -2,7 +2,8 @@
 of it. Pure.
 
 A masked update waits for the sum that it is to go into. A sum waits for the shares of its masks: it is
-`Opened` as soon as enough clients have answered, and `Lost` as soon as too few are left that can.
+`Opened` as soon as enough clients have answered, and `Lost` as soon as too few are left that can, or
+where what is opened is no sum of such updates.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Lost:
     """Nothing comes of its updates."""
     reason: str
     """What follows `its buffer`."""
+    answered: tuple[str, ...] = ()
+    """Clients whose answers opened a sum that is wrong; none: it was not opened."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,13 +130,17 @@ class SecureSums:
         """Sum `number`, which is waiting, has waited for too long."""
         return self._lose(self._sums.waiting[number])
 
-    def _open(self, found: Sum) -> Opened:
+    def _open(self, found: Sum) -> Opened | Lost:
         wanted, largest = self._wanted.pop(found.number), self._sums.settings.largest_weight
+        total = self._sums.opened(found)
+        if isinstance(total, str):
+            reason = f"is lost, as an update or an answer was wrong: {total}"
+            return Lost(found.number, wanted, reason, tuple(sorted(found.answers)))
         used = tuple(
             replace(one, weight=found.weights[one.client, one.dispatch] / largest)
             for one in wanted.contributions
         )
-        return Opened(found.number, replace(wanted, contributions=used), self._sums.opened(found))
+        return Opened(found.number, replace(wanted, contributions=used), total)
 
     def _lose(self, found: Sum) -> Lost:
         del self._sums.waiting[found.number]

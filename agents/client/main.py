@@ -30,7 +30,7 @@ from agents.config import ClientConfig
 from agents.imports import uncollected
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.secure.masked import Masked
-from agents.secure.wire import PartyError
+from agents.secure.wire import PartyError, share_size
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.texts import counted
@@ -69,15 +69,21 @@ class Client:
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
+        largest = {"model": wire.largest_model(cfg.parameters, cfg.buffers)}
+        self._party: Party | None = None
+        """It is given what others send in paho's thread, so that none of it waits for the training."""
         if cfg.secure is not None:
+            from agents.secure.party import Party  # with cryptography, which takes time to import
+
+            self._party = Party(cfg.run, cfg.client, cfg.secure, cfg.parameters)
             subscriptions += [names.key("+"), names.share(cfg.client, "+")]
+            largest["share"] = share_size(self._party.code.length)
         self._models = names.model(cfg.client), names.broadcast
         stop = messages.encode(messages.Request(cfg.client, "stop"))
         self._stop_request = names.request(cfg.client), stop
         self._refusals = messages.Refusals(self._tell)
         will = (names.status(cfg.client), messages.encode(messages.Status(cfg.client, "offline")))
         keepalive = self._clock.takes(from_seconds(cfg.keepalive))
-        self._party: Party | None = None
         self._took: dict[int, Nanoseconds] = {}
         """By dispatch, how long its mask took."""
         self._connection = Connection(
@@ -86,6 +92,7 @@ class Client:
             self._sink,
             will=will,
             keepalive=keepalive,
+            largest=largest,
             reconnected=lambda _: self._publish_key(),  # a broker that was started anew has forgotten it
         )
         self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox), self._tell)
@@ -108,12 +115,7 @@ class Client:
         attacker = None
         if cfg.byzantine is not None:
             attacker = Attacker(cfg.byzantine, lambda update: self._rng(randomness.ATTACKING, update))
-        if cfg.secure is not None:
-            from agents.secure.party import Party  # with cryptography, which takes time to import
-
-            size = self._trainer.flat.w.numel()
-            self._party = Party(cfg.run, cfg.client, cfg.secure, size)
-            self._publish_key()
+        self._publish_key()
         self._core = core.ClientCore(
             *(identity, self._wait, known, attacker),
             mask=None if self._party is None else partial(self._masked, self._party),
@@ -164,8 +166,6 @@ class Client:
         if message is None:
             return []
         at = self._clock.at(message.at)
-        if self._party is not None and self._from_peer(message, self._party):
-            return []
         if message.topic != self._topics.request(self._config.client):
             return self._core.model(wire.decode_model(message.payload), at)
         return self._requested(message.topic, message.payload, at)
@@ -195,19 +195,16 @@ class Client:
             self._refusals.add(topic, messages.MessageError(str(error)))
         return []
 
-    def _from_peer(self, message: Received, party: Party) -> bool:
-        """Whether `message` is another client's; it is taken, or refused."""
-        levels = message.topic.split("/")
-        if levels[2] not in ("key", "share"):
-            return False
+    def _take_from_peer(self, message: Received, party: Party) -> None:
+        """Take, or refuse, what another client has sent."""
+        sender = self._topics.name_in(message.topic)
         try:
-            if levels[2] == "key":
-                party.meet(levels[-1], bytes(message.payload))
+            if self._topics.kind_in(message.topic) == "key":
+                party.meet(sender, bytes(message.payload))
             else:
-                party.take(levels[-1], message.payload)
+                party.take(sender, message.payload)
         except PartyError as error:
             self._refusals.add(message.topic, messages.MessageError(str(error)))
-        return True
 
     def _publish_key(self) -> None:
         if self._party is not None:
@@ -315,6 +312,8 @@ class Client:
         ready are for others, or for its former life; it is sent one when it joins."""
         if (message.topic, message.payload) == self._stop_request:
             self._stop()
+        elif self._party is not None and self._topics.kind_in(message.topic) in ("key", "share"):
+            self._take_from_peer(message, self._party)
         elif self._ready or message.topic not in self._models:
             self._inbox.put(message)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
 from numpy.random import SeedSequence
+
+from agents import keys
 
 TRAINING, THINKING, TIMING, ATTACKING, ROUNDING, NOISE = 1, 2, 3, 4, 5, 6
 """Purposes. The mini-batches of each training have a generator of their own, by its sequence number, and
@@ -15,5 +15,5 @@ begun (`agents.client.timing`)."""
 
 
 def generator(seed: int, client: str, *purpose: int) -> np.random.Generator:
-    key = (zlib.crc32(client.encode()), *purpose)
+    key = (*keys.of(client), *purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

@@ -35,6 +35,10 @@ class Channels:
         """Raise ChannelError where no secret can be shared with who has the public key `peer`."""
         self._cipher(peer)
 
+    def forget(self, peer: bytes) -> None:
+        """Nobody has the public key `peer` any more. (With it again, the secret is the same.)"""
+        self._ciphers.pop(peer, None)
+
     def sealed(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
         """`content` for who has the public key `peer`; `about` is not sent, but must be the same when it
         is opened. Raises ChannelError."""
@@ -50,15 +54,15 @@ class Channels:
             raise ChannelError("it was not sealed for us by this sender") from error
 
     def _cipher(self, peer: bytes) -> AESGCM:
-        if peer not in self._ciphers:
+        if (cipher := self._ciphers.get(peer)) is None:
             try:
                 shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
             except ValueError as error:
                 raise ChannelError("no public key") from error
             both = b"".join(sorted((peer, self.public)))
             key = HKDF(SHA256(), 32, salt=None, info=b"testbed share" + both).derive(shared)
-            self._ciphers[peer] = AESGCM(key)
-        return self._ciphers[peer]
+            cipher = self._ciphers[peer] = AESGCM(key)
+        return cipher
 
 
 def _flat(about: Mapping[str, str]) -> bytes:

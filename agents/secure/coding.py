@@ -78,6 +78,18 @@ def unfit(parties: int, needed: int, colluding: int) -> str | None:
     return None
 
 
+def split(parties: int, needed: int) -> str | None:
+    """Why N holders and U let a server open two sums that differ by one update, or None: two sets of U
+    holders without a common one would give each share twice."""
+    if 2 * needed > parties:
+        return None
+    return (
+        f"needed (U) is {needed}, expected more than half of the number of clients, {parties}: else two "
+        f"sets of {needed} could answer for two sums that differ by one update. Write needed: "
+        f"{parties // 2 + 1}, or more"
+    )
+
+
 def lagrange(points: Sequence[int], targets: Sequence[int], field: Field) -> NDArray[np.uint64]:
     """What takes the values of a polynomial at `points` to those at `targets`, which are others: shape
     (targets, points)."""

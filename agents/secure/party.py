@@ -4,12 +4,13 @@
     with an update: the update, rounded, plus z
     when asked:     Σ a_i (share of z_i) over the updates of one buffer
 
-It gives a sum of K updates or more, and each share only once: of two sums that differ by one update,
-their difference would be that update.
+It gives a sum of K updates or more of which none counts for more than the others together, and each
+share only once: of two sums that differ by one update, their difference would be that update.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from agents.secure.channels import KEY_BYTES, ChannelError, Channels
 from agents.secure.coding import code_of
 from agents.secure.field import FIELD, Words
 from agents.secure.masked import DIVERGED, Masked
-from agents.secure.quantised import Grid
+from agents.secure.quantised import Grid, dominates
 from agents.secure.wire import PartyError
 from agents.vectors import Vector
 
@@ -39,7 +40,8 @@ class _Mask:
 
 
 class Party:
-    """The client `name`, for models of `size` parameters."""
+    """The client `name`, for models of `size` parameters. `meet` and `take` may be called in another
+    thread than the rest, and never wait for a computation there."""
 
     def __init__(
         self, run: str, name: str, settings: SecureRun, size: int, seed: Callable[[], bytes] = masks.seed
@@ -52,8 +54,10 @@ class Party:
         self._seed = seed
         self._keys: dict[str, bytes] = {}
         self._masks: dict[int, _Mask] = {}
-        self._held: dict[tuple[str, int], Words] = {}
-        """By client and dispatch, in the order in which they came."""
+        self._lock = threading.Lock()
+        """Of what others have sent: keys, and the shares that are held."""
+        self._held: dict[str, dict[int, Words]] = {}
+        """By client and dispatch, of each client in the order in which they came."""
 
     @property
     def public(self) -> bytes:
@@ -67,18 +71,23 @@ class Party:
             raise PartyError("no public key of a client of this run")
         if client == self.name:
             return
-        self._keys.pop(client, None)
+        with self._lock:
+            if (former := self._keys.pop(client, None)) is not None:
+                self._channels.forget(former)
         try:
             self._channels.check(bytes(key))
         except ChannelError as error:  # found here, it spoils nobody's masks
             raise PartyError(f"{error} of {client}") from error
-        self._keys[client] = bytes(key)
+        with self._lock:
+            self._keys[client] = bytes(key)
 
     def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
         """Make the mask of the update that will answer `dispatch`; for each client that is known, the
         message with its share."""
         code = self.code
-        known = [name for name in self._settings.clients if name in self._keys or name == self.name]
+        with self._lock:
+            keys = dict(self._keys)
+        known = [name for name in self._settings.clients if name in keys or name == self.name]
         holders = tuple(self._places[name] for name in known)
         mask = masks.expanded(self._seed(), code.size)
         noise = masks.expanded(self._seed(), code.colluding * code.length)
@@ -94,7 +103,7 @@ class Party:
             about = self._about(self.name, name, dispatch)
             yield (
                 name,
-                wire.encode_share(dispatch, self._channels.sealed(content, self._keys[name], about)),
+                wire.encode_share(dispatch, self._channels.sealed(content, keys[name], about)),
             )
 
     def masked(
@@ -113,10 +122,12 @@ class Party:
         """A share of a mask of `sender`. Raises PartyError."""
         try:
             dispatch, sealed = wire.decode_share(payload, self.code.length)
-            if sender not in self._keys:
+            with self._lock:
+                key = self._keys.get(sender)
+            if key is None:
                 raise PartyError(f"a share of {sender}, whose key is not known")
             about = self._about(sender, self.name, dispatch)
-            content = self._channels.opened(sealed, self._keys[sender], about)
+            content = self._channels.opened(sealed, key, about)
             share = wire.elements(np.frombuffer(content, "<u4"))
         except (wire.SecureWireError, ChannelError) as error:
             raise PartyError(f"a share of {sender}: {error}") from error
@@ -131,19 +142,26 @@ class Party:
             raise PartyError(f"a sum of {found} updates, expected {least} different ones or more")
         if not all(1 <= weight <= largest for _, _, weight in wanted):
             raise PartyError(f"a weight that is not from 1 to {largest}")
-        if not all(key in self._held for key in keys):
-            return wire.encode_sum(number, None)
-        shares = np.stack([self._held.pop(key) for key in keys])
-        weights = np.array([[weight for _, _, weight in wanted]], np.uint64)
-        return wire.encode_sum(number, FIELD.product(weights, shares)[0])
+        weights = [weight for _, _, weight in wanted]
+        if dominates(weights):
+            raise PartyError("an update that counts for more than the others of its sum")
+        with self._lock:
+            if not all(dispatch in self._held.get(client, ()) for client, dispatch in keys):
+                return wire.encode_sum(number, None)
+            shares = [self._held[client].pop(dispatch) for client, dispatch in keys]
+        summed = FIELD.product(np.array([weights], np.uint64), np.stack(shares))
+        return wire.encode_sum(number, summed[0])
 
     def _hold(self, client: str, dispatch: int, share: Words) -> None:
-        """As many as can be of use at once: of a buffer's updates, and of one more of each client, twice
-        over; the oldest are forgotten, as of clients that are gone."""
-        most = 2 * (self._settings.updates + len(self._places))
-        while len(self._held) >= most:
-            del self._held[next(iter(self._held))]
-        self._held[client, dispatch] = share
+        """Where there is no room, the oldest share of the client that has most of them is forgotten: so
+        whoever sends too many loses its own, and as few may be left of one that is gone."""
+        with self._lock:
+            own = self._held.setdefault(client, {})
+            own.pop(dispatch, None)
+            own[dispatch] = share
+            if sum(map(len, self._held.values())) > self._settings.most_shares:
+                most = max(self._held.values(), key=len)
+                del most[next(iter(most))]
 
     def _about(self, sender: str, recipient: str, dispatch: int) -> dict[str, str]:
         return {"run": self._run, "from": sender, "to": recipient, "dispatch": str(dispatch)}

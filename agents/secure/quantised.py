@@ -8,9 +8,11 @@ updates overflows as long as K·A·2^bits is at most p; its error is below (R/L)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agents.secure.field import FIELD, Words
 from agents.vectors import Vector
@@ -60,11 +62,36 @@ class Grid:
         except ValueError:
             return vector
 
-    def real(self, words: Words) -> Vector:
-        """A sum of such vectors as float64, shape (d,)."""
+    def whole(self, words: Words) -> NDArray[np.int64]:
+        """A sum of such vectors in steps, shape (d,): from −(p − 1)/2 to (p − 1)/2."""
         whole = words.astype(np.int64)
         whole -= FIELD.p * (whole > FIELD.p // 2)
-        return whole * self.step
+        return whole
+
+    def real(self, words: Words) -> Vector:
+        """A sum of such vectors as float64, shape (d,)."""
+        return self.whole(words) * self.step
+
+
+def heaviest(weights: Sequence[int]) -> int:
+    """The largest weight that one update of a sum may have beside the others' `weights`: as much as all
+    of these together; beside a single one, twice as much."""
+    return sum(weights) * (2 if len(weights) == 1 else 1)
+
+
+def dominates(weights: Sequence[int]) -> bool:
+    """Whether an update of a sum with these weights counts for more than it may (`heaviest`)."""
+    *others, largest = sorted(weights)
+    return largest > heaviest(others)
+
+
+def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
+    """Weights from 0 to 1 of the updates of a sum, two or more, as multiples of 1/`largest`: each at
+    least 1, and none that `dominates`, which is lowered."""
+    whole = [max(1, round(largest * weight)) for weight in weights]
+    *others, _ = sorted(whole)
+    most = heaviest(others)
+    return [min(weight, most) for weight in whole]
 
 
 def overflow(updates: int, largest_weight: int, bits: int) -> str | None:

@@ -11,8 +11,11 @@ from agents.config import SecureRun
 from agents.secure.coding import code_of
 from agents.secure.field import FIELD, Words
 from agents.secure.masked import DIVERGED, Masked
-from agents.secure.quantised import Grid
-from agents.vectors import Vector
+from agents.secure.quantised import Grid, whole_weights
+from agents.vectors import Vector, norm
+
+_ROUNDING = 1e-4
+"""Relative error allowed for norms of float32 vectors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +80,8 @@ class Sums:
 
     def begin(self, summands: Sequence[Summand], away: Mapping[tuple[str, int], Iterable[str]]) -> Sum:
         """A sum of `summands`. `away`: by client and dispatch, who has lost its share since."""
-        largest = self.settings.largest_weight
-        whole = [max(1, round(largest * summand.weight)) for summand in summands]
+        weights = [summand.weight for summand in summands]
+        whole = whole_weights(weights, self.settings.largest_weight)
         total = np.zeros(self.code.size, np.uint64)
         holders = set(self.settings.clients)
         for summand, weight in zip(summands, whole, strict=True):
@@ -123,10 +126,22 @@ class Sums:
     def complete(self, found: Sum) -> bool:
         return len(found.answers) >= self.settings.needed
 
-    def opened(self, found: Sum) -> Vector:
-        """Σ a_i/A of the updates in a complete sum, A the largest weight: float64, shape (d,)."""
+    def opened(self, found: Sum) -> Vector | str:
+        """Σ a_i/A of the updates in a complete sum, A the largest weight: float64, shape (d,). Or why it
+        is not the sum of such updates: an update or an answer is wrong, and with a single wrong word of
+        an answer so are coordinates of the sum."""
         clients = sorted(found.answers, key=self._places.__getitem__)[: self.settings.needed]
         shares = np.stack([found.answers[client] for client in clients])
         mask = self.code.mask([self._places[client] for client in clients], shares)
         del self.waiting[found.number]
-        return self.grid.real(FIELD.difference(found.words, mask)) / self.settings.largest_weight
+        whole = self.grid.whole(FIELD.difference(found.words, mask))
+        most = self.grid.levels * sum(found.weights.values())
+        if max(int(whole.max()), -int(whole.min())) > most:
+            count = np.count_nonzero(np.abs(whole) > most)
+            return f"{count:,} of {whole.size:,} coordinates are beyond what its updates can add up to"
+        total: Vector = whole * self.grid.step / self.settings.largest_weight
+        if (bound := self.settings.norm) is not None:
+            bound *= sum(found.weights.values()) / self.settings.largest_weight
+            if (length := norm(total)) > bound * (1 + _ROUNDING):
+                return f"its norm is {length:.3g}, and its updates are clipped to {bound:.3g} in all"
+        return total

@@ -30,9 +30,20 @@ exec "$1" -c "$2" > "$3"
 """
 
 
+_CONNECTION = 16 * 2**20
+"""Bytes of small messages that may wait for one connection."""
+_BROKER = 64 * 2**20
+"""Bytes of the broker itself, at most."""
+_TOPICS = 8
+"""More than a device may publish to, beside the shares of the other devices."""
+_RIGHT = 256
+"""Bytes that Mosquitto takes for a line of its access list, at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one connection may cost the broker, in bytes. Who exceeds them harms itself."""
+    """What one connection may cost the broker, in bytes: who exceeds that harms itself. And what all of
+    them may."""
 
     packet: int = 128 * 2**20
     """Whoever sends a larger MQTT packet is disconnected."""
@@ -40,15 +51,32 @@ class Limits:
     """What waits for one that reads or acknowledges slowly; a message beyond it is lost to that one."""
     messages: int = 10_000
     """How many may wait: of QoS 0, Mosquitto counts the messages alone, and not their bytes."""
+    memory: int = 2**33
+    """Of all messages, sessions and rights. Whoever sends what there is no room for is disconnected, and
+    sends it again once it is back."""
 
     @classmethod
-    def of(cls, parameters: int, devices: int, beside: float = 0.0) -> Limits:
+    def of(cls, parameters: int, devices: int, beside: float = 0.0, hostile: int = 1) -> Limits:
         """Of a run with so many parameters: a model with a header, or the largest chunk of one, and two
-        models from each device, or as many as `beside`, beside small messages."""
+        models from each device, or as many as `beside`, beside small messages.
+
+        Memory is for two models to each device and from it, and `beside`, with small messages for each;
+        and for the largest message on every topic that each of so many `hostile` clients may have one
+        kept on. A usual run has one model under way to or from each device.
+        """
         message = 4 * parameters + 2 * 64 * 2**10
         packet = min(message, chunks.CHUNK_BYTES + 2 * 64 * 2**10)
-        queue = 16 * 2**20 + math.ceil((2 * devices + beside) * message)
-        return cls(packet, queue, queue // packet + 10 * devices + 100)
+        queue = _CONNECTION + math.ceil((2 * devices + beside) * message)
+        under_way = math.ceil((4 + beside) * devices * message) + (devices + 1) * _CONNECTION
+        kept = hostile * (devices + _TOPICS) * packet
+        memory = _BROKER + under_way + kept + _RIGHT * devices**2
+        return cls(packet, queue, queue // packet + 10 * devices + 100, memory)
+
+    @property
+    def container(self) -> int:
+        """Bytes for a container of the broker: with what the allocator keeps of freed memory, TLS, and
+        the kernel's buffers of sockets, it is far from it where Mosquitto is at its own limit."""
+        return 2 * self.memory + 2 * _BROKER
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +153,8 @@ max_queued_bytes {limits.queue}
 max_inflight_bytes {_IN_FLIGHT * limits.packet}
 # Unlike message_size_limit, which drops in silence, this disconnects the sender.
 max_packet_size {limits.packet}
+# Also of what is retained, which no limit of a connection bounds.
+memory_limit {limits.memory}
 log_dest stdout
 log_type error
 log_type warning

@@ -58,6 +58,8 @@ def accounts(
     """Every account of `run` by username, with fresh passwords; `nodes` have a router each. Only with
     `secure` aggregation may clients send each other anything: keys, and shares of masks.
 
+    What a client may publish to is named one by one: a broker keeps a retained message for each topic.
+
     Raises ValueError for a device that is named like one of the infrastructure's accounts.
     """
     names, topics = list(devices), Topics(run)
@@ -89,7 +91,8 @@ def accounts(
         rights[name] = (
             [
                 *(topics.update(name), topics.status(name), topics.report(name)),
-                *([topics.key(name), topics.share("+", name), topics.sums(name)] if secure else []),
+                *([topics.key(name), topics.sums(name)] if secure else []),
+                *(topics.share(other, name) for other in names if secure and other != name),
             ],
             [
                 *(topics.model(name), topics.broadcast, topics.request(name)),

@@ -13,7 +13,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, Literal
 
-from agents.events import Disrupted
+from agents.events import Disrupted, WrongSum
 from agents.texts import counted
 from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
 from testbed.fidelity.host_load import HostSample, mean
@@ -153,11 +153,13 @@ def verdict(
     trainings: Iterable[Sequence[Training]] = (),
     failures: Sequence[str] = (),
     disruptions: Iterable[Disrupted] = (),
+    wrong_sums: Sequence[WrongSum] = (),
     others: Mapping[str, Sequence[HostSample]] = MappingProxyType({}),
 ) -> Validity:
     """Whether the run can be believed, from samples of the host taken while its clock went, what devices
-    got, the actions on devices and the processes that failed, and when the run did not go on. Lack of
-    evidence is never `valid`. `others` has samples of other hosts with devices, by name."""
+    got, the actions on devices and the processes that failed, when the run did not go on, and the sums
+    of masked updates that were wrong. Lack of evidence is never `valid`. `others` has samples of other
+    hosts with devices, by name."""
     reasons = [*load(host), *_shares(fidelity, host)]
     for name, samples in others.items():
         reasons += [f"{name}: {reason}" for reason in load(samples)]
@@ -173,6 +175,12 @@ def verdict(
     ]
     reasons += _clocks(fidelity)
     reasons += _disrupted(disruptions)
+    if wrong_sums:
+        first = wrong_sums[0]
+        reasons.append(
+            f"a sum of masked updates was wrong at {first.at:.1f} s "
+            f"({first.senders}){_others(len(wrong_sums))}"
+        )
     if failures:
         reasons.append(f"{failures[0]}{_others(len(failures))}")
     unjudged = [*_unjudged(host, fidelity)]

@@ -164,10 +164,13 @@ class RunSpec:
     def limits(self) -> Limits:
         """Of the broker."""
         devices, secure = len(self.plan.devices), self.topology.secure
-        beside = 0.0  # shares for each client, of every update that may be under way
-        if secure is not None:
+        beside, hostile = 0.0, 1
+        if secure is not None:  # shares for each client, of every update that may be under way
             beside = (secure.updates + devices) / (secure.needed - secure.colluding)
-        return Limits.of(model_check.check(self.topology), devices, beside)
+            hostile = max(1, secure.colluding)
+        # Numbers in buffers may have 8 bytes.
+        numbers = model_check.check(self.topology) + model_check.buffers(self.topology)
+        return Limits.of(numbers, devices, beside, hostile)
 
     @property
     def eventful(self) -> bool:
@@ -281,9 +284,10 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
     absent, secure = spec.absent, topology.secure  # once, as it names every client
+    buffers = model_check.buffers(topology)
     for device in spec.plan.devices:
-        client = _client(spec, device, accounts[device.name], places)
-        dump(replace(client, secure=secure), file(device.name))
+        client = _client(spec, device, accounts[device.name], places, parameters - buffers)
+        dump(replace(client, secure=secure, buffers=buffers), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
 
@@ -371,7 +375,9 @@ def _aggregator(
     )
 
 
-def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> ClientConfig:
+def _client(
+    spec: RunSpec, device: PlannedDevice, account: Account, places: Places, parameters: int
+) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
     return ClientConfig(
         run=spec.directory.run,
@@ -384,6 +390,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         shard=places.path(spec.directory.shard(device.name), SHARD),
         threads=device.threads,
         side=spec.topology.rule.build().client_side,
+        parameters=parameters,
         start=_start(spec, places),
         timing=device.timing,
         speed=device.speed,

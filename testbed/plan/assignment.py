@@ -68,8 +68,8 @@ def plan(
     problems += shaper_problems
     if found.gpus:
         problems += gpus.problems(topology, host.gpus, dilation)
+    reserved = memory.reserved(model, len(topology.device_names))
     if not oversubscribe:
-        reserved = memory.reserved(model, len(topology.device_names))
         problems += [
             *feasibility.too_much_cpu(topology, len(host.cores), capacity * dilation),
             *feasibility.too_much_later(
@@ -94,6 +94,7 @@ def plan(
         device_capacity=capacity,
         oversubscribed=oversubscribe,
         shaper=shaper,
+        aggregator_memory=memory.left(host.memory, devices, reserved),
     )
 
 
@@ -141,6 +142,7 @@ def _on_nodes(
     if problems:
         raise source.error(problems)
     first = nodes[0]
+    beside = [one for one in devices if placed[one.name] == first.id]
     return Plan(
         runtime=runtime,
         devices=devices,
@@ -153,6 +155,7 @@ def _on_nodes(
         shaper=shaper,
         nodes=nodes,
         placement=placed,
+        aggregator_memory=memory.left(host.nodes[0].memory, beside, reserved),
     )
 
 

@@ -8,6 +8,8 @@ each that they keep. A client's data, and what a step computes, come on top.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Protocol
 
 from agents.config import Local, SecureRun
 from agents.rules.interface import ClientSide
@@ -17,6 +19,19 @@ _CLIENT, _AGGREGATOR, _BROKER = 280 * _MIB, 320 * _MIB, 64 * _MIB
 """Without a model."""
 _RESERVED = 512 * _MIB
 """For aggregator and broker, without a model."""
+NODE_AGENT = 512 * _MIB
+"""Limit of a container with an agent on a node of several."""
+_ROUTER, _ROUTED = 256 * _MIB, 32 * _MIB
+"""Limit of a router's container: its own, and of each device for the packets that are delayed."""
+_MPS, _MPS_CLIENT = 4096 * _MIB, 512 * _MIB
+"""Limit of the container of NVIDIA's MPS, chosen and not measured."""
+
+
+class Limited(Protocol):
+    """What has a limit of memory."""
+
+    @property
+    def memory(self) -> int: ...
 
 
 def client(model: int, local: Local, side: ClientSide) -> int:
@@ -35,7 +50,7 @@ def shares(model: int, secure: SecureRun | None, side: ClientSide) -> int:
     if secure is None:
         return 0
     clients = len(secure.clients)
-    held = secure.needed + clients + 2 * (secure.updates + clients)
+    held = secure.needed + clients + secure.most_shares
     sent = secure.updates if side.kind == "residual" else 0
     return model * (1 + sent) + math.ceil(model / (secure.needed - secure.colluding)) * held
 
@@ -54,3 +69,20 @@ def broker(model: int, devices: int) -> int:
 def reserved(model: int, devices: int) -> int:
     """Of aggregator and broker together: what is under way is in one of them."""
     return _RESERVED + model * (7 + devices)
+
+
+def left(free: int, devices: Iterable[Limited], reserved: int) -> int:
+    """Limit of the aggregator's container on a machine with `free` bytes: what the limits of the
+    `devices` there leave, and what is `reserved` at the least. What a rule and an evaluation may need is
+    not known, and the devices are to have theirs."""
+    return max(reserved, free - sum(device.memory for device in devices))
+
+
+def router(devices: int) -> int:
+    """Limit of the container of a router of so many devices."""
+    return _ROUTER + _ROUTED * devices
+
+
+def mps(devices: int) -> int:
+    """Limit of the container of NVIDIA's MPS, which serves so many devices."""
+    return _MPS + _MPS_CLIENT * devices

@@ -65,6 +65,11 @@ def _check_rounding(topology: Topology, size: int) -> None:
         raise topology.source.error([topology.source.problem(("privacy", "secure", "bits"), message)])
 
 
+def buffers(topology: Topology) -> int:
+    """How many of the numbers that `check` counts are in buffers. Raises as `check`."""
+    return _counts(topology)[2]
+
+
 def freezes(topology: Topology) -> bool:
     """Whether some parameters are neither trained nor sent. Raises as `check`."""
     return _counts(topology)[1] > 0

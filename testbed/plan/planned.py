@@ -161,6 +161,9 @@ class Plan:
     """The machines, where there are several: this one first."""
     placement: Mapping[str, str] = field(default_factory=dict)
     """Id of each device's node, where there are several."""
+    aggregator_memory: int | None = None
+    """Bytes that the aggregator's container may take, of what the devices leave; None: in virtual
+    time."""
     shares: tuple[str, ...] = ()
     """Sentences on how the CPU shares of profiles were found."""
 

@@ -230,7 +230,7 @@ class Controller:
     def _connect(self, broker: Broker) -> Connection:
         names = self._topics
         subscriptions = [names.status("+"), names.telemetry("+"), names.failure("+")]
-        connection = Connection(broker, subscriptions, self._inbox.receive, largest=0)
+        connection = Connection(broker, subscriptions, self._inbox.receive)
         try:
             connection.open()
         except ConnectionFailedError as error:

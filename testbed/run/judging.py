@@ -46,6 +46,9 @@ def judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgeme
         disruptions=[
             record for record in records if isinstance(record, events.Disrupted) and record.at >= begin
         ],
+        wrong_sums=[
+            record for record in records if isinstance(record, events.WrongSum) and record.at >= begin
+        ],
     )
     former = spec.directory.read_manifest()
     earlier = former.get("validity")

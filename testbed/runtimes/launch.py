@@ -32,7 +32,7 @@ from testbed.host import cgroups, kernel
 from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.gpus import MPS
-from testbed.plan import Plan, PlannedDevice, agent_configs
+from testbed.plan import Plan, PlannedDevice, agent_configs, memory
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.plan.gpus import PlannedGpu
 from testbed.plan.planned import DEVICES_WEIGHT
@@ -164,6 +164,7 @@ class _SpecificationBuilder:
                 Mount(str(self.spec.directory.control), BROKER_SOCKET, read_only=False),
             ),
             cpu=self._infrastructure,
+            memory=self.spec.limits.container,
         )
 
     def aggregator(self) -> Container:
@@ -191,6 +192,7 @@ class _SpecificationBuilder:
                 ),
             ),
             cpu=CpuLimits(cpus=self.spec.plan.aggregator_cpus),
+            memory=self.spec.plan.aggregator_memory,
         )
 
     def device(self, device: PlannedDevice) -> Container:
@@ -238,6 +240,7 @@ class _SpecificationBuilder:
             command=("python3", "-m", "agents.mps", agent_configs.MPS_FOLDER),
             mounts=(self._mps_folder,),
             cpu=self._infrastructure,
+            memory=memory.mps(len(spec.plan.devices)),
             gpus=spec.shared_gpus,
             ipc="shareable",
         )
@@ -255,6 +258,7 @@ class _SpecificationBuilder:
             ),
             mounts=(Mount(str(self.spec.directory.config(ROUTER)), agent_configs.ROUTER_CONFIG),),
             cpu=self._infrastructure,
+            memory=memory.router(len(self.spec.plan.devices)),
             cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
             sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
         )

@@ -200,9 +200,12 @@ class ProcessRuntime:
 
     def limit(self, device: str) -> None:
         """Put `device`, whose client is ready, under its duty cycle; one that has ended is left alone.
+        Nothing where the client was not started: then somebody else has its login.
 
         Not before: suspended before its request to die with the parent, it would outlive the controller.
         """
+        if device not in self._children:
+            return
         if self._duty_cycle is None:
             self._duty_cycle = DutyCycle()
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].share)

@@ -328,7 +328,7 @@ class SwarmRuntime:
         container = self._launch.broker if component == BROKER else self._launch.aggregator
         self._containers[component] = self._context.container_of(task)
         limits = replace(container.cpu, weight=INFRASTRUCTURE_PER_CORE)
-        executor.limit(self._manager, self._containers[component].id, limits)
+        executor.limit(self._manager, self._containers[component].id, limits, container.memory)
 
     def _start_devices(self, routers: Mapping[str, str]) -> None:
         """Start the devices, and give each its files, which it waits for; `routers` are the addresses of

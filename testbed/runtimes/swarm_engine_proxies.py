@@ -30,6 +30,7 @@ from testbed.broker.identity import new_identity
 from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.host.nodes import Node
+from testbed.plan import memory
 from testbed.runtimes import container_files, executor, swarm_executor
 from testbed.runtimes.containers import (
     COMPONENT_LABEL,
@@ -280,6 +281,7 @@ def node_container(
         labels=labels,
         networks=networks,
         mounts=mounts,
+        memory=memory.NODE_AGENT,
         cgroup_parent="",
         sysctls={},
     )

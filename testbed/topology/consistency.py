@@ -112,10 +112,14 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
         return
     if secure is None:
         return
-    if (problem := coding.unfit(len(secure.clients), secure.needed, secure.colluding)) is not None:
+    clients = len(secure.clients)
+    unfit = coding.unfit(clients, secure.needed, secure.colluding)
+    if (problem := unfit or coding.split(clients, secure.needed)) is not None:
         yield (*where, "needed"), problem
     if (problem := quantised.overflow(secure.updates, secure.largest_weight, secure.bits)) is not None:
         yield (*where, "bits"), problem
+    if secure.updates < 2:  # of a rule of the user's own
+        yield where, "a sum of one update is that update: take sums of two or more"
     if secure.updates > MAX_SUMMANDS:
         yield where, f"sums of {secure.updates} updates, expected at most {MAX_SUMMANDS}"
     side: ClientSide = topology.rule.build().client_side

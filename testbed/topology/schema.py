@@ -345,7 +345,14 @@ class Topology(Model):
             range=wanted.range,
             bits=wanted.bits,
             timeout=wanted.timeout,
+            norm=self._clipped_to,
         )
+
+    @property
+    def _clipped_to(self) -> float | None:
+        """Norm that no update has more of when it is summed: with noise at the client it has."""
+        wanted = self.differential
+        return wanted.clip if wanted is not None and wanted.at == "server" else None
 
     @property
     def differential(self) -> config.Differential | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
 from numpy.random import SeedSequence
+
+from agents import keys
 
 
 def generator(seed: int, device: str, purpose: str) -> np.random.Generator:
     """The same for the same arguments, independent of that for any others."""
-    key = zlib.crc32(device.encode()), zlib.crc32(purpose.encode())
+    key = *keys.of(device), *keys.of(purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

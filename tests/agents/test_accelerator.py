@@ -24,6 +24,7 @@ CPU = ClientConfig(
     shard="",
     threads=1,
     side=ClientSide(),
+    parameters=1,
 )
 GPU = replace(CPU, device="cuda", gpu_memory=2 * 2**30)
 A2 = SimpleNamespace(name="NVIDIA A2", total_memory=16 * 2**30, multi_processor_count=5)

@@ -13,6 +13,10 @@ from agents.chunks import Joiner
 PAYLOAD = bytes(range(250))
 
 
+def joiner_of(most: int = 1000) -> Joiner:
+    return Joiner(lambda _: most)
+
+
 def sent(message: bytes) -> bytes:
     """As it is on the wire."""
     return message + message.share if isinstance(message, chunks.Chunk) else message
@@ -26,14 +30,14 @@ def join(joiner: Joiner, messages: Sequence[bytes], topic: str = "t") -> list[by
 def test_they_make_the_payload(most: int) -> None:
     messages = chunks.split(PAYLOAD, most)
     assert len(messages) == -(-250 // most)
-    assert join(Joiner(), messages) == [PAYLOAD]
+    assert join(joiner_of(), messages) == [PAYLOAD]
 
 
 @pytest.mark.parametrize("most", [1000, 100])
 def test_payloads_share_a_body(most: int) -> None:
     body = chunks.cut([PAYLOAD[:120], memoryview(PAYLOAD)[120:]], most)
     one, other = chunks.messages(b"to a", body), chunks.messages(b"to b!", body)
-    assert join(Joiner(), [*one, *other]) == [b"to a" + PAYLOAD, b"to b!" + PAYLOAD]
+    assert join(joiner_of(), [*one, *other]) == [b"to a" + PAYLOAD, b"to b!" + PAYLOAD]
     if most == 100:  # two chunks of the first 120 bytes, two of the others
         assert [len(sent(chunk)) - chunks.HEAD.size for chunk in one] == [104, 20, 100, 30]
         assert all(mine is yours for mine, yours in zip(one[1:], other[1:], strict=True))
@@ -42,25 +46,25 @@ def test_payloads_share_a_body(most: int) -> None:
 def test_what_is_repeated_counts_once() -> None:
     first, second, third, last = chunks.split(PAYLOAD, 70)
     repeated = [first, first, second, first, second, third, second, third, last, third, last]
-    assert join(Joiner(), repeated) == [PAYLOAD]
+    assert join(joiner_of(), repeated) == [PAYLOAD]
 
 
 def test_what_is_lost_costs_its_payload_alone() -> None:
     one, other = chunks.split(PAYLOAD, 70), chunks.split(PAYLOAD[::-1], 70)
-    assert join(Joiner(), [*one[:2], *other]) == [PAYLOAD[::-1]]
-    assert join(Joiner(), [*one[:2], *one[3:], *other]) == [PAYLOAD[::-1]]
-    assert join(Joiner(), [*one[1:], *other]) == [PAYLOAD[::-1]]
+    assert join(joiner_of(), [*one[:2], *other]) == [PAYLOAD[::-1]]
+    assert join(joiner_of(), [*one[:2], *one[3:], *other]) == [PAYLOAD[::-1]]
+    assert join(joiner_of(), [*one[1:], *other]) == [PAYLOAD[::-1]]
 
 
 def test_topics_do_not_mix() -> None:
-    joiner, (*most, last) = Joiner(), chunks.split(PAYLOAD, 100)
+    joiner, (*most, last) = joiner_of(), chunks.split(PAYLOAD, 100)
     assert join(joiner, most, "a") == join(joiner, [last], "b") == []
     assert join(joiner, [last], "a") == [PAYLOAD]
 
 
 def test_of_a_sender_one_payload_is_kept_at_a_time() -> None:
     """Whoever leaves one unfinished on each of its topics holds the memory of one."""
-    joiner, (first, *others) = Joiner(), chunks.split(PAYLOAD, 100)
+    joiner, (first, *others) = joiner_of(), chunks.split(PAYLOAD, 100)
     for topic in ("r/update/a", "r/report/a", "r/sums/a"):
         assert join(joiner, [first], topic) == []
     assert sum(len(one.payload) for one in joiner._unfinished.values()) == 250
@@ -73,13 +77,38 @@ def test_of_a_sender_one_payload_is_kept_at_a_time() -> None:
 @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (0, 4097), (2**32 - 1, 2**32 - 1)])
 def test_chunks_that_make_no_payload_are_dropped(index: int, count: int) -> None:
     head = struct.pack("<8sQIIQ", b"testbed\xff", 1, index, count, 1)
-    joiner = Joiner()
+    joiner = joiner_of()
     assert join(joiner, [head + b"x", head[:9]]) == []
     assert not joiner._unfinished
 
 
+def test_memory_is_taken_as_a_payload_comes() -> None:
+    """Of one of 64 MiB that is announced: nothing for its head, eight times what is there of it then."""
+    joiner = joiner_of(2**26)
+    head = chunks.HEAD.pack(b"testbed\xff", 1, 0, 64, 2**26)
+    assert joiner.add("t", head) is None
+    (unfinished,) = joiner._unfinished.values()
+    taken = []
+    for index in range(1, 64):
+        joiner.add("t", chunks.HEAD.pack(b"testbed\xff", 1, index, 64, 0) + bytes(1000))
+        taken.append(len(unfinished.payload))
+    assert taken[:3] == [8000, 8000, 8000]
+    assert taken[7:10] == [8000, 72_000, 72_000]
+    assert max(size / (1000 * (n + 1)) for n, size in enumerate(taken)) == 8
+    payload = bytes(range(256)) * 1000
+    assert join(joiner_of(256_000), chunks.split(payload, 5000)) == [payload]
+
+
+def test_each_topic_has_its_own_bound() -> None:
+    joiner = Joiner({"r/share/b/a": 250, "r/sums/a": 249}.__getitem__)
+    parts = chunks.split(PAYLOAD, 100)
+    assert join(joiner, parts, "r/share/b/a") == [PAYLOAD]
+    assert join(joiner, parts, "r/sums/a") == []
+    assert not joiner._unfinished
+
+
 def test_what_is_larger_than_any_payload_may_be_is_not_kept() -> None:
-    joiner = Joiner(most=249)
+    joiner = joiner_of(most=249)
     assert join(joiner, list(chunks.split(PAYLOAD, 100))) == []
     assert not joiner._unfinished
-    assert join(Joiner(most=250), list(chunks.split(PAYLOAD, 100))) == [PAYLOAD]
+    assert join(joiner_of(most=250), list(chunks.split(PAYLOAD, 100))) == [PAYLOAD]

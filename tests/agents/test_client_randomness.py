@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from agents.client.randomness import THINKING, TIMING, TRAINING, generator
+from agents import keys
+from agents.client.randomness import NOISE, THINKING, TIMING, TRAINING, generator
+from testbed.topology import seeds
 
 
 @pytest.mark.parametrize(
     ("purpose", "drawn"),
     [
-        ((TRAINING, 5), [825, 694, 386, 211]),
-        ((THINKING,), [585, 120, 130, 352]),
-        ((TIMING,), [629, 620, 670, 775]),
+        ((TRAINING, 5), [617, 484, 398, 725]),
+        ((THINKING,), [934, 474, 479, 189]),
+        ((TIMING,), [765, 714, 89, 644]),
     ],
 )
 def test_seed_client_and_purpose_say_what_is_drawn(purpose: tuple[int, ...], drawn: list[int]) -> None:
     assert generator(7, "a", *purpose).integers(0, 1000, 4).tolist() == drawn
     assert generator(8, "a", *purpose).integers(0, 1000, 4).tolist() != drawn
     assert generator(7, "b", *purpose).integers(0, 1000, 4).tolist() != drawn
+
+
+def test_names_with_an_equal_checksum_draw_apart() -> None:
+    """`plumless` and `buckeroo` have one CRC-32: with that as key, they shared noise and batches, and
+    their virtual devices all that is random."""
+    for purpose in (TRAINING, NOISE):
+        a, b = (generator(7, name, purpose, 5).standard_normal(4) for name in ("plumless", "buckeroo"))
+        assert (a != b).all()
+    a, b = (seeds.generator(7, name, "churn").standard_normal(4) for name in ("plumless", "buckeroo"))
+    assert (a != b).all()
+    a, b = (seeds.generator(7, "a", purpose).standard_normal(4) for purpose in ("plumless", "buckeroo"))
+    assert (a != b).all()
+
+
+def test_a_name_is_four_words_of_a_key_and_of_no_other_name() -> None:
+    assert keys.of("a") == (310482890, 3401391050, 3006382842, 1306272666)
+    names = ["", "a", "aa", "pi-1", "pi-11", "plumless", "buckeroo"]
+    assert {len(keys.of(name)) for name in names} == {4}
+    assert len({keys.of(name) for name in names}) == len(names)

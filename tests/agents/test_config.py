@@ -25,6 +25,7 @@ EXAMPLES: list[Any] = [
         shard="/data/a",
         threads=1,
         side=ClientSide(send_buffer="hold"),
+        parameters=650,
         timing=config.Duration("trace", {"values": [0.1, 0.2]}),
         memory="/memory",
     ),
@@ -40,6 +41,8 @@ EXAMPLES: list[Any] = [
         shard="/data/a",
         threads=1,
         side=ClientSide("model"),
+        parameters=650,
+        buffers=3,
     ),
     config.AggregatorConfig(
         run="r",

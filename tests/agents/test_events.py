@@ -45,6 +45,7 @@ EXAMPLES: list[Record] = [
     events.Acted(2.75, "a", "scenario", 0.001, {"action": "set", "link": {"up": 1000000, "rtt": 0.02}}),
     events.Disrupted(34.0, 12.0, "nothing arrived"),
     events.Note(3.0, "zwei Geräte\nfehlen"),
+    events.WrongSum(3.5, ("a", "b"), ("b", "c", "d")),
     events.RunEnded(4.0, "after", 6, 24),
 ]
 

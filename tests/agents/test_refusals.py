@@ -13,11 +13,21 @@ from agents import messages, shards
 from agents.aggregator.main import Aggregator
 from agents.client import core
 from agents.client.main import Client
-from agents.config import AggregatorConfig, Broker, ClientConfig, Local, Named, RouterConfig, Stop
+from agents.config import (
+    AggregatorConfig,
+    Broker,
+    ClientConfig,
+    Local,
+    Named,
+    RouterConfig,
+    SecureRun,
+    Stop,
+)
 from agents.device.delayline import Impairment
 from agents.device_actions import Disconnect, SetLink
 from agents.router.main import Router
 from agents.rules.interface import ClientSide
+from agents.secure.party import Party
 from agents.tasks.quadratic import Quadratic
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Received
@@ -33,6 +43,7 @@ class Connection:
 
     published: list[tuple[str, bytes]] = field(default_factory=list)
     sink: Callable[[Received], None] = print
+    options: dict[str, Any] = field(default_factory=dict)
 
     def open(self, _timeout: float = 0.0) -> None: ...
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
@@ -46,9 +57,9 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
     made = Connection()
 
     def connect(
-        _login: Broker, _topics: list[str], sink: Callable[[Received], None], **_: Any
+        _login: Broker, _topics: list[str], sink: Callable[[Received], None], **options: Any
     ) -> Connection:
-        made.sink = sink
+        made.sink, made.options = sink, options
         return made
 
     for part in ("aggregator", "client", "router"):
@@ -150,6 +161,7 @@ def test_a_client(
             shard=shard,
             threads=1,
             side=side,
+            parameters=1,
         )
     )
     assert [payload for _, payload in connection.published] == [b"joining", b"ready"]
@@ -184,6 +196,60 @@ def test_a_client(
     client._sink(Received(NAMES.request("a"), b"stop", 0))
     assert client._stopped.is_set()
     client._keep_pace()  # as it has to end
+
+
+def test_a_client_with_secure_aggregation(
+    connection: Connection,
+    shard: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It bounds what it puts together by topic: a model, and a share of one. What others send is taken
+    as it comes, whatever the client does meanwhile, so that none of it waits in memory."""
+    monkeypatch.setattr("agents.client.main._trainer", lambda *_: None)
+    secure = SecureRun(
+        clients=["a", "b", "c"],
+        updates=2,
+        largest_weight=1,
+        colluding=1,
+        needed=3,
+        range=1.0,
+        bits=16,
+        timeout=60.0,
+    )
+    client = Client(
+        ClientConfig(
+            run="r",
+            client="a",
+            broker=LOGIN,
+            task=TASK,
+            local=Local(steps=1),
+            think=None,
+            seed=1,
+            shard=shard,
+            threads=1,
+            side=ClientSide("delta"),
+            parameters=1001,
+            secure=secure,
+        )
+    )
+    # 64 KiB of header and its length; a share is of 501 words, with head and seal.
+    assert connection.options["largest"] == {"model": 65_544 + 4 * 1001, "share": 12 + 4 * 501 + 28}
+    assert connection.published[1][0] == NAMES.key("a")
+    peer = Party("r", "b", secure, 1001)
+    peer.meet("a", connection.published[1][1])
+    connection.sink(Received(NAMES.key("b"), peer.public, 0))
+    for dispatch in range(1, 200):
+        ((_, share),) = peer.prepare(dispatch)
+        connection.sink(Received(NAMES.share("a", "b"), share, 0))
+    connection.sink(Received(NAMES.share("a", "c"), b"made up", 0))
+    connection.sink(Received(NAMES.key("c"), b"made up", 0))
+    assert client._inbox.empty()
+    assert client._party is not None
+    assert {name: len(held) for name, held in client._party._held.items()} == {"b": 10}
+    refused = capsys.readouterr().err
+    assert "share/a/c: a share of c: 7 bytes, a share has 2044" in refused
+    assert "key/c: no public key of a client of this run" in refused
 
 
 class Delays:

@@ -167,12 +167,14 @@ def test_large_messages_are_whole_and_acknowledged_in_whatever_pieces_they_come(
     lost connection has left unfinished is of no matter to the next one."""
     arrived: queue.SimpleQueue[Received] = queue.SimpleQueue()
     port = listener.getsockname()[1]
-    connection = Connection(Broker("127.0.0.1", port, "me", "secret"), ["x"], arrived.put)
+    update = "testbed/r/update/a"
+    broker = Broker("127.0.0.1", port, "me", "secret")
+    connection = Connection(broker, ["x"], arrived.put, largest={"update": len(LARGE)})
     connection._paho.reconnect_delay_set(1, 1)
     head, *shares = map(on_wire, chunks.split(LARGE, 70_000))
     sent = [
         ("model", LARGE[:32_800]),
-        *(("update", part) for part in (head, *shares[:2], *shares)),
+        *((update, part) for part in (head, *shares[:2], *shares)),
         ("t" * 1500, LARGE[:100_000]),
         ("status", b"ready"),
         ("model", LARGE),
@@ -230,7 +232,7 @@ def test_a_large_message_is_sent_whole_to_a_broker_that_takes_it_slowly(
     with connected(listener, lambda _: None) as (connection, peer):
         payload = LARGE * 20
         connection.publish("t", payload)
-        joiner, whole = chunks.Joiner(), None
+        joiner, whole = chunks.Joiner(lambda _: 2**30), None
         while whole is None:
             whole = joiner.add("t", peer.published())
         assert whole == payload

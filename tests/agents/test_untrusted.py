@@ -7,9 +7,9 @@ from tests.fuzz_messages import fuzzing
 
 def test_whatever_a_device_sends_is_taken_or_refused() -> None:
     with fuzzing(seed=7) as fuzz:
-        for _ in range(1500):
+        for _ in range(2500):
             fuzz.step()
-    assert fuzz.outcomes.total() >= 1500
-    for part in ("aggregator", "controller", "router"):
+    assert fuzz.outcomes.total() >= 2500
+    for part in ("aggregator", "controller", "router", "peer"):
         assert fuzz.outcomes[part, "taken"] > 50
         assert len([reason for named, reason in fuzz.outcomes if named == part]) > 3

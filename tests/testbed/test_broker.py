@@ -25,6 +25,7 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from agents import chunks
 from agents.config import Broker
 from agents.topics import AGGREGATOR, Topics
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -68,6 +69,21 @@ def test_rights_of_a_run() -> None:
     assert not a.may_read(TOPICS.update("+"))
     assert aggregator.may_read(TOPICS.update("+"))
     assert not aggregator.may_read("testbed/other/update/a")
+
+
+def test_with_secure_aggregation_every_topic_of_a_share_is_named() -> None:
+    made = accounts("r", ["a", "b", "c"], secure=True)
+    assert made["a"].publish == (
+        *(f"testbed/r/{kind}/a" for kind in ("update", "status", "report", "key", "sums")),
+        "testbed/r/share/b/a",
+        "testbed/r/share/c/a",
+    )
+    assert made["a"].subscribe[-2:] == ("testbed/r/key/+", "testbed/r/share/a/+")
+    for topic in [TOPICS.share("x", "a"), TOPICS.share("a", "a"), TOPICS.share("b", "c")]:
+        assert not made["a"].may_publish(topic)
+    for account in made.values():
+        if account.username != "controller":  # which nobody else is
+            assert not any("+" in topic for topic in account.publish)
 
 
 def test_passwords_are_fresh_and_not_shown() -> None:
@@ -120,6 +136,34 @@ def test_what_a_flood_of_qos_0_takes_of_the_broker_is_bounded(parameters: int, d
     assert limits.messages * 4 * parameters < 3 * limits.queue
     conf = mosquitto_conf(Listeners("h", 1), "/testbed", limits)
     assert f"\nmax_queued_messages {limits.messages}\n" in conf
+    assert f"\nmemory_limit {limits.memory}\n" in conf
+
+
+@pytest.mark.parametrize(
+    ("parameters", "devices", "beside", "memory"),
+    [
+        (7_850, 6, 3.0, 184),  # topologies/privacy/secure.yaml
+        (11_200_000, 10, 0.0, 1974),
+        (110_000_000, 4, 0.0, 6873),
+        (100_000, 100, 0.0, 1939),
+    ],
+)
+def test_memory_is_for_far_more_than_a_usual_run_takes(
+    parameters: int, devices: int, beside: float, memory: int
+) -> None:
+    """A usual run takes a model under way to or from each device, and half of the shares that may
+    be; a flood of one connection is in it, too, and what one client may have retained."""
+    limits = Limits.of(parameters, devices, beside)
+    assert limits.memory >> 20 == memory
+    usual = 64 * 2**20 + 4 * parameters * devices * (1 + beside / 2)
+    assert limits.memory > 1.8 * usual
+    assert limits.memory > limits.queue + (devices + 6) * limits.packet
+    assert limits.container > 2 * limits.memory
+
+
+def test_memory_is_for_what_all_who_collude_may_keep() -> None:
+    one, four = (Limits.of(10**6, 20, 5.0, hostile) for hostile in (1, 4))
+    assert four.memory - one.memory == 3 * 28 * (2**20 + 2**17)
 
 
 @pytest.mark.parametrize("embedded", [True, False])
@@ -223,10 +267,17 @@ Connect = Callable[..., Peer]
 def logins(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logins]:
     """How each user logs in at a running broker of run `r` with the devices `a`, `b` and `init-a`."""
     made = accounts("r", ["a", "b", "init-a"])
+    with running(request.param, tmp_path, made, LIMITS) as logins:
+        yield logins
+
+
+@contextlib.contextmanager
+def running(kind: str, tmp_path: Path, made: Mapping[str, Account], limits: Limits) -> Iterator[Logins]:
+    """How each user of `made` logs in at a broker that runs meanwhile."""
     port, tls_port = free_ports(2)
     identity = new_identity("127.0.0.1")
     at = Listeners("127.0.0.1", port, tls_port, str(tmp_path / "socket"))
-    command = broker_command(request.param, tmp_path, made, at, identity)
+    command = broker_command(kind, tmp_path, made, at, identity, limits)
     path = tmp_path / "log"  # no pipe: one that nobody reads would stop the broker
     with (
         path.open("wb") as output,
@@ -266,15 +317,20 @@ def connect(logins: Logins) -> Iterator[Connect]:
 
 
 def broker_command(
-    kind: str, folder: Path, made: Mapping[str, Account], at: Listeners, identity: Identity
+    kind: str,
+    folder: Path,
+    made: Mapping[str, Account],
+    at: Listeners,
+    identity: Identity,
+    limits: Limits,
 ) -> list[str]:
     if kind == "embedded":
-        config = write_embedded(folder, made, at, identity, limits=LIMITS)
+        config = write_embedded(folder, made, at, identity, limits=limits)
         return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
     mosquitto = find_mosquitto() or ""
     if not mosquitto:
         unavailable("mosquitto", "it is not installed: apt-get install mosquitto")
-    conf = write_mosquitto(folder, made, at, identity, limits=LIMITS)
+    conf = write_mosquitto(folder, made, at, identity, limits=limits)
     return [mosquitto, "-c", str(conf)]
 
 
@@ -399,7 +455,9 @@ def test_what_is_larger_than_a_message_goes_in_chunks(logins: Logins) -> None:
     whole = LARGE * 2 + b"end"
     assert len(whole) > LIMITS.packet
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    aggregator = Connection(logins("aggregator"), [TOPICS.update("+")], inbox.put)
+    aggregator = Connection(
+        logins("aggregator"), [TOPICS.update("+")], inbox.put, largest={"update": len(whole)}
+    )
     client = Connection(logins("a"), [], lambda _: None)
     aggregator.open()
     client.open()
@@ -434,6 +492,98 @@ def test_what_waits_for_one_that_does_not_read_is_limited(connect: Connect) -> N
     for _ in range(50):  # 100 MB
         client.publish(TOPICS.update("a"), LARGE)
     assert broker.memory_info().rss - before < LIMITS.queue + 12 * LIMITS.packet
+
+
+@contextlib.contextmanager
+def measured(tmp_path: Path, limits: Limits) -> Iterator[tuple[Connect, Logins, psutil.Process]]:
+    """A Mosquitto for the clients a to d, with secure aggregation."""
+    made = accounts("r", ["a", "b", "c", "d"], secure=True)
+    with running("mosquitto", tmp_path, made, limits) as logins, contextlib.ExitStack() as stack:
+        (broker,) = (child for child in psutil.Process().children() if child.name() == "mosquitto")
+
+        def connect(user: str) -> Peer:
+            peer = Peer(logins(user))
+            stack.callback(peer.close)
+            return peer
+
+        yield connect, logins, broker
+
+
+def test_what_one_client_has_retained_is_bounded_and_harms_nobody(tmp_path: Path) -> None:
+    """A message on each word that it can think of, and the largest on each topic that it may: eight are
+    kept. The others' messages, large and small, get through."""
+    limits = Limits.of(600_000, 4, 8 / 2)
+    assert limits.packet > 2_000_000 / 2
+    with measured(tmp_path, limits) as (connect, _, broker):
+        attacker, victim, aggregator = connect("a"), connect("b"), connect("aggregator")
+        before = broker.memory_info().rss
+        largest = os.urandom(limits.packet - 100)
+        topics = [TOPICS.share(f"word-{number}", "a") for number in range(150)]
+        topics += [TOPICS.share(other, "a") for other in ("b", "c", "d")]
+        topics += [f"testbed/r/{kind}/a" for kind in ("update", "status", "report", "key", "sums")]
+        for topic in topics:
+            attacker.publish(topic, largest, retain=True)
+        attacker.close()
+        assert broker.memory_info().rss - before < 8 * limits.packet + 2**23
+        victim.subscribe(TOPICS.share("b", "+"))
+        assert victim.take()[0] == TOPICS.share("b", "a")
+        aggregator.publish(TOPICS.model("b"), largest)
+        victim.subscribe(TOPICS.model("b"))
+        aggregator.publish(TOPICS.model("b"), b"small")
+        assert victim.take() == (TOPICS.model("b"), b"small")
+        connect("c").publish(TOPICS.share("b", "c"), largest)
+        assert victim.take() == (TOPICS.share("b", "c"), largest)
+
+
+def test_at_its_limit_the_broker_grows_no_further_and_goes_on(tmp_path: Path) -> None:
+    """Whoever sends what there is no room for loses its connection, and comes back; small messages are
+    passed on."""
+    limits = Limits(packet=1_200_000, queue=100_000_000, memory=16_000_000)
+    with measured(tmp_path, limits) as (connect, _, broker):
+        aggregator, client = connect("aggregator"), connect("b")
+        aggregator.subscribe(TOPICS.update("+"))
+        aggregator.paho.loop_stop()  # it reads no more
+        gone = threading.Event()
+        client.paho.on_disconnect = lambda *_: gone.set()
+        for _ in range(40):
+            client.paho.publish(TOPICS.update("b"), os.urandom(1_000_000), qos=1)
+        assert gone.wait(30)
+        assert broker.memory_info().rss < 2 * limits.memory + 2**24
+        other = connect("c")
+        other.subscribe(TOPICS.model("c"))
+        connect("controller").publish(TOPICS.control("c"), b"order")
+        other.publish(TOPICS.status("c"), b"ready")
+        assert broker.is_running()
+
+
+def test_a_length_that_a_peer_announces_is_not_allocated(tmp_path: Path) -> None:
+    """32 bytes that announce 2 GiB, and 1 GiB, on a topic of shares of 3 MB: nothing is kept of them,
+    and what others send is whole."""
+    share = os.urandom(2_500_000)
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with measured(tmp_path, Limits.of(600_000, 4, 8 / 2)) as (connect, logins, _):
+        victim = Connection(
+            logins("b"), [TOPICS.share("b", "+")], inbox.put, largest={"share": len(share)}
+        )
+        honest = Connection(logins("c"), [], lambda _: None)
+        victim.open()
+        honest.open()
+        attacker = connect("a")
+        process, before = psutil.Process(), psutil.Process().memory_info().rss
+        for size in (2**31, 2**30, len(share) + 1):
+            head = chunks.HEAD.pack(b"testbed\xff", 1, 0, 4096, size)
+            assert len(head) == 32
+            attacker.publish(TOPICS.share("b", "a"), head)
+        attacker.publish(
+            TOPICS.share("b", "a"), chunks.HEAD.pack(b"testbed\xff", 2, 0, 4096, len(share))
+        )
+        honest.publish(TOPICS.share("b", "c"), share)
+        assert inbox.get(timeout=30).payload == share
+        assert process.memory_info().rss - before < 2**26
+        kept = victim._paho._joiner._unfinished
+        assert {sender: len(one.payload) for sender, one in kept.items()} == {"a": 0}
+        victim.close()
+        honest.close()
 
 
 def test_a_client_cannot_write_under_another_name(connect: Connect) -> None:

@@ -16,7 +16,7 @@ PLENTY: dict[str, dict[str, Any]] = {
     "cifar10-cnn-mcmahan": {"steps": 20, "lr": 0.02},
     "cifar10-resnet18": {"steps": 3, "batch_size": 8, "lr": 0.01, "momentum": 0.0},
     "fashion-mnist-cnn": {},
-    "sent140-tinybert": {},
+    "sent140-tinybert": {"steps": 40},
     "shakespeare-lstm": {"lr": 0.5},
     "sst2-bert-lora": {"steps": 40, "lr": 0.2},
 }

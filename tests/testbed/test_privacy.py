@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Sums
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import model_check
@@ -35,6 +37,12 @@ def test_what_the_agents_are_told() -> None:
     ("old", "new", "message"),
     [
         ("needed: 3", "needed: 5", "needed (U) is 5, expected from 1 to the number of clients, 4"),
+        (
+            "needed: 3",
+            "needed: 2",
+            "needed (U) is 2, expected more than half of the number of clients, 4: else two sets of 2 "
+            "could answer for two sums that differ by one update. Write needed: 3, or more",
+        ),
         ("colluding: 1", "colluding: 3", "needed: found 3, expected above colluding (T), 3"),
         ("needed: 3", "needed: 3, bits: 24", "4 updates × weights up to 64 × a range of 2^24 is more"),
         ("needed: 3", "needed: 3, bits: 31", "bits: found 31, expected from 2 to 30"),
@@ -73,6 +81,21 @@ def test_refusals(old: str, new: str, message: str) -> None:
     assert "<text>:" in str(refused.value)  # the place
 
 
+def test_more_than_half_of_the_clients_answer_for_a_sum() -> None:
+    """Of 4 clients 3 are needed, of 5 too: any two sets of so many have one in common."""
+    assert topology.parse(BASE).secure is not None
+    assert topology.parse(BASE.replace("count: 4", "count: 5")).secure is not None
+    with pytest.raises(BadInputError, match="more than half of the number of clients, 6"):
+        topology.parse(BASE.replace("count: 4", "count: 6"))
+
+
+def test_a_rule_whose_sums_may_be_of_one_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of the user's own may say it; ours say so themselves."""
+    monkeypatch.setattr(FedBuff, "sums", lambda _: Sums(1))
+    with pytest.raises(BadInputError, match="a sum of one update is that update: take sums of two"):
+        topology.parse(BASE)
+
+
 def test_models_with_buffers_are_refused() -> None:
     parsed = topology.parse(BASE.replace("digits-logreg", "cifar10-resnet18"))
     with pytest.raises(BadInputError, match="has buffers, such as BatchNorm's"):
@@ -92,6 +115,11 @@ def test_differential_privacy() -> None:
     server = topology.parse(DIFFERENTIAL.replace("noise: 2", "noise: 2, at: server")).server_noise
     assert server is not None
     assert server.std == 2
+    for at, norm in (("server", 1.5), ("client", None)):  # what has noise may be longer
+        both = f"differential: {{clip: 1.5, noise: 2, at: {at}}}, secure: {{needed: 3}}"
+        secure = topology.parse(BASE.replace("secure: {colluding: 1, needed: 3}", both)).secure
+        assert secure is not None
+        assert secure.norm == norm
     for old, new, message in [
         (
             "fedbuff, buffer_size: 4, staleness: inverse_sqrt",

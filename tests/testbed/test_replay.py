@@ -28,7 +28,7 @@ EVENTFUL: dict[str, Any] = {
         {"at": "4s", "crash": "fast-1", "restart_after": "3s"},
         {"at": "9s", "leave": "fast-2"},
     ],
-    "stop": {"after": "20s"},
+    "stop": {"after": "25s"},
 }
 PARAMETERS: dict[str, dict[str, Any]] = {
     "area": {"criterion": "random", "rate": 1, "step": "harmonic", "c": 1, "d": 10},

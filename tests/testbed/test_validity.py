@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from agents.events import Disrupted
+from agents.events import Disrupted, WrongSum
 from testbed.fidelity import host_load
 from testbed.fidelity import table as fidelity_table
 from testbed.fidelity.figures import Carried, DeviceFidelity, Fidelity, Figure
@@ -132,6 +132,13 @@ def test_what_could_not_be_done_speaks_against_a_run() -> None:
     failures = ["pi could not do as it was told: no tbf", "router could not do as it was told: no queue"]
     assert reason(verdict(QUIET, NOTHING, failures=failures[:1])) == failures[0]
     assert reason(verdict(QUIET, NOTHING, failures=failures)) == f"{failures[0]} (and 1 more)"
+
+
+def test_a_sum_of_masked_updates_that_was_wrong_speaks_against_a_run() -> None:
+    wrong = [WrongSum(4.26, ("a", "b"), ("b", "c", "d")), WrongSum(9.0, ("a", "b"), ("a", "c", "d"))]
+    told = "a sum of masked updates was wrong at 4.3 s (updates of a, b; answers of b, c, d)"
+    assert reason(verdict(QUIET, NOTHING, wrong_sums=wrong[:1])) == told
+    assert reason(verdict(QUIET, NOTHING, wrong_sums=wrong)) == f"{told} (and 1 more)"
 
 
 def test_a_time_in_which_the_run_did_not_go_on_speaks_against_it() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from agents.secure import masks, quantised
-from agents.secure.coding import Code, lagrange, unfit
+from agents.secure.coding import Code, lagrange, split, unfit
 from agents.secure.field import FIELD, Field, Words
 from agents.secure.quantised import Grid
 
@@ -156,6 +156,42 @@ def test_the_largest_sum_that_is_allowed_fits_and_no_larger_one_is() -> None:
         assert grid.real(summed).tolist() == [pytest.approx(updates * weight * value)] * 3
 
 
+def test_the_upper_half_of_the_field_is_what_is_below_zero() -> None:
+    words = np.array([0, 1, 2**29, 2**30 - 1, 2**30, 3 * 2**29, _TOP], np.uint32)
+    expected = [0, 1, 2**29, 2**30 - 1, 1 - 2**30, 1 - 2**29, -1]
+    grid = Grid(127.0, 8)  # steps of 1
+    assert grid.whole(words).tolist() == grid.real(words).tolist() == expected
+
+
+def test_weights_are_whole_and_never_none() -> None:
+    assert quantised.whole_weights([1.0, 0.5, 0.6], 64) == [64, 32, 38]
+    assert quantised.whole_weights([0.01, 0.01, 0.001, 0.0], 64) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("weights", "whole"),
+    [
+        ([1.0, 1 / 64, 1 / 64], [2, 1, 1]),
+        ([1 / 64, 1.0, 0.5], [1, 33, 32]),
+        ([1.0, 1.0, 1 / 64], [64, 64, 1]),
+        ([1.0, 0.5, 0.5], [64, 32, 32]),
+        ([1.0, 0.25], [32, 16]),  # of two, where otherwise only equal weights would do
+        ([0.25, 0.5], [16, 32]),
+        ([1.0, 1.0], [64, 64]),
+    ],
+)
+def test_no_update_of_a_sum_counts_for_more_than_the_others_together(
+    weights: list[float], whole: list[int]
+) -> None:
+    assert quantised.whole_weights(weights, 64) == whole
+    assert not quantised.dominates(whole)
+
+
+@pytest.mark.parametrize("weights", [[64, 1, 1], [1, 3, 1], [33, 16], [64, 31, 32]])
+def test_weights_that_give_one_update_away(weights: list[int]) -> None:
+    assert quantised.dominates(weights)
+
+
 def test_what_is_not_finite_is_refused() -> None:
     for value in (np.nan, np.inf):
         with pytest.raises(ValueError, match="not finite"):
@@ -165,6 +201,8 @@ def test_what_is_not_finite_is_refused() -> None:
 def test_constraints() -> None:
     assert unfit(4, 3, 2) is None
     assert unfit(4, 5, 1) == "needed (U) is 5, expected from 1 to the number of clients, 4"
+    assert split(5, 3) is split(4, 3) is split(1, 1) is None
+    assert "more than half of the number of clients, 4: else two sets of 2" in str(split(4, 2))
     assert unfit(4, 3, 3) == "colluding (T) is 3, expected from 0 to below needed (U), 3"
     with pytest.raises(ValueError, match="no prime"):
         Field(32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ from agents.aggregator import actions as act
 from agents.aggregator import inputs, snapshot
 from agents.config import SecureRun
 from agents.nanoseconds import from_seconds
+from agents.rules.area import Area
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
 from agents.secure import wire as secure_wire
 from agents.secure.channels import ChannelError, Channels
+from agents.secure.field import FIELD, Words
 from agents.secure.masked import Masked, bits_of, holders_of
 from agents.secure.party import Party
 from agents.secure.quantised import Grid
@@ -176,16 +179,24 @@ def test_the_model_is_that_of_the_plain_sums_whoever_drops_out(
     step = Grid(1.0, 20).step
     bound = step * sum(record.weight for record in applied) + 1e-5
     assert np.abs(run.server.w - expected).max() <= bound
-    for record in applied:
-        exact = rule.server_lr / rule.buffer_size
-        if rule.staleness == "inverse_sqrt":
-            exact /= np.sqrt(1 + record.staleness)
-        assert record.weight == pytest.approx(exact, abs=rule.server_lr / rule.buffer_size / 100)
+    for _, group in groupby(applied, lambda record: record.applied_version):
+        _check_weights(rule, [*group])
     rejected = {(r.client, r.dispatch) for r in run.records if isinstance(r, events.UpdateRejected)}
     ended = {(record.client, record.dispatch) for record in applied} | rejected
     assert len(sent.keys() - ended) < rule.buffer_size  # those in the buffer that is being filled
     assert run.core.core._sums is not None
     assert not run.core.core._sums.waiting
+
+
+def _check_weights(rule: FedBuff, version: list[events.UpdateApplied]) -> None:
+    """The rule's own, up to rounding, and the largest no more than the others together."""
+    unit = rule.server_lr / rule.buffer_size
+    weighted = rule.staleness == "inverse_sqrt"
+    exact = [unit / np.sqrt(1 + record.staleness) if weighted else unit for record in version]
+    others = sum(exact) - max(exact)
+    most = others * (2 if len(version) == 2 else 1) + len(version) * unit / 128
+    for record, weight in zip(version, exact, strict=True):
+        assert record.weight == pytest.approx(min(weight, most), abs=len(version) * unit / 64)
 
 
 def test_a_buffer_that_too_few_can_open_is_reported_and_the_run_goes_on() -> None:
@@ -212,6 +223,71 @@ def test_a_buffer_that_too_few_can_open_is_reported_and_the_run_goes_on() -> Non
     run.train("c0", np.full(_D, 0.25))
     assert run.server.version == 1
     assert run.server.w == pytest.approx(np.full(_D, 0.375), abs=1e-5)
+
+
+def test_one_wrong_sum_of_shares_changes_no_model_and_is_told_with_its_senders() -> None:
+    run = Run(FedBuff(buffer_size=2), clients=4, needed=3, colluding=1)
+    run.train("c3", np.full(_D, 0.5))
+    run.silent = {"c1"}  # its answer is made up below
+    run.train("c0", np.full(_D, 0.25))
+    (asked,) = [a for a in run.log if isinstance(a, act.AskForShares) and a.client == "c1"]
+    assert run.server.version == 1  # three others have answered
+    run.silent = {"c0", "c1", "c2"}
+    run.train("c2", np.full(_D, 0.5))
+    run.train("c0", np.full(_D, 0.25))
+    asked = [a for a in run.log if isinstance(a, act.AskForShares) and a.client == "c1"][-1]
+    before = run.server.w.copy()
+    honest = secure_wire.decode_sum(run.parties["c1"].answer(asked.number, asked.updates))[1]
+    assert honest is not None
+    wrong = np.random.default_rng(0).integers(0, FIELD.p, honest.size).astype(np.uint32)
+    run.answer("c1", secure_wire.encode_sum(asked.number, wrong))
+    run.answer("c2", run.parties["c2"].answer(asked.number, asked.updates))
+    assert run.server.version == 1
+    assert run.server.w.tolist() == before.tolist()
+    (found,) = [r for r in run.records if isinstance(r, events.WrongSum)]
+    assert (found.updates, found.answers) == (("c0", "c2"), ("c1", "c2", "c3"))
+    (note,) = [r.message for r in run.records if isinstance(r, events.Note)]
+    assert note.startswith("a buffer of 2 updates is lost, as an update or an answer was wrong: ")
+    assert note.endswith("; updates of c0, c2; answers of c1, c2, c3")
+    rejected = [r for r in run.records if isinstance(r, events.UpdateRejected)]
+    assert [r.client for r in rejected] == ["c2", "c0"]
+    assert all(r.reason.startswith("its buffer is lost, as an update or an an") for r in rejected)
+    run.silent = set()
+    run.train("c2", np.full(_D, 0.5))
+    run.train("c0", np.full(_D, 0.25))
+    assert run.server.version == 2
+    assert run.server.w == pytest.approx(np.full(_D, 0.75), abs=1e-5)
+
+
+class Liar(Grid):
+    """Of a client that cuts nothing to the range."""
+
+    def rounded(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
+        return np.full(vector.size, 2**28, np.uint32), 0
+
+
+def test_an_update_beyond_the_range_is_found_with_its_sum() -> None:
+    run = Run(FedBuff(buffer_size=2), clients=3, needed=2, colluding=1)
+    run.parties["c1"].grid = Liar(1.0, 20)
+    run.train("c0", np.full(_D, 0.5))
+    run.train("c1", np.full(_D, 0.5))
+    assert run.server.version == 0
+    assert not run.server.w.any()
+    (found,) = [r for r in run.records if isinstance(r, events.WrongSum)]
+    assert found.updates == ("c0", "c1")
+
+
+def test_what_is_lost_with_a_wrong_sum_comes_later_where_clients_remember() -> None:
+    """To `area` it is lost like any other buffer: the next model says so."""
+    run = Run(Area(every=2), clients=3, needed=2, colluding=1)
+    run.parties["c1"].grid = Liar(1.0, 20)
+    run.train("c0", np.full(_D, 0.5), "model")
+    run.train("c1", np.full(_D, 0.5), "model")
+    assert run.server.version == 0
+    assert sum(isinstance(r, events.WrongSum) for r in run.records) == 1
+    run.train("c0", np.full(_D, 0.5), "residual")
+    told = [a.to_client for a in run.log if isinstance(a, act.Dispatch) and a.client == "c0"]
+    assert told[-1]["lost"] == (1,)
 
 
 def test_who_goes_before_it_has_answered_takes_the_buffer_with_it() -> None:
@@ -304,6 +380,88 @@ def test_a_client_sums_no_less_than_a_buffer_and_each_share_once() -> None:
     assert secure_wire.decode_sum(b.answer(1, both))[1] is not None
     assert secure_wire.decode_sum(b.answer(2, both))[1] is None
     assert secure_wire.decode_sum(b.answer(3, [("c0", 2, 1), ("c0", 3, 1)]))[1] is None
+
+
+def test_a_client_gives_no_sum_in_which_one_update_counts_for_more_than_the_others() -> None:
+    """Of weights 64, 1 and 1 the sum would be the first update, to 1/32."""
+    settings = _settings(FedBuff(buffer_size=3, staleness="inverse_sqrt"), 2, 2, 1)
+    a, b = (Party("run", name, settings, _D) for name in settings.clients)
+    a.meet("c1", b.public)
+    b.meet("c0", a.public)
+    for dispatch in (1, 2, 3):
+        b.take("c0", _shares(a, dispatch))
+    for weights in [(64, 1, 1), (1, 3, 1)]:
+        wanted = [("c0", dispatch, weight) for dispatch, weight in enumerate(weights, start=1)]
+        with pytest.raises(PartyError, match="counts for more than the others of its sum"):
+            b.answer(1, wanted)
+    wanted = [("c0", 1, 64), ("c0", 2, 63), ("c0", 3, 1)]  # and it still has its shares
+    assert secure_wire.decode_sum(b.answer(2, wanted))[1] is not None
+
+
+def test_made_up_shares_take_the_place_of_their_senders_own_alone() -> None:
+    """Room is for 2(K + N) shares, 12 of K = 2 and N = 4: what each of the others may need at once, two
+    of a buffer and one more, stays, whatever c3 sends before, between and after."""
+    settings = _settings(FedBuff(buffer_size=2), 4, 3, 1)
+    assert settings.most_shares == 12
+    victim, *others = (Party("run", name, settings, _D) for name in settings.clients)
+    for party in others:
+        victim.meet(party.name, party.public)
+        party.meet("c0", victim.public)
+    *honest, attacker = others
+    made_up = iter(range(1000, 2000))
+    for dispatch in (1, 2, 3):
+        for party in honest:
+            for _ in range(20):
+                victim.take("c3", _shares(attacker, next(made_up)))
+            victim.take(party.name, _shares(party, dispatch))
+    for _ in range(200):
+        victim.take("c3", _shares(attacker, next(made_up)))
+    held = {name: len(shares) for name, shares in victim._held.items()}
+    assert held == {"c1": 3, "c2": 3, "c3": 6}
+    last = next(made_up) - 1
+    for wanted in (
+        [("c1", 1, 1), ("c2", 3, 1)],
+        [("c1", 2, 1), ("c1", 3, 1)],
+        [("c3", last, 1), ("c2", 1, 1)],
+    ):
+        assert secure_wire.decode_sum(victim.answer(1, wanted))[1] is not None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
+def test_a_client_keeps_the_newest_of_whoever_sends_as_many_as_others(
+    sent: list[tuple[int, bool]],
+) -> None:
+    """c1 to c3 send honestly one share after the other, c4 and c5, which collude, what they like: of the
+    honest ones' the last three stay, as long as these have no more than they need at once."""
+    settings = _settings(FedBuff(buffer_size=2), 6, 5, 2)
+    assert settings.most_shares == 16
+    victim, *others = (Party("run", name, settings, 1) for name in settings.clients)
+    for party in others:
+        victim.meet(party.name, party.public)
+        party.meet("c0", victim.public)
+    newest = dict.fromkeys(("c1", "c2", "c3"), 0)
+    for number, (who, honest) in enumerate(sent, start=1):
+        name = f"c{1 + who % 3}" if honest else f"c{4 + who % 2}"
+        dispatch = number
+        if honest:
+            newest[name] += 1
+            dispatch = newest[name]
+        party = others[int(name[1:]) - 1]
+        victim.take(name, _shares(party, dispatch))
+    assert sum(map(len, victim._held.values())) <= 16
+    for name, count in newest.items():
+        assert set(victim._held.get(name, {})) >= set(range(max(1, count - 2), count + 1))
+
+
+def test_a_client_that_says_new_keys_again_and_again_fills_no_memory() -> None:
+    a, b = _two()
+    for _ in range(20):
+        key = Channels().public
+        a.meet("c1", key)
+        a.meet("c1", key)
+    a.meet("c1", b.public)
+    assert len(a._channels._ciphers) == 1
+    b.take("c0", _shares(a, 1))
 
 
 def test_shares_that_were_sealed_for_another_are_refused() -> None:

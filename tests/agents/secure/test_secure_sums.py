@@ -3,6 +3,9 @@ and so are their shares."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +14,10 @@ from hypothesis import strategies as st
 from agents.aggregator.secure_sums import Asked, Losses, Lost, Opened, SecureSums
 from agents.config import SecureRun
 from agents.rules.interface import Contribution, SumUp
+from agents.secure.field import FIELD
 from agents.secure.masked import Masked
-from agents.secure.sums import Sums
+from agents.secure.sums import Summand, Sums
+from agents.vectors import Vector
 
 _CLIENTS = ["a", "b", "c", "d"]
 _SETTINGS = SecureRun(
@@ -59,6 +64,101 @@ def test_the_sum_has_the_weights_that_were_used_up_to_rounding() -> None:
     assert isinstance(opened, Opened)
     assert [used.weight for used in opened.wanted.contributions] == [1.0, 0.5]
     assert opened.total.tolist() == [1.5, 1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("words", "holders", "outside", "problem"),
+    [
+        ([1, 2], (0, 1, 2), 0, "another model: 2 parameters, expected 3"),
+        ([0, 2**31 - 1, 0], (0, 1, 2), 0, "a word that is not below p"),
+        ([1, 1, 1], (0, 1, 2), -1, "not finite: local training diverged"),
+        ([1, 1, 1], (0, 1, 2), 4, "4 coordinates outside of the range"),
+        ([1, 1, 1], (0, 1, 2), -2, "-2 coordinates outside of the range"),
+        ([1, 1, 1], (0, 1, 4), 0, "a share for a client that is not of this run"),
+        ([1, 1, 1], (0, 1), 0, "2 clients have a share of its mask, 3 are needed: too many are away"),
+        ([0, 2**31 - 2, 0], (0, 1, 3), 3, None),
+    ],
+)
+def test_what_no_sum_can_be_made_of(
+    words: list[int], holders: tuple[int, ...], outside: int, problem: str | None
+) -> None:
+    masked = Masked(np.array(words, np.uint32), holders, outside)
+    assert Sums(_SETTINGS, 3).unfit(masked) == problem
+
+
+def _opened(sums: Sums, weights: Sequence[float], words: Sequence[int]) -> Vector | str:
+    """A sum of updates of a, b, …, each of three equal words, whose masks are 0."""
+    masked = [Masked(np.full(3, word, np.uint32), (0, 1, 2, 3), 0) for word in words]
+    summands = [Summand(*one) for one in zip(_CLIENTS, range(4), weights, masked, strict=False)]
+    found = sums.begin(summands, {})
+    for client in ("a", "b", "c"):
+        sums.answer(found.number, client, _SHARE)
+    return sums.opened(found)
+
+
+def test_a_sum_is_in_parts_of_the_largest_weight_whatever_weights_it_has() -> None:
+    """Also where none has the largest one, and where a weight is rounded up to the least: 1/64."""
+    sums = Sums(replace(_SETTINGS, largest_weight=64), 3)
+    total = _opened(sums, [0.5, 0.25, 0.25], [64, 32, 0])
+    assert isinstance(total, np.ndarray)
+    assert total.tolist() == [40.0] * 3  # 0.5 · 64 + 0.25 · 32
+    total = _opened(sums, [0.001, 0.0, 1 / 64], [64, 64, 64])
+    assert isinstance(total, np.ndarray)
+    assert total.tolist() == [3.0] * 3
+
+
+def test_an_update_that_counts_for_more_than_the_others_is_lowered_and_the_record_says_so() -> None:
+    sums = SecureSums(Sums(replace(_SETTINGS, largest_weight=64), 3))
+    for client in ("a", "b", "c"):
+        sums.receive(client, 1, Masked(np.full(3, 64, np.uint32), (0, 1, 2, 3), 0))
+    weights = {"a": 1.0, "b": 0.25, "c": 0.125}
+    asked = sums.begin(
+        SumUp(tuple(Contribution(name, 1, 0, weight) for name, weight in weights.items())), set(_CLIENTS)
+    )
+    assert isinstance(asked, Asked)
+    assert asked.updates == [("a", 1, 24), ("b", 1, 16), ("c", 1, 8)]
+    for client in ("a", "b"):
+        assert sums.answer(asked.number, client, _SHARE) is None
+    opened = sums.answer(asked.number, "d", _SHARE)
+    assert isinstance(opened, Opened)
+    assert [used.weight for used in opened.wanted.contributions] == [0.375, 0.25, 0.125]
+    assert opened.total.tolist() == [48.0] * 3
+
+
+def test_what_is_beyond_the_range_of_its_updates_is_no_sum_of_them() -> None:
+    """Of steps of 1, from −127 to 127: two updates of weight 2/2 come to 4 · 127 at the most."""
+    sums = Sums(_SETTINGS, 3)
+    for words in ([127, 127], [FIELD.p - 127, FIELD.p - 127], [254, 0]):
+        assert isinstance(_opened(sums, [1.0, 1.0], words), np.ndarray)
+    for words in ([127, 128], [FIELD.p - 127, FIELD.p - 128], [2**29, 0]):
+        problem = _opened(sums, [1.0, 1.0], words)
+        assert problem == "3 of 3 coordinates are beyond what its updates can add up to"
+    assert isinstance(_opened(sums, [1.0, 0.5], [127, 127]), np.ndarray)  # 2 · 127 + 127
+    assert isinstance(_opened(sums, [1.0, 0.5], [127, 128]), str)
+    assert not sums.waiting
+
+
+def test_what_is_longer_than_its_clipped_updates_is_no_sum_of_them() -> None:
+    """Updates of length 10√3 at most: with weights 1 and 0.5, sums of 15√3."""
+    sums = Sums(replace(_SETTINGS, norm=10 * 3**0.5), 3)
+    assert isinstance(_opened(sums, [1.0, 0.5], [10, 10]), np.ndarray)
+    problem = _opened(sums, [1.0, 0.5], [10, 11])
+    assert problem == "its norm is 26.8, and its updates are clipped to 26 in all"
+
+
+def test_of_a_wrong_sum_nothing_is_applied_and_all_who_may_have_lied_are_named() -> None:
+    sums = sums_of("a", "b")
+    number = begun(sums, "a", "b").number
+    assert sums.answer(number, "d", np.array([0, 2**29], np.uint32)) is None
+    assert sums.answer(number, "b", _SHARE) is None
+    lost = sums.answer(number, "a", _SHARE)
+    assert isinstance(lost, Lost)
+    assert lost.reason.startswith("is lost, as an update or an answer was wrong: ")
+    assert lost.reason.endswith(" of 3 coordinates are beyond what its updates can add up to")
+    assert lost.answered == ("a", "b", "d")
+    assert lost.wanted.contributions == wanted("a", "b").contributions
+    assert not sums.waiting
+    assert sums.answer(number, "c", _SHARE) is None
 
 
 _EVENTS = st.lists(

@@ -1,0 +1,135 @@
+"""A client of secure aggregation that means harm to the others and to the model, as a process.
+
+    python -m tests.evil_peer CONFIG SECONDS
+
+It has the login and the settings of the client whose configuration CONFIG is, and takes part in the run
+as that does. Beside, for so many seconds, it sends what no client sends: messages whose lengths it only
+announces, made-up shares, and messages on words of its own; and it answers every request for a sum of
+shares with random words.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from agents import chunks, config, messages, wire
+from agents.config import ClientConfig
+from agents.secure import wire as secure_wire
+from agents.secure.field import FIELD
+from agents.secure.party import Party
+from agents.secure.wire import PartyError
+from agents.topics import Topics
+from agents.transport import Connection, Received
+from agents.wire import UpdateMessage
+
+
+class EvilPeer:
+    def __init__(self, cfg: ClientConfig) -> None:
+        assert cfg.secure is not None
+        self._name, self._secure, self._names = cfg.client, cfg.secure, Topics(cfg.run)
+        self._party = Party(cfg.run, cfg.client, cfg.secure, cfg.parameters)
+        self._liar = Party(cfg.run, cfg.client, cfg.secure, cfg.parameters)
+        """Makes up shares, with the keys of the other one."""
+        self._liar._channels, self._liar._keys = self._party._channels, self._party._keys
+        self._inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        names = self._names
+        subscriptions = [
+            *(names.model(cfg.client), names.request(cfg.client)),
+            *(names.key("+"), names.share(cfg.client, "+")),
+        ]
+        self._connection = Connection(cfg.broker, subscriptions, self._inbox.put)
+        self._rng = np.random.default_rng(0)
+        self._sequence, self._samples = 0, 0
+        self._made_up = 10**6
+
+    def run(self, samples: int, seconds: float) -> None:
+        self._samples = samples
+        self._connection.open()
+        self._connection.publish(self._names.key(self._name), self._party.public, retain=True)
+        for state in (b"joining", b"ready"):
+            self._connection.publish(self._names.status(self._name), state, retain=True)
+        until, others = time.monotonic() + seconds, [*self._secure.clients]
+        others.remove(self._name)
+        while time.monotonic() < until:
+            try:
+                self._handle(self._inbox.get(timeout=0.02))
+            except queue.Empty:
+                for other in others:
+                    self._attack(other)
+        self._connection.publish(self._names.status(self._name), b"offline", retain=True)
+        self._connection.close()
+
+    def _attack(self, other: str) -> None:
+        topic = self._names.share(other, self._name)
+        for size in (2**31, 2**30):
+            head = chunks.HEAD.pack(b"testbed\xff", self._made_up, 0, 4096, size)
+            self._connection.publish(topic, head)
+        word = self._names.share(f"word-{self._made_up}", self._name)
+        self._connection.publish(word, bytes(10**5), retain=True)
+        for _ in range(5):
+            self._made_up += 1
+            for name, share in self._liar.prepare(self._made_up):
+                self._connection.publish(self._names.share(name, self._name), share)
+
+    def _handle(self, message: Received) -> None:
+        name, kind = self._names.name_in(message.topic), self._names.kind_in(message.topic)
+        try:
+            if kind == "key":
+                self._party.meet(name, bytes(message.payload))
+            elif kind == "model":
+                self._update(wire.decode_model(message.payload))
+            elif kind == "request":
+                self._answer(messages.decode(self._names, message.topic, message.payload))
+        except PartyError:
+            pass
+
+    def _update(self, model: wire.ModelMessage) -> None:
+        """As it should be: an update of zeros."""
+        now = time.monotonic_ns()
+        for name, share in self._party.prepare(model.dispatch):
+            self._connection.publish(self._names.share(name, self._name), share)
+        self._sequence += 1
+        zeros = np.zeros(model.vector.size, np.float32)
+        update = UpdateMessage(
+            run=self._names.run,
+            client=self._name,
+            sequence=self._sequence,
+            dispatch=model.dispatch,
+            base_version=model.version,
+            schema=model.schema,
+            kind="delta",
+            samples=self._samples,
+            steps=1,
+            effective_steps=1.0,
+            loss=1.0,
+            downloaded=now,
+            train_start=now,
+            train_end=now,
+            sent=now,
+            vector=np.zeros(0, np.float32),
+            masked=self._party.masked(model.dispatch, zeros, self._rng),
+        )
+        self._connection.publish(self._names.update(self._name), wire.encode(update))
+
+    def _answer(self, request: messages.Message) -> None:
+        """With words that are no sum of its shares."""
+        if isinstance(request, messages.UnmaskRequest):
+            words = self._rng.integers(0, FIELD.p, self._party.code.length).astype(np.uint32)
+            answer = secure_wire.encode_sum(request.number, words)
+            self._connection.publish(self._names.sums(self._name), answer)
+
+
+def main() -> None:
+    path, seconds = Path(sys.argv[1]), float(sys.argv[2])
+    aggregator = config.load(config.AggregatorConfig, path.with_name("aggregator.json"))
+    peer = EvilPeer(cfg := config.load(ClientConfig, path))
+    peer.run(aggregator.samples[cfg.client], seconds)
+
+
+if __name__ == "__main__":
+    main()
