@@ -332,9 +332,10 @@ def _configure(spec: ImageSpec, root: Path, result: Path) -> None:
     _run("tar", "--extract", f"--file={root / 'checkout.tar'}", f"--directory={checkout}")
     if spec.is_foreign:
         packages = root / VENV.lstrip("/") / f"lib/python{_PYTHON}/site-packages"
-        options = ["--quiet", "--no-index", "--no-deps", "--no-compile", f"--target={packages}"]
+        options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--ignore-requires-python"]
         wheels = map(str, (root / "wheels").iterdir())
-        _run(sys.executable, "-m", "pip", "install", *options, *_for_guests_python(spec), *wheels)
+        target = (f"--target={packages}", *_for_guests_python(spec))
+        _run(sys.executable, "-m", "pip", "install", *options, *target, *wheels)
     setup = _FOREIGN_SETUP if spec.is_foreign else SETUP
     _run(*_ISOLATED, f'{_MOUNTS}\nexec {_CHROOT} "$0" bash', str(root), standard_input=setup)
     shutil.rmtree(root / "wheels")
