@@ -115,7 +115,7 @@ _FOREIGN_SETUP = f"""
 set -e
 update-initramfs -c -k all
 {_SERVICES}
-{_VENV}
+{_VENV} --without-pip
 {VENV}/bin/python -m pip {_EDITABLE}
 cd {CHECKOUT}
 {VENV}/bin/python -c "import agents.aggregator.main, agents.client.training, agents.device.main, \\
@@ -305,7 +305,8 @@ def _bootstrap(spec: ImageSpec, root: Path, scratch: Path) -> None:
 def _download(spec: ImageSpec, folder: Path) -> None:
     """Download wheels for the guest's Python with this host's own configuration of pip."""
     options = [f"--dest={folder}", *_for_guests_python(spec)]
-    _run(sys.executable, "-m", "pip", "--quiet", "download", *options, *_requirements())
+    needed = [*_requirements(), *(("pip",) if spec.is_foreign else ())]
+    _run(sys.executable, "-m", "pip", "--quiet", "download", *options, *needed)
 
 
 def _for_guests_python(spec: ImageSpec) -> list[str]:
