@@ -77,14 +77,13 @@ systemctl disable mosquitto
 systemctl mask systemd-networkd-wait-online.service e2scrub_all.timer e2scrub_reap.service \\
     fstrim.timer dpkg-db-backup.timer logrotate.timer getty@tty1.service"""
 _VENV = f"python3 -m venv --system-site-packages {VENV}"
-_EDITABLE = f"install --quiet --no-index --no-deps --no-build-isolation --editable {CHECKOUT}"
 SETUP = f"""
 set -e
 update-initramfs -u -k all
 {_SERVICES}
 {_VENV}
 {VENV}/bin/python -m pip install --quiet --no-index --no-deps /wheels/*.whl
-{VENV}/bin/python -m pip {_EDITABLE}
+{VENV}/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable {CHECKOUT}
 {VENV}/bin/python -m compileall -q {CHECKOUT} || true
 """
 """What is run in the root file system once the packages are there."""
@@ -116,8 +115,6 @@ set -e
 update-initramfs -c -k all
 {_SERVICES}
 {_VENV} --without-pip
-{VENV}/bin/python -m pip {_EDITABLE}
-cd {CHECKOUT}
 {VENV}/bin/python -c "import agents.aggregator.main, agents.client.training, agents.device.main, \\
     testbed.cli.main, testbed.run.up, testbed.runtimes.process, analysis.summary"
 """
@@ -305,8 +302,7 @@ def _bootstrap(spec: ImageSpec, root: Path, scratch: Path) -> None:
 def _download(spec: ImageSpec, folder: Path) -> None:
     """Download wheels for the guest's Python with this host's own configuration of pip."""
     options = [f"--dest={folder}", *_for_guests_python(spec)]
-    needed = [*_requirements(), *(("pip",) if spec.is_foreign else ())]
-    _run(sys.executable, "-m", "pip", "--quiet", "download", *options, *needed)
+    _run(sys.executable, "-m", "pip", "--quiet", "download", *options, *_requirements())
 
 
 def _for_guests_python(spec: ImageSpec) -> list[str]:
@@ -332,17 +328,29 @@ def _configure(spec: ImageSpec, root: Path, result: Path) -> None:
     checkout_archive(root / "checkout.tar")
     _run("tar", "--extract", f"--file={root / 'checkout.tar'}", f"--directory={checkout}")
     if spec.is_foreign:
-        packages = root / VENV.lstrip("/") / f"lib/python{_PYTHON}/site-packages"
-        options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--ignore-requires-python"]
-        wheels = map(str, (root / "wheels").iterdir())
-        target = (f"--target={packages}", *_for_guests_python(spec))
-        _run(sys.executable, "-m", "pip", "install", *options, *target, *wheels)
+        _install(spec, root)
     setup = _FOREIGN_SETUP if spec.is_foreign else SETUP
     _run(*_ISOLATED, f'{_MOUNTS}\nexec {_CHROOT} "$0" bash', str(root), standard_input=setup)
     shutil.rmtree(root / "wheels")
     (root / "checkout.tar").unlink()
 
 
+def _install(spec: ImageSpec, root: Path) -> None:
+    """Do what the guest's pip would do, without emulating it: install wheels and checkout."""
+    environment = root / VENV.lstrip("/")
+    packages = environment / f"lib/python{_PYTHON}/site-packages"
+    options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--ignore-requires-python"]
+    target = [f"--target={packages}", *_for_guests_python(spec)]
+    wheels = map(str, (root / "wheels").iterdir())
+    _run(sys.executable, "-m", "pip", "install", *options, *target, *wheels)
+    (packages / "checkout.pth").write_text(f"{CHECKOUT}\n", encoding="utf-8")
+    program = environment / "bin/testbed"
+    program.parent.mkdir()
+    program.write_text(_PROGRAM, encoding="utf-8")
+    program.chmod(0o755)
+
+
+_PROGRAM = f"#!{VENV}/bin/python\nfrom testbed.__main__ import main\nmain()\n"
 _ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c")
 """A shell whose mounts and processes end with it."""
 _MOUNTS = """
