@@ -24,6 +24,7 @@ from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache
 from testbed.images import debian
+from tests.platforms import pythons
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKOUT = "/root/testbed"
@@ -348,6 +349,10 @@ def _install(spec: ImageSpec, root: Path) -> None:
     program.parent.mkdir()
     program.write_text(_PROGRAM, encoding="utf-8")
     program.chmod(0o755)
+    if (native := pythons.found().get(_PYTHON)) is not None:  # else SETUP does it, emulated
+        folders = [root / "usr/lib/python3/dist-packages", packages, root / CHECKOUT.lstrip("/")]
+        compiling = [native, "-m", "compileall", "-qq", "-s", root, "-p", "/", *folders]
+        subprocess.run(compiling, check=False)  # some packages have files of other versions
 
 
 _PROGRAM = f"#!{VENV}/bin/python\nfrom testbed.__main__ import main\nmain()\n"
