@@ -38,8 +38,8 @@ HOST = "host"
 """In place of a release: this host's own engine binaries, beside the engine that runs already."""
 _PACKAGES = ("docker.io", "iptables", "iproute2", "kmod", "procps", "ca-certificates")
 """`docker top` of the engine takes procps."""
-_OF_A_USER = ("python3", "python3-venv", "make", "git")
-"""What the README takes for granted on a machine with an engine."""
+_OF_A_USER = ("apt", "python3", "python3-venv", "make", "git")
+"""What the README takes for granted. Every Debian has apt, and so libstdc++, which torch needs."""
 _SETTINGS = ("resolv.conf", "hosts", "pip.conf", "xdg/pip", "ssl/certs/ca-certificates.crt")
 """Of this host, in /etc: how to reach the Python Package Index from here."""
 _PATIENCE_SECONDS = 60.0
