@@ -25,6 +25,9 @@ def available() -> bool:
     return True
 
 
+def check_host() -> None: ...
+
+
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
     view.progress("The new one begins")

@@ -16,7 +16,7 @@ from testbed import tracking
 from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of
 from testbed.console import Report, silent
 from testbed.dashboard import serving
-from testbed.errors import BadInputError, writable_file
+from testbed.errors import BadInputError, HostError, writable_file
 from testbed.plan import Plan, by_node, describe, drawing, here, memory, model_check, preparation
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
@@ -70,7 +70,17 @@ class Launch:
     def notes(self) -> list[str]:
         """What is worth to be known before a launch, in sentences. Raises BadInputError."""
         remarks = expected.remarks(self.topology, self.rounds())
-        return [*self.plan.shares, *self.plan.notes, *remarks]
+        return [*self.plan.shares, *self.plan.notes, *remarks, *self._refusals()]
+
+    def _refusals(self) -> list[str]:
+        """Why this host would refuse the run. Machines that are described are not asked."""
+        if self.options.nodes is not None:
+            return []
+        try:
+            planning.check_host(self.plan)
+        except HostError as error:
+            return [f"`testbed up` would refuse it on this host: {error}"]
+        return []
 
     def memory(self) -> str:
         """What the components of a run need of it, in a sentence."""
@@ -95,7 +105,9 @@ class Launch:
         return drawing.as_text(picture)
 
     def directory(self) -> RunDirectory:
-        """A directory for a run, new or, where one is resumed, its own. Raises BadInputError."""
+        """A directory for a run, new or, where one is resumed, its own. Raises BadInputError, and
+        HostError if this host would refuse the run."""
+        planning.check_host(self.plan)
         return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
     def run(self, directory: RunDirectory, view: View) -> None:

@@ -130,13 +130,30 @@ def if_present() -> Iterator[docker.DockerClient | None]:
         yield client
 
 
+@contextmanager
+def fit() -> Iterator[docker.DockerClient]:
+    """A client of the engine. Raises HostError, with what fixes it, if none answers or this one cannot
+    run devices."""
+    with closing(connect(_PRESENCE_TIMEOUT_SECONDS)) as client:
+        client.api.timeout = REQUEST_TIMEOUT_SECONDS
+        try:
+            why = unfit(client.info())
+        except ERRORS as error:
+            raise HostError(f"the Docker engine could not tell of itself: {error}") from error
+        if why is not None:
+            raise HostError(
+                f"{why.reason}. To fix it: {why.fix}; or run the devices as processes: --runtime process"
+            )
+        yield client
+
+
 def available() -> bool:
     """Whether there is an engine that can run devices."""
-    with if_present() as client:
-        try:
-            return client is not None and unfit(client.info()) is None
-        except ERRORS:
-            return False
+    try:
+        with fit():
+            return True
+    except HostError:
+        return False
 
 
 def unfit(info: Mapping[str, Any]) -> Unfit | None:

@@ -19,5 +19,7 @@ class Node:
     """Version of its engine."""
     core: float | None = None
     """How fast one of its cores is, in cores of this machine; None: not known, and as fast."""
+    cpus: tuple[int, ...] = ()
+    """Numbers of its CPUs that a run may use; none: not known, and counted from 0."""
     here: bool = False
     """Whether it is this machine, on which broker and aggregator are."""

@@ -3,6 +3,7 @@ has."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -31,9 +32,12 @@ def nodes(client: docker.DockerClient) -> list[Node]:
         info = client.info()
         if not manages(info):
             raise HostError(f"{NOT_A_MANAGER}. To make one of it: {MAKE_ONE}")
-        return described(client.api.nodes(), info["Swarm"]["NodeID"])
+        found = described(client.api.nodes(), info["Swarm"]["NodeID"])
     except docker_engine.ERRORS as error:
         raise HostError(f"the Docker engine could not list the nodes of its Swarm: {error}") from error
+    # An engine tells how many CPUs it has, and not which: those of this machine we see.
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    return [replace(node, cpus=cpus, cores=len(cpus)) if node.here else node for node in found]
 
 
 def here() -> list[Node]:

@@ -44,7 +44,7 @@ class PlannedNode:
 def planned(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
     """What of `node` is for what; `reserved` bytes of its memory are not for devices, and `evaluating`
     of its cores are for evaluations."""
-    cores = tuple(range(node.cores))
+    cores = node.cpus or tuple(range(node.cores))
     alone = len(cores) > 1
     split = len(cores) - evaluating
     devices = cores[1:split] if alone else cores

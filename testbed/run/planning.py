@@ -48,6 +48,12 @@ def chosen_runtime(options: Options, requested: str = "auto") -> str:
     return runtime
 
 
+def check_host(plan: Plan) -> None:
+    """Raise HostError if this host would refuse to run `plan`, as far as can be asked at once."""
+    if not plan.traits.simulated:
+        emulator(plan.runtime).check_host()
+
+
 def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
     """The machines to plan for, as described or as they are; none where the runtime has this one alone.
     Raises BadInputError."""

@@ -28,6 +28,7 @@ def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
         if lossless:
             topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
         topology, plan = planning.plan_topology(topology, options)
+        planning.check_host(plan)
         directory = RunDirectory.new(runs, topology.name)
         up.run(topology, plan, directory, options, view)
         made.append(directory)

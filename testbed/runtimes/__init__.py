@@ -103,6 +103,10 @@ class Emulator(Protocol):
     def available(self) -> bool:
         """Whether the runtime can be used on this host."""
 
+    def check_host(self) -> None:
+        """Ask what a run needs of this host besides the plan, such as an engine: at once, before the run
+        has a directory. Raises HostError with the reason if it would be refused."""
+
     def launcher(self, spec: RunSpec, view: View) -> AbstractContextManager[Runtime]:
         """The runtime of one run, from before its start to after its stop; what all runs
         share is made here, and its entries in the manifest are written. Raises HostError."""

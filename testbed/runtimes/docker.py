@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import docker
@@ -45,20 +45,19 @@ from testbed.view import View
 _MPS_TIMEOUT_SECONDS = 30.0
 """Within which MPS's daemon must answer."""
 
-__all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_down"]
+__all__ = ["DockerRuntime", "available", "check_host", "launcher", "live_runs", "logs", "take_down"]
+
+
+def check_host() -> None:
+    """See `testbed.runtimes.Emulator`."""
+    with docker_engine.fit():
+        pass
 
 
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
-    with closing(docker_engine.connect()) as client:
-        with as_host_error("tell of itself"):
-            unfit = docker_engine.unfit(client.info())
-        if unfit is not None:
-            raise HostError(
-                f"{unfit.reason}. To fix it: {unfit.fix}; or run the devices as processes: "
-                "--runtime process"
-            )
+    with docker_engine.fit() as client:
         with_gpus = any(device.gpu is not None for device in spec.plan.devices)
         built = images.ensure(client, view.progress, container_files.own_image(spec), cuda=with_gpus)
         labels = executor.helper(spec.directory.run)

@@ -80,6 +80,10 @@ def available() -> bool:
     return True
 
 
+def check_host() -> None:
+    """Nothing: it needs no more than this machine."""
+
+
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
     """See `testbed.runtimes.Emulator`."""

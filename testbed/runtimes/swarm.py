@@ -103,6 +103,11 @@ def _manager() -> Iterator[docker.DockerClient | None]:
         yield client if manages else None
 
 
+def check_host() -> None:
+    """See `testbed.runtimes.Emulator`."""
+    swarm.here()
+
+
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     """See `testbed.runtimes.Emulator`."""

@@ -26,7 +26,7 @@ from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
 from testbed.plan.costs import given, measured_here, packets, step_work, timed
-from testbed.run import preparing
+from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import Cell, Sweep
@@ -151,15 +151,17 @@ def run(
     """Run the cells of `sweep` that are not done, `jobs` at a time in virtual time (None: one per core);
     return the directories of all that are done then. Call it from the main thread.
 
-    A cell that fails is reported, and the others go on. After them, runs that are not valid are
-    repeated, as often as `sweep` allows. When interrupted, unfinished runs are ended and removed; what
-    is finished stays.
+    Raises HostError before all if this host would refuse one of the cells. A cell that fails is
+    reported, and the others go on. After them, runs that are not valid are repeated, as often as `sweep`
+    allows. When interrupted, unfinished runs are ended and removed; what is finished stays.
     """
     with _alone(folder):
         index = Index.read(folder)
         index.recover()
         cells = _each_once(sweep.cells, report)
         todo = [cell for cell in cells if index.run_of(cell) is None]
+        for plan in {cell.plan.runtime: cell.plan for cell in todo}.values():
+            planning.check_host(plan)
         if done := len(cells) - len(todo):
             report(f"{done} of {counted(len(cells), 'run')} there already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.traits.simulated]

@@ -67,6 +67,10 @@ def platforms() -> dict[str, Platform]:
             release: Platform(f"engine of Debian {release}", partial(_engine, release))
             for release in ("trixie", "sid")
         },
+        "trixie-python": Platform(
+            "Debian trixie's Python and engine, set up by make",
+            partial(_engine, "trixie", engines.with_python),
+        ),
         "sid-containerd": Platform(
             "the same, with containerd's image store", partial(_engine, "sid", containerd_store=True)
         ),
@@ -105,10 +109,14 @@ def check(name: str, platform: Platform, chosen: Sequence[Check]) -> bool:
     return good
 
 
-def _engine(release: str, **options: Any) -> AbstractContextManager[Machine]:
+def _engine(
+    release: str,
+    make: Callable[..., AbstractContextManager[Machine]] = engines.engine,
+    **options: Any,
+) -> AbstractContextManager[Machine]:
     if (why := engines.lacking()) is not None:
         raise RuntimeError(why)
-    return engines.engine(release, **options)
+    return make(release, **options)
 
 
 def _binaries() -> dict[str, Platform]:

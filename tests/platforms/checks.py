@@ -25,7 +25,8 @@ class Check:
     name: str
     """Also the heading of its column."""
     command: str
-    """For bash. `{runs}` is a folder for run directories, `{shared}` is `--shared` or nothing."""
+    """For bash. `{runs}` is a folder for run directories, `{shared}` is `--shared` or nothing.
+    """
     expected: str
     """Regular expression that must match at the beginning of a line of the output."""
     also: str = ""
@@ -35,6 +36,8 @@ class Check:
     emulated: str = ""
     """Command on a machine whose processor is emulated, if it is another one there."""
     needs_engine: bool = True
+    needs_clone: bool = False
+    """Whether it is run in the machine's clone of the project, which `{clone}` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,14 @@ CHECKS = (
         emulated="python -m pytest -p no:cacheprovider tests/testbed/test_docker_runtime.py "
         "tests/testbed/test_docker_engine.py tests/agents/test_bridge_ports.py",
     ),
+    Check(
+        "demo",
+        "env --unset=PYTHONPATH make -C {clone} demo",
+        _VERDICT,
+        also=_RESULT,
+        needs_engine=False,
+        needs_clone=True,
+    ),
     _probe("left"),
 )
 """In the order in which they run: the last one looks at the runs of those before."""
@@ -112,8 +123,11 @@ def run(
         for check in chosen:
             if check.needs_engine and machine.facts["engine"] == "none":
                 continue
+            if check.needs_clone and machine.clone is None:
+                continue
             words = (check.emulated if machine.slowness > 1 else "") or check.command
-            command = words.format(runs=runs, shared="--shared" if shared else "").strip()
+            option = "--shared" if shared else ""
+            command = words.format(runs=runs, shared=option, clone=machine.clone).strip()
             done = machine.run(command, timeout=check.timeout)
             yield check, _outcome(check, name, command, done)
     finally:

@@ -30,14 +30,18 @@ from testbed.host.signals import interrupting
 from testbed.host.subprocesses import run
 from testbed.images import debian
 from tests import two_engines
-from tests.platforms import facts
-from tests.platforms.local import CHECKOUT, LocalMachine
+from tests.platforms import facts, pythons
+from tests.platforms.local import CHECKOUT, ENVIRONMENT, LocalMachine
 from tests.platforms.machine import Machine
 
 HOST = "host"
 """In place of a release: this host's own engine binaries, beside the engine that runs already."""
 _PACKAGES = ("docker.io", "iptables", "iproute2", "kmod", "procps", "ca-certificates")
 """`docker top` of the engine takes procps."""
+_OF_A_USER = ("apt", "python3", "python3-venv", "make", "git")
+"""What the README takes for granted. Every Debian has apt, and so libstdc++, which torch needs."""
+_SETTINGS = ("resolv.conf", "hosts", "pip.conf", "xdg/pip", "ssl/certs/ca-certificates.crt")
+"""Of this host, in /etc: how to reach the Python Package Index from here."""
 _PATIENCE_SECONDS = 60.0
 _CONTAINERD_STORE = {"features": {"containerd-snapshotter": True}}
 """Configuration with which containerd keeps the images, the default from Docker 29 on."""
@@ -51,6 +55,13 @@ shift
 exec "$@"
 """
 """Shows the interfaces of the present network namespace in /sys, with the control groups of before."""
+_WITH_FILES_OF = """
+mount --bind "$1/etc" /etc
+mount --bind "$1/usr" /usr
+shift
+exec "$@"
+"""
+"""Shows the programs and settings of another root file system in place of this host's."""
 
 
 def lacking() -> str | None:
@@ -92,6 +103,26 @@ def engine(
 
 
 @contextmanager
+def with_python(release: str) -> Iterator[LocalMachine]:
+    """The engine of the Debian `release` and its Python: this host's kernel with programs of the release
+    alone, and a clone of the project that `make` has set up there.
+
+    Raises HostError or RuntimeError if that fails.
+    """
+    root = chroot(release, _OF_A_USER)
+    for name in _SETTINGS:
+        if Path("/etc", name).exists():
+            subprocess.run(["cp", "-aL", "--parents", name, root / "etc"], cwd="/etc", check=True)
+    inside = ("unshare", "--mount", "sh", "-e", "-c", _WITH_FILES_OF, "sh", str(root))
+    with pythons.clone("/usr/bin/python3", inside) as clone, engine(release) as machine:
+        machine.prefix = (*machine.prefix, *inside)
+        machine.python = clone / ENVIRONMENT / "bin" / "python"
+        machine.clone = clone
+        machine.facts = facts.of(machine)
+        yield machine
+
+
+@contextmanager
 def host() -> Iterator[Machine]:
     """This host with the engine that runs on it, or without one."""
     machine = LocalMachine()
@@ -99,10 +130,11 @@ def host() -> Iterator[Machine]:
     yield machine
 
 
-def chroot(release: str) -> Path:
-    """The folder with an unpacked Debian `release` that has a Docker engine; made once, then cached.
+def chroot(release: str, more: Sequence[str] = ()) -> Path:
+    """The folder with an unpacked Debian `release` that has a Docker engine and the packages `more`.
 
-    Its name says what it was made of. To get newer packages, remove it. Raises HostError.
+    It is made once, then cached. Its name says what it was made of. To get newer packages, remove it.
+    Raises HostError.
     """
     command = [
         "mmdebstrap",
@@ -110,7 +142,7 @@ def chroot(release: str) -> Path:
         *debian.OPTIONS,
         # A mirror that is not updated any more still has what we need.
         '--aptopt=Acquire::Check-Valid-Until "false"',
-        f"--include={','.join(_PACKAGES)}",
+        f"--include={','.join((*_PACKAGES, *more))}",
         release,
     ]
     digest = hashlib.sha256("\n".join(command).encode()).hexdigest()[:12]

@@ -24,6 +24,7 @@ from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache
 from testbed.images import debian
+from tests.platforms import pythons
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKOUT = "/root/testbed"
@@ -54,6 +55,8 @@ PACKAGES = (
     *("python3", "python3-venv", "python3-torch", "mosquitto"),
 )
 """Of every guest. PyPI's torch for this Python brings CUDA: Debian's is a CPU build."""
+TEST_BUILD_PACKAGES = frozenset(("iptables", "ca-certificates", "git", "make", "gcc", "libc6-dev"))
+"""Of these, those that nothing needs in a guest without an engine."""
 ENGINE_PACKAGES = ("docker.io", "docker-cli", "apparmor")
 """What Debian installs for Docker by default."""
 TEST_PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pexpect", "setuptools")
@@ -70,19 +73,53 @@ FILES = {
     "etc/initramfs-tools/conf.d/small": "MODULES=list\nCOMPRESS=lz4\n",
     "etc/initramfs-tools/modules": "virtio_pci\nvirtio_mmio\nvirtio_blk\next4\n",
 }
+_SERVICES = """systemctl enable systemd-networkd ssh
+systemctl disable mosquitto
+systemctl mask systemd-networkd-wait-online.service e2scrub_all.timer e2scrub_reap.service \\
+    fstrim.timer dpkg-db-backup.timer logrotate.timer getty@tty1.service"""
+_VENV = f"python3 -m venv --system-site-packages {VENV}"
 SETUP = f"""
 set -e
 update-initramfs -u -k all
-systemctl enable systemd-networkd ssh
-systemctl disable mosquitto
-systemctl mask systemd-networkd-wait-online.service e2scrub_all.timer e2scrub_reap.service \\
-    fstrim.timer dpkg-db-backup.timer logrotate.timer getty@tty1.service
-python3 -m venv --system-site-packages {VENV}
+{_SERVICES}
+{_VENV}
 {VENV}/bin/python -m pip install --quiet --no-index --no-deps /wheels/*.whl
 {VENV}/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable {CHECKOUT}
 {VENV}/bin/python -m compileall -q {CHECKOUT} || true
 """
 """What is run in the root file system once the packages are there."""
+_STAND_INS = """#!/bin/sh
+set -e
+[ -e "$1/lib64" ] || { mkdir -p "$1/usr/lib64"; ln -s usr/lib64 "$1/lib64"; }
+for name in dpkg-deb tar; do
+    cp "/usr/bin/$name" "$1/usr/local/sbin/"
+    for library in $(ldd "/usr/bin/$name" | grep -o '/[^ ]*'); do
+        mkdir -p "$1${library%/*}"
+        cp -L "$library" "$1$library"
+        echo "$1$library" >> "$1/stand-ins"
+    done
+done
+for name in py3compile update-ca-certificates update-initramfs; do
+    printf '#!/bin/sh\\n' > "$1/usr/local/sbin/$name"
+    chmod +x "$1/usr/local/sbin/$name"
+done
+"""
+"""For another architecture, whose programs are emulated: unpacks packages with programs of this host,
+whose libraries have folders of their own, and leaves out what is done later for all packages at once."""
+_NO_STAND_INS = """#!/bin/sh
+set -e
+xargs rm -f < "$1/stand-ins"
+rm "$1/stand-ins" "$1"/usr/local/sbin/*
+"""
+_FOREIGN_SETUP = f"""
+set -e
+update-initramfs -c -k all
+{_SERVICES}
+{_VENV} --without-pip
+{VENV}/bin/python -c "import agents.aggregator.main, agents.client.training, agents.device.main, \\
+    testbed.cli.main, testbed.run.up, testbed.runtimes.process, analysis.summary"
+"""
+"""The same for another architecture: wheels are unpacked before, byte code is made of what is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +133,17 @@ class ImageSpec:
     has_engine: bool
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether this host has to emulate its programs."""
+        return os.uname().machine != _MACHINES[self.architecture]
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """Debian's packages, with the kernel that has drivers for virtual machines alone."""
         kernel = f"linux-image-cloud-{self.architecture}"
-        return (kernel, *PACKAGES, *(ENGINE_PACKAGES if self.has_engine else ()))
+        if self.has_engine:
+            return (kernel, *PACKAGES, *ENGINE_PACKAGES)
+        return (kernel, *(name for name in PACKAGES if name not in TEST_BUILD_PACKAGES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +199,7 @@ def _replace(spec: ImageSpec, image: Image, scratch: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)  # of a build that was killed
     scratch.mkdir()
     try:
-        with _programs_of(spec.architecture):
+        with _programs_of(spec):
             _build(spec, scratch)
         for old in image.folder.parent.glob(f"{spec.suite}-{spec.architecture}-*"):
             shutil.rmtree(old)
@@ -187,6 +231,8 @@ def _digest(spec: ImageSpec) -> str:
     tags = images.current_tags(images.FOLDER, images.AGENTS)
     chain = [tags["base"], tags["libraries"], tags["broker"]] if spec.has_engine else []
     parts = [asdict(spec), spec.packages, FILES, SETUP, _SIZE, _requirements(), debian.OPTIONS, chain]
+    if spec.is_foreign:
+        parts += [_STAND_INS, _FOREIGN_SETUP]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
@@ -202,11 +248,11 @@ def _build(spec: ImageSpec, scratch: Path) -> None:
     root, result = scratch / "root", scratch / "image"
     result.mkdir()
     with _step("Debian's packages"):
-        _bootstrap(spec, root)
+        _bootstrap(spec, root, scratch)
     with _step("wheels"):
-        _download(_MACHINES[spec.architecture], root / "wheels")
+        _download(spec, root / "wheels")
     with _step("set-up"):
-        _configure(root, result)
+        _configure(spec, root, result)
     if spec.has_engine:
         with _step("container images"), _engine(root, scratch) as address:
             _run(
@@ -220,13 +266,13 @@ def _build(spec: ImageSpec, scratch: Path) -> None:
 
 
 @contextmanager
-def _programs_of(architecture: str) -> Iterator[None]:
-    """Let this host run another architecture's programs, by QEMU's user emulation, while it is needed.
+def _programs_of(spec: ImageSpec) -> Iterator[None]:
+    """Let this host run the guest's programs, by QEMU's user emulation, while it is needed.
 
     Raises HostError if it cannot.
     """
-    emulator = f"qemu-{_MACHINES[architecture]}"
-    if os.uname().machine == _MACHINES[architecture] or (_BINFMT / emulator).exists():
+    emulator = f"qemu-{_MACHINES[spec.architecture]}"
+    if not spec.is_foreign or (_BINFMT / emulator).exists():
         yield
         return
     is_mounted = (_BINFMT / "status").exists()
@@ -241,21 +287,34 @@ def _programs_of(architecture: str) -> Iterator[None]:
             _run("umount", str(_BINFMT))
 
 
-def _bootstrap(spec: ImageSpec, root: Path) -> None:
+def _bootstrap(spec: ImageSpec, root: Path, scratch: Path) -> None:
     """Install the packages into the folder `root`, as `testbed.images.debian` does for containers."""
     command = ["mmdebstrap", "--mode=root", *debian.OPTIONS, f"--architectures={spec.architecture}"]
+    if spec.is_foreign:
+        command.append(f'--aptopt=DPkg::Path "{_PATH}"')
+        for when, script in (("extract", _STAND_INS), ("customize", _NO_STAND_INS)):
+            hook = scratch / when
+            hook.write_text(script, encoding="utf-8")
+            hook.chmod(0o755)
+            command.append(f"--{when}-hook={hook}")
     _run("unshare", "--mount", *command, f"--include={','.join(spec.packages)}", spec.suite, str(root))
 
 
-def _download(machine: str, folder: Path) -> None:
+def _download(spec: ImageSpec, folder: Path) -> None:
     """Download wheels for the guest's Python with this host's own configuration of pip."""
-    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, 4, -1)]
-    platforms = [f"--platform={tag}" for tag in (*tags, f"manylinux2014_{machine}", f"linux_{machine}")]
-    options = [f"--dest={folder}", "--only-binary=:all:", f"--python-version={_PYTHON}", *platforms]
+    options = [f"--dest={folder}", *_for_guests_python(spec)]
     _run(sys.executable, "-m", "pip", "--quiet", "download", *options, *_requirements())
 
 
-def _configure(root: Path, result: Path) -> None:
+def _for_guests_python(spec: ImageSpec) -> list[str]:
+    """Options of this host's pip."""
+    machine = _MACHINES[spec.architecture]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, 4, -1)]
+    platforms = [f"--platform={tag}" for tag in (*tags, f"manylinux2014_{machine}", f"linux_{machine}")]
+    return ["--only-binary=:all:", f"--python-version={_PYTHON}", *platforms]
+
+
+def _configure(spec: ImageSpec, root: Path, result: Path) -> None:
     """Write the guest's files and its ssh keys, and run SETUP in it."""
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -269,11 +328,34 @@ def _configure(root: Path, result: Path) -> None:
     checkout.mkdir()
     checkout_archive(root / "checkout.tar")
     _run("tar", "--extract", f"--file={root / 'checkout.tar'}", f"--directory={checkout}")
-    _run(*_ISOLATED, f'{_MOUNTS}\nexec {_CHROOT} "$0" bash', str(root), standard_input=SETUP)
+    if spec.is_foreign:
+        _install(spec, root)
+    setup = _FOREIGN_SETUP if spec.is_foreign else SETUP
+    _run(*_ISOLATED, f'{_MOUNTS}\nexec {_CHROOT} "$0" bash', str(root), standard_input=setup)
     shutil.rmtree(root / "wheels")
     (root / "checkout.tar").unlink()
 
 
+def _install(spec: ImageSpec, root: Path) -> None:
+    """Do what the guest's pip would do, without emulating it: install wheels and checkout."""
+    environment = root / VENV.lstrip("/")
+    packages = environment / f"lib/python{_PYTHON}/site-packages"
+    options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--ignore-requires-python"]
+    target = [f"--target={packages}", *_for_guests_python(spec)]
+    wheels = map(str, (root / "wheels").iterdir())
+    _run(sys.executable, "-m", "pip", "install", *options, *target, *wheels)
+    (packages / "checkout.pth").write_text(f"{CHECKOUT}\n", encoding="utf-8")
+    program = environment / "bin/testbed"
+    program.parent.mkdir()
+    program.write_text(_PROGRAM, encoding="utf-8")
+    program.chmod(0o755)
+    if (native := pythons.found().get(_PYTHON)) is not None:  # else SETUP does it, emulated
+        folders = [root / "usr/lib/python3/dist-packages", packages, root / CHECKOUT.lstrip("/")]
+        compiling = [native, "-m", "compileall", "-qq", "-s", root, "-p", "/", *folders]
+        subprocess.run(compiling, check=False)  # some packages have files of other versions
+
+
+_PROGRAM = f"#!{VENV}/bin/python\nfrom testbed.__main__ import main\nmain()\n"
 _ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c")
 """A shell whose mounts and processes end with it."""
 _MOUNTS = """
@@ -285,7 +367,8 @@ mount --rbind /dev "$0/dev"
 mount -t tmpfs tmpfs "$0/run"
 """
 """`$0` is the root file system's folder. The engine needs its root to be a mount point."""
-_CHROOT = "env -i HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin chroot"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
+_CHROOT = f"env -i HOME=/root LANG=C.UTF-8 PATH={_PATH} chroot"
 _ENGINE_SOCKET = "root/engine.sock"
 _ENGINE = f"""{_MOUNTS}
 mount -t cgroup2 none "$0/sys/fs/cgroup"

@@ -37,6 +37,8 @@ print("python=" + platform.python_version(), "with torch", m.version("torch"))'
 class Guest:
     """A `Machine`: a booted virtual machine with its ssh server."""
 
+    clone: Path | None = None
+
     def __init__(self, vm: Vm, image: Image) -> None:
         self.facts: Mapping[str, str] = {}
         self.slowness = _SLOWNESS if vm.is_emulated else 1.0

@@ -16,6 +16,8 @@ from pathlib import Path
 from tests.platforms.machine import Completed
 
 CHECKOUT = Path(__file__).parent.parent.parent
+ENVIRONMENT = ".venv"
+"""Folder of the Python environment that `make` makes."""
 _TIMED_OUT = 124
 
 
@@ -29,6 +31,7 @@ class LocalMachine:
     """Variables that replace this process's."""
     python: Path = field(default_factory=lambda: Path(sys.executable))
     """The Python of an environment with the project's dependencies."""
+    clone: Path | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     slowness: float = 1.0
 
@@ -62,6 +65,24 @@ class LocalMachine:
                 _end(process)
             output.seek(0)
             return Completed(code, output.read().decode(errors="replace"), time.monotonic() - begin)
+
+
+def set_up(python: str, clone: Path, prefix: Sequence[str] = ()) -> None:
+    """Clone the checkout's last commit to `clone` and set it up as `make demo` does, with `python`.
+
+    `prefix` is a command that runs the command after it, elsewhere. Raises RuntimeError, with the last
+    lines, if that fails.
+    """
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables["PIP_NO_CACHE_DIR"] = "1"  # some builds of PyTorch have gigabytes
+    for command in (
+        ("git", "clone", "--quiet", str(CHECKOUT), str(clone)),
+        (*prefix, "make", "-C", str(clone), f"PYTHON={python}", f"{ENVIRONMENT}/.installed"),
+    ):
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = "\n".join((done.stdout + done.stderr).splitlines()[-5:])
+            raise RuntimeError(f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{last}")
 
 
 def _end(process: subprocess.Popen[bytes], grace: float = 30.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 
@@ -26,6 +27,9 @@ class Machine(Protocol):
     `architecture`, `cores`. Read from the machine itself."""
     slowness: float
     """Factor on all timeouts: 1 on this host, about 20 in a guest whose processor is emulated."""
+
+    clone: Path | None
+    """A clone of the project that was set up by `make`; None: there is none."""
 
     def run(self, command: str, *, timeout: float) -> Completed:
         """Run `command` (bash) as root in the checkout, with `testbed` and `python` on PATH, for at most

@@ -1,20 +1,20 @@
-"""Other versions of Python on this host, each with a virtual environment of its own and no engine."""
+"""Other versions of Python on this host, each in a clone that `make` has set up; without an engine."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.host import cache
 from tests.platforms import facts
-from tests.platforms.local import CHECKOUT, LocalMachine
+from tests.platforms.local import ENVIRONMENT, LocalMachine, set_up
 
 _OLDEST = (3, 11)
 _BYTES = 8 * 2**30
@@ -42,9 +42,25 @@ def found() -> dict[str, Path]:
 
 @contextmanager
 def python(executable: Path) -> Iterator[LocalMachine]:
-    """This host with an environment of `executable` into which pip has installed the project.
+    """This host with a clone of the project that `make` has set up with `executable`, and no engine.
 
-    The environment is removed afterwards. Raises RuntimeError if it cannot be made.
+    The clone is removed afterwards. Raises RuntimeError if it cannot be set up.
+    """
+    with clone(str(executable)) as made:
+        machine = LocalMachine(
+            environment={"DOCKER_HOST": f"unix://{made}/no-engine.sock"},
+            python=made / ENVIRONMENT / "bin" / "python",
+            clone=made,
+        )
+        machine.facts = facts.of(machine)
+        yield machine
+
+
+@contextmanager
+def clone(executable: str, prefix: Sequence[str] = ()) -> Iterator[Path]:
+    """A clone of the project's last commit that is set up with the Python `executable` (`local.set_up`).
+
+    It is removed afterwards. Raises RuntimeError if it cannot be set up.
     """
     folder = cache.folder() / "platforms"
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,25 +68,13 @@ def python(executable: Path) -> Iterator[LocalMachine]:
         raise RuntimeError(
             f"only {free / 2**30:.1f} GiB of disk are free, {_BYTES / 2**30:.0f} are needed"
         )
-    with tempfile.TemporaryDirectory(prefix="python-", dir=folder) as temporary:
-        environment = Path(temporary) / "venv"
-        _run(str(executable), "-m", "venv", str(environment))
-        inside = environment / "bin" / "python"
-        install = ("-m", "pip", "install", "--quiet", "--no-compile", "--no-cache-dir")
-        _run(str(inside), *install, str(CHECKOUT))
-        machine = LocalMachine(
-            environment={"DOCKER_HOST": f"unix://{temporary}/no-engine.sock"}, python=inside
-        )
-        machine.facts = facts.of(machine)
-        yield machine
+    with tempfile.TemporaryDirectory(prefix="clone-", dir=folder) as temporary:
+        made = Path(temporary) / "testbed"
+        begin = time.monotonic()
+        set_up(executable, made, prefix)
+        print(f"set up with {executable} in {time.monotonic() - begin:.0f} s", flush=True)
+        yield made
 
 
 def _number(name: str) -> tuple[int, ...]:
     return tuple(map(int, name.split(".")))
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = "\n".join((done.stdout + done.stderr).splitlines()[-5:])
-        raise RuntimeError(f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{last}")

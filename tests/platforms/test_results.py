@@ -19,6 +19,7 @@ class Answering:
     """A machine on which every command ends in the same way."""
 
     slowness = 1.0
+    clone: Path | None = None
 
     def __init__(self, completed: Completed, engine: str = "Docker 28.5.2") -> None:
         self.facts: Mapping[str, str] = {"engine": engine}
@@ -65,6 +66,16 @@ def test_failed_check_keeps_its_output(exit_code: int, output: str, detail: str)
 def test_checks_that_need_an_engine_are_skipped_without_one() -> None:
     machine = Answering(Completed(0, "", 0.0), engine="none")
     assert list(checks.run(machine, "python-3.13", [CHECK], shared=False)) == []
+
+
+def test_the_demo_is_run_where_the_project_was_set_up() -> None:
+    machine = Answering(Completed(0, "Verdict: valid", 0.0), engine="none")
+    demo = [check for check in checks.CHECKS if check.name == "demo"]
+    assert list(checks.run(machine, "python-3.13", demo, shared=False)) == []
+    machine.clone = Path("/home/me/clone")
+    ((_, found),) = checks.run(machine, "python-3.13", demo, shared=False)
+    assert found.passed
+    assert machine.commands[-2].endswith("make -C /home/me/clone demo")
 
 
 def test_only_a_shared_engine_is_spared_down_all() -> None:

@@ -31,6 +31,7 @@ from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 from testbed.runtimes import docker as docker_runtime
 from testbed.runtimes import executor
+from tests.running import Testbed, write_small_topology
 from tests.waiting import eventually
 
 ENGINES = Path(__file__).with_name("engines")
@@ -150,6 +151,36 @@ def test_podman_is_refused_before_anything_is_started(
         ):
             pass
     assert {request.split()[0] for request in asked} == {"GET"}
+
+
+def test_a_refused_run_leaves_nothing_and_plan_tells_of_it(
+    testbed: Testbed,
+    listening: socketserver.UnixStreamServer,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/engine.sock")
+    topology, runs = write_small_topology(tmp_path), tmp_path / "runs"
+    study = tmp_path / "study.yaml"
+    study.write_text(f"topology: {topology}\ngrid: {{seed: [1, 2]}}\n")
+    with recorded(PODMAN, listening) as asked:
+        assert testbed("validate", topology).code == 0
+        assert asked == []
+        said = testbed("plan", topology, "--runtime", "docker")
+        assert said.code == 0
+        assert "`testbed up` would refuse it on this host: the engine is Podman" in said.out
+        refused = [
+            testbed("up", topology, "--runtime", "docker", "--runs", runs),
+            testbed("up", topology, "--runtime", "docker", "--runs", runs, "--detach"),
+            testbed("fidelity", "--runtime", "docker", "--runs", runs),
+        ]
+        swept = testbed("sweep", study, "--runtime", "docker", "--runs", tmp_path / "swept")
+    for said in (*refused, swept):
+        assert said.code == HostError.exit_code
+        assert "error: the engine is Podman" in said.err
+    assert not runs.exists()
+    assert [path.name for path in (tmp_path / "swept/study").iterdir()] == [".lock"]
 
 
 @pytest.mark.skipif(shutil.which("podman") is None or os.geteuid() != 0, reason="needs podman, and root")

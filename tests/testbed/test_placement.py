@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from testbed import topology
 from testbed.errors import BadInputError
+from testbed.host import swarm
 from testbed.host.nodes import Node
 from testbed.host.swarm import described
 from testbed.plan import Host, Plan, by_node, describe, plan
@@ -61,6 +64,42 @@ def test_each_device_has_the_cpus_of_its_node() -> None:
     assert (found.cpus_of("a"), found.cpus_of("b")) == ("1", "1-7")
     spec = RunSpec(RunDirectory(Path("/runs/r")), topology.parse(TOPOLOGY), found, {})
     assert planned_limits(spec, found.devices[1]).cpus == "1-7"
+
+
+def test_a_node_has_the_cpus_that_it_has() -> None:
+    gaps, other = nodes(3, 3)
+    found = planned(
+        "{name: a, cpu: 0.5, hosts: [node-0]}, {name: b, cpu: 2, hosts: [id-1]}",
+        (replace(gaps, cpus=(2, 3, 7)), other),
+    )
+    assert (found.infrastructure_cpus, found.cpus_of("a"), found.cpus_of("b")) == ("2", "3,7", "1-2")
+
+
+def test_of_this_machine_a_swarm_uses_the_cpus_that_we_may_use() -> None:
+    description = {
+        "Hostname": "vm",
+        "Resources": {"NanoCPUs": 64_000_000_000, "MemoryBytes": 8 * GIB},
+        "Engine": {"EngineVersion": "28.5.2"},
+    }
+    told = {
+        "ID": "id-1",
+        "Description": description,
+        "Spec": {"Availability": "active"},
+        "Status": {"State": "ready"},
+    }
+    engine = SimpleNamespace(
+        info=lambda: {"Swarm": {"ControlAvailable": True, "NodeID": "id-1"}},
+        api=SimpleNamespace(nodes=lambda: [told, {**told, "ID": "id-2"}]),
+    )
+    before = os.sched_getaffinity(0)
+    last = max(before)
+    os.sched_setaffinity(0, {last})
+    try:
+        own, other = swarm.nodes(engine)
+    finally:
+        os.sched_setaffinity(0, before)
+    assert (own.cpus, own.cores) == ((last,), 1)
+    assert (other.cpus, other.cores) == ((), 64)
 
 
 TOPOLOGY = (
