@@ -73,9 +73,9 @@ def reserved(model: int, devices: int) -> int:
 
 def left(free: int, devices: Iterable[Limited], reserved: int) -> int:
     """Limit of the aggregator's container on a machine with `free` bytes: what the limits of the
-    `devices` there leave, and what is `reserved` at the least. What a rule and an evaluation may need is
-    not known, and the devices are to have theirs."""
-    return max(reserved, free - sum(device.memory for device in devices))
+    `devices` there leave, or half of it where that is more, as they are seldom reached; and what is
+    `reserved` at the least. What a rule and an evaluation may need is not known."""
+    return max(reserved, free // 2, free - sum(device.memory for device in devices))
 
 
 def router(devices: int) -> int:

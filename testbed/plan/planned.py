@@ -162,8 +162,7 @@ class Plan:
     placement: Mapping[str, str] = field(default_factory=dict)
     """Id of each device's node, where there are several."""
     aggregator_memory: int | None = None
-    """Bytes that the aggregator's container may take, of what the devices leave; None: in virtual
-    time."""
+    """Bytes that the aggregator's container may take (`memory.left`); None: in virtual time."""
     shares: tuple[str, ...] = ()
     """Sentences on how the CPU shares of profiles were found."""
 

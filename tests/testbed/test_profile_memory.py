@@ -92,6 +92,22 @@ def test_a_limit_that_is_not_the_profiles_is_explained() -> None:
     assert "of memory" not in told["d"]
 
 
+@pytest.mark.parametrize(
+    ("free", "memory", "model", "most"),
+    [
+        (16 * GIB, "1GiB", 0, 14 * GIB),  # what two devices leave
+        (16 * GIB, "7GiB", 0, 8 * GIB),  # half of it
+        (3 * GIB, "512MiB", GIB // 4, 2.75 * GIB),  # held for it: 512 MiB and 7 + 2 models
+    ],
+)
+def test_the_aggregator_may_take_what_devices_leave(
+    free: int, memory: str, model: int, most: float
+) -> None:
+    topology = _topology(f"{{name: a, count: 2, memory: {memory}, cpu: 0.1}}")
+    found = plan(topology, "docker", Host((0, 1), free), oversubscribe=True, model=model)
+    assert found.aggregator_memory == most
+
+
 def test_cores_are_told_as_cpu_and_threads() -> None:
     topology = _topology(
         "{name: a, cpu: 0.3, profile: pi-3}",
