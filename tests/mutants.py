@@ -155,6 +155,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if length >= bound:",
     ): "multiplies by 1 where they are equal",
     (
+        "agents/rules/area.py",
+        "self._settled = True",
+        "self._settled = False",
+    ): "at first u is 0, and moves nothing",
+    (
         "agents/rules/fedasync.py",
         "return 1.0 if staleness <= self.b else 1 / (a * (staleness - self.b) + 1)",
         "return 1.0 if staleness < self.b else 1 / (a * (staleness - self.b) + 1)",
