@@ -67,7 +67,7 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
     """
     n, first = len(rows), rows[0]
     mean = np.zeros_like(first)
-    ascending = np.argsort(weights, kind="stable")
+    ascending = np.argsort(weights)
     rows, weight = [rows[i] for i in ascending], np.array(weights)[ascending]
     for start in range(0, first.size, _BLOCK):
         part = slice(start, start + _BLOCK)
@@ -80,7 +80,7 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
         counts = weight[kept]
         total = (counts * np.take_along_axis(values, kept, axis=0)).sum(axis=0)
         whole = counts.sum(axis=0)
-        np.divide(total, whole, out=mean[part], where=whole > 0, casting="same_kind")
+        np.divide(total, whole, out=mean[part], where=whole > 0)
     return mean
 
 

@@ -159,6 +159,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if length >= bound:",
     ): "multiplies by 1 where they are equal",
     (
+        "agents/client/training.py",
+        "if length > local.clip_gradient:",
+        "if length >= local.clip_gradient:",
+    ): "multiplies by 1 where they are equal",
+    (
+        "agents/client/training.py",
+        "self.flat = FlatModule(build(task, start).to(self._device), trained=not task.fits)",
+        "self.flat = FlatModule(build(task, start).to(self._device), )",
+    ): "memory for a gradient that an own `fit` has no use for",
+    (
+        "analysis/metrics.py",
+        'at = (evaluations["at"] * 1e9).round()',
+        'at = (evaluations["at"] * 1000000001.0).round()',
+    ): "whole multiples of another unit, as small",
+    (
+        "agents/rules/area.py",
+        "self._settled = True",
+        "self._settled = False",
+    ): "at first u is 0, and moves nothing",
+    (
         "agents/rules/fedasync.py",
         "return 1.0 if staleness <= self.b else 1 / (a * (staleness - self.b) + 1)",
         "return 1.0 if staleness < self.b else 1 / (a * (staleness - self.b) + 1)",

@@ -31,6 +31,7 @@ def test_each_training_that_begins_takes_the_next_value() -> None:
     timing = Timing(MEASURED, Duration("constant", {"value": 5}), rng, speed=0.5)
     floors = [2, 4, 14, 2]
     assert taken(timing, 4) == [(floor * SECOND, 5 * SECOND) for floor in floors]
+    assert taken(Timing(MEASURED, None, rng), 2) == [(SECOND, 0), (2 * SECOND, 0)]
 
 
 def test_a_later_process_goes_on_where_the_one_before_was_killed() -> None:

@@ -85,6 +85,7 @@ def _reference(local: Local, l2: float, steps: int, seed: int = 1) -> np.ndarray
         (Local(steps=7, batch_size=4, lr=0.3, momentum=0.5, proximal=0.7), 0.2),
         (Local(steps=7, batch_size=4, lr=0.3, momentum=0.5, weight_decay=0.4), 0.2),
         (Local(steps=7, batch_size=4, lr=0.3, clip_gradient=0.1, weight_decay=0.4), 0.0),
+        (Local(steps=7, batch_size=4, lr=0.3, clip_gradient=100.0), 0.0),  # which no gradient has
         (Local(steps=7, batch_size=4, lr=0.3, lr_by_step=Schedule(over=5, to=0.1)), 0.0),
         (Local(steps=7, batch_size=4, lr=0.03, optimizer="adam", weight_decay=0.4), 0.2),
         (Local(steps=7, batch_size=4, lr=0.03, optimizer="adamw", weight_decay=0.4, beta1=0.5), 0.0),

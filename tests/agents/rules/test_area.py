@@ -135,13 +135,28 @@ def test_a_goodbye_that_does_not_change_the_mean_makes_no_version() -> None:
 
 
 def test_what_a_server_rate_below_one_leaves_of_u_is_applied_at_the_next_ticks() -> None:
+    """Until float32 has no more of it; the second coordinate stays where it is all the time."""
     server = make_server(1.0)
-    server.w = np.zeros(1, np.float32)
+    server.w = np.zeros(2, np.float32)
     state = begin(Area(criterion="period", period=1.0, server_lr=0.5), server)
-    state.update(update("a", 1.0, kind="model"))
-    made = [state.timer("aggregate")[0] for _ in range(40)]
-    assert made[1] == Aggregated(2, ())
-    assert (server.w.tolist(), made[-1], made[-2]) == ([1.0], made[-2], made[-1])
+    state.update(update("a", 1.0, 0.0, kind="model"))
+    state.timer("aggregate")
+    made = [action for _ in range(40) for action in state.timer("aggregate")]
+    assert made[:2] == [Aggregated(2, ()), Aggregated(3, ())]
+    assert server.w.tolist() == [1.0, 0.0]
+    assert 20 < server.version < 30
+    assert made[-1] == made[-2] == Aggregated(server.version, ())
+
+
+def test_a_goodbye_that_changes_the_mean_in_one_coordinate_makes_a_version() -> None:
+    server = make_server(0.5, 0.5)
+    server.w = np.zeros(2, np.float32)
+    state = begin(Area(criterion="period", period=1.0), server)
+    state.update(update("a", 1.0, 0.0, kind="model"))
+    state.timer("aggregate")
+    state.retire("b", None)
+    assert state.timer("aggregate") == [Aggregated(2, ())]
+    assert server.w.tolist() == [1.0, 0.0]
 
 
 def test_a_client_that_lost_its_memory_begins_anew_beside_what_it_left() -> None:
