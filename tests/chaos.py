@@ -495,7 +495,6 @@ def drawn(
     seconds of a run, and whether messages come twice."""
     rng = random.Random(seed)  # noqa: S311
     kinds = [("kill", BROKER), ("kill", AGGREGATOR), ("kill", CONTROLLER), ("break", AGGREGATOR)]
-    kinds += [("damage", part) for part in FILES]
     if disk:
         kinds.append(("fill", "disk"))
     if runtime == "process":
@@ -513,7 +512,10 @@ def drawn(
             case _:
                 step |= {"disconnect": client, "for": "2s"}
         scenario.append(step)
-    return faults, scenario, runtime == "process" and rng.random() < 0.3
+    twice = runtime == "process" and rng.random() < 0.3
+    if rng.random() < 0.4:
+        faults.append(Fault(round(rng.uniform(0.5, until), 2), "damage", rng.choice(FILES)))
+    return faults, scenario, twice
 
 
 @dataclass(frozen=True)
