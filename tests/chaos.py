@@ -325,7 +325,10 @@ def run(
     wrong += [] if followed else ["the clients' folders were not followed from the start"]
     disrupted = [one.reason for one in found.records if isinstance(one, events.Disrupted)]
     for fault in faults:
-        if fault.what == "freeze" and f"the {fault.part} stood still" not in disrupted:
+        others = [one.at for one in faults if one.what not in ("freeze", "break")]
+        alone = all(abs(at - fault.at) > 2 * _FROZEN_SECONDS for at in others)
+        named = f"the {fault.part} stood still" in disrupted
+        if fault.what == "freeze" and alone and not named:
             wrong.append(f"no record names the frozen {fault.part}")
     flooding = {fault.part for fault in faults if fault.what == "flood"}
     return _judged(found, live, outboxes.finished, wrong, after - calm, flooding)
@@ -524,8 +527,6 @@ def drawn(
     seconds of a run, and whether messages come twice."""
     rng = random.Random(seed)  # noqa: S311
     kinds = [("kill", BROKER), ("kill", AGGREGATOR), ("kill", CONTROLLER), ("break", AGGREGATOR)]
-    kinds += [("freeze", part) for part in (BROKER, AGGREGATOR, CONTROLLER)]
-    kinds += [("damage", part) for part in FILES]
     if disk:
         kinds.append(("fill", "disk"))
     if runtime == "process":
@@ -543,7 +544,13 @@ def drawn(
             case _:
                 step |= {"disconnect": client, "for": "2s"}
         scenario.append(step)
-    return faults, scenario, runtime == "process" and rng.random() < 0.3
+    twice = runtime == "process" and rng.random() < 0.3
+    if rng.random() < 0.4:
+        faults.append(Fault(round(rng.uniform(0.5, until), 2), "damage", rng.choice(FILES)))
+    if rng.random() < 0.4:
+        part = rng.choice((BROKER, AGGREGATOR, CONTROLLER))
+        faults.append(Fault(round(rng.uniform(0.5, until), 2), "freeze", part))
+    return faults, scenario, twice
 
 
 @dataclass(frozen=True)

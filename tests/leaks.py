@@ -11,13 +11,15 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
+from unittest import mock
 
 _PASSED_OVER = ("pipe:", "anon_inode:")
-"""Are closed without a warning, or by a thread that reads to the end."""
+"""Open files that are of no matter here: nothing warns of them."""
 
 
 def open_files() -> dict[int, str]:
@@ -30,28 +32,24 @@ def open_files() -> dict[int, str]:
 
 
 def left_since(before: Mapping[int, str]) -> list[str]:
-    """Close what has been opened since `before` and was left to the garbage collector; in words."""
-    new = _looked_at(open_files().items() - before.items())
-    if not new:
+    """Where files or sockets were opened since `before`: run the garbage collector, and return what it
+    closes, in words. It may do so itself, with a warning, or by their owner's `__del__`."""
+    new = open_files().items() - before.items()
+    if all(what.startswith(_PASSED_OVER) for _, what in new):
         return []
-    words = {number: _in_words(number, what) for number, what in new}
-    interval = sys.getswitchinterval()
-    with warnings.catch_warnings(action="ignore", category=ResourceWarning):  # it is told here
-        sys.setswitchinterval(60)  # no other thread closes anything meanwhile
-        try:
-            there = new & open_files().items()
-            gc.collect()
-        finally:
-            sys.setswitchinterval(interval)
-    return [words[number] for number, _ in sorted(there - open_files().items())]
+    closed: list[str] = []
+    close, thread = socket.socket._real_close, threading.get_ident()  # type: ignore[attr-defined]
 
+    def closing(sock: socket.socket, *arguments: Any) -> None:
+        if threading.get_ident() == thread and sock.fileno() >= 0:
+            closed.append(repr(sock))
+        close(sock, *arguments)
 
-def _looked_at(found: set[tuple[int, str]]) -> set[tuple[int, str]]:
-    return {(number, what) for number, what in found if not what.startswith(_PASSED_OVER)}
-
-
-def _in_words(number: int, what: str) -> str:
-    if what.startswith("socket:"):
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as same:
-            return f"{same.family.name} at {same.getsockname()}"
-    return what
+    with (
+        warnings.catch_warnings(record=True) as told,
+        mock.patch.object(socket.socket, "_real_close", closing),
+    ):
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", ResourceWarning)
+        gc.collect()
+    return [*closed, *(str(warning.message) for warning in told)]

@@ -31,6 +31,7 @@ from testbed.topology.devices import LinkTrace
 from testbed.watching import usage
 from tests import fuzz_directories, fuzz_topologies
 from tests.running import Testbed
+from tests.testbed.test_replay import raw, write
 
 HEAD = (
     "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\nstop: {after: 1s}\n"
@@ -150,8 +151,8 @@ def test_a_number_too_large_for_a_float_is_none(tmp_path: Path) -> None:
 
 def test_a_recording_of_a_rule_with_other_parameters_is_refused(tmp_path: Path) -> None:
     path = fuzz_directories.whole_run(tmp_path)
-    inputs = path / "inputs.bin"
-    inputs.write_bytes(inputs.read_bytes().replace(b"buffer_size", b"buffer|size", 1))
+    (setup, _), *rest = raw(path / "inputs.bin")
+    write(path / "inputs.bin", [(setup.replace(b"buffer_size", b"buffer|size"), b""), *rest])
     with pytest.raises(BadInputError, match=r"inputs\.bin names no rule of ours"):
         replay.replay(RunDirectory(path))
 

@@ -94,13 +94,13 @@ def test_other_update_under_a_right_checksum_is_found_by_its_model(run: RunDirec
     data = bytearray(run.inputs.read_bytes())
     _change_second_update(data)
     run.inputs.write_bytes(data)
-    _write(run.inputs, list(_raw(run.inputs)))
+    write(run.inputs, list(raw(run.inputs)))
     with pytest.raises(RunFailedError, match=r"models/final differs in 1 of 650 .* in the one at 649:"):
         replay(run)
 
 
 def test_missing_input_is_an_error(run: RunDirectory) -> None:
-    entries = list(_raw(run.inputs))
+    entries = list(raw(run.inputs))
     run.inputs.write_bytes(MAGIC + b"".join(_packed(n, *e) for n, e in enumerate(entries) if n != 9))
     with pytest.raises(
         BadInputError, match="it is number 10 of the run, expected 9: entries are missing"
@@ -111,10 +111,10 @@ def test_missing_input_is_an_error(run: RunDirectory) -> None:
 def test_missing_input_under_right_numbers_is_found_at_the_first_record_that_it_changes(
     run: RunDirectory,
 ) -> None:
-    entries = list(_raw(run.inputs))
+    entries = list(raw(run.inputs))
     updates = [n for n, (text, _) in enumerate(entries) if text.startswith(b'["UpdateArrived"')]
     del entries[updates[3]]
-    _write(run.inputs, entries)
+    write(run.inputs, entries)
     with pytest.raises(RunFailedError, match=r"events.jsonl:8 has UpdateApplied.client='slow'.* 3 upd"):
         replay(run)
 
@@ -122,7 +122,7 @@ def test_missing_input_under_right_numbers_is_found_at_the_first_record_that_it_
 def test_recording_of_0_2_0_is_replayed_and_said_to_have_no_checksums(
     testbed: Testbed, run: RunDirectory
 ) -> None:
-    entries = list(_raw(run.inputs))
+    entries = list(raw(run.inputs))
     _write_old(run.inputs, entries)
     said = testbed("replay", run.path)
     assert said.code == 0, said.err
@@ -140,7 +140,7 @@ def test_recording_of_0_2_0_is_replayed_and_said_to_have_no_checksums(
 
 def test_torn_last_entry_is_an_error(run: RunDirectory) -> None:
     whole = run.inputs.read_bytes()
-    *_, (text, payload) = _raw(run.inputs)
+    *_, (text, payload) = raw(run.inputs)
     start = len(whole) - 36 - len(text) - len(payload)
     for kept in (start + 5, start + 36, len(whole) - 1):
         run.inputs.write_bytes(whole[:kept])
@@ -149,7 +149,7 @@ def test_torn_last_entry_is_an_error(run: RunDirectory) -> None:
 
 
 def test_a_recording_that_stops_before_the_run_did_is_not_enough(run: RunDirectory) -> None:
-    _write(run.inputs, list(_raw(run.inputs))[:-10])
+    write(run.inputs, list(raw(run.inputs))[:-10])
     with pytest.raises(RunFailedError, match="ends before the run did"):
         replay(run)
 
@@ -169,7 +169,7 @@ def test_a_recording_that_stops_before_the_run_did_is_not_enough(run: RunDirecto
 def test_what_is_no_recording_is_refused(
     text: bytes, payload: bytes, message: str, run: RunDirectory
 ) -> None:
-    _write(run.inputs, [*_raw(run.inputs), (text, payload)])
+    write(run.inputs, [*raw(run.inputs), (text, payload)])
     with pytest.raises(BadInputError, match=rf"the entry at byte \d+: .*{message}"):
         replay(run)
 
@@ -201,7 +201,7 @@ def test_a_run_of_processes_is_replayed(testbed: Testbed, tmp_path: Path) -> Non
         replay(RunDirectory(path))
 
 
-def _raw(path: Path) -> Iterator[tuple[bytes, bytes]]:
+def raw(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Texts and payloads, unread."""
     data, at = path.read_bytes(), len(MAGIC)
     while at < len(data):
@@ -216,7 +216,7 @@ def _packed(number: int, text: bytes, payload: bytes) -> bytes:
     return head + struct.pack("<Q", xxh3_64_intdigest(head)) + text + payload
 
 
-def _write(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
+def write(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
     path.write_bytes(MAGIC + b"".join(_packed(n, *entry) for n, entry in enumerate(entries)))
 
 
