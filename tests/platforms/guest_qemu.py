@@ -22,8 +22,9 @@ _KVM_SECONDS = 20.0
 """By when a kernel under KVM must have said something: some hosts' KVM starts guests that never run."""
 _QEMU = {"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
 _MACHINE = {"amd64": ("-machine", "q35"), "arm64": ("-machine", "virt,gic-version=3")}
-_PROCESSOR = {"amd64": "Nehalem", "arm64": "max"}
-"""What is emulated. An x86-64 with AVX is half as fast: its instructions take longer to emulate."""
+_PROCESSOR = {"amd64": "Nehalem", "arm64": "cortex-a72"}
+"""What is emulated. An x86-64 with AVX is half as fast, as its instructions take longer to emulate, and
+so do the pointers that later processors of ARM sign."""
 _CONSOLE = {"amd64": "ttyS0", "arm64": "ttyAMA0"}
 _HOST_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
