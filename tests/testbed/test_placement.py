@@ -87,7 +87,7 @@ def test_of_this_machine_a_swarm_uses_the_cpus_that_we_may_use() -> None:
         "Spec": {"Availability": "active"},
         "Status": {"State": "ready"},
     }
-    engine = SimpleNamespace(
+    engine: Any = SimpleNamespace(
         info=lambda: {"Swarm": {"ControlAvailable": True, "NodeID": "id-1"}},
         api=SimpleNamespace(nodes=lambda: [told, {**told, "ID": "id-2"}]),
     )
