@@ -351,7 +351,8 @@ def _install(spec: ImageSpec, root: Path) -> None:
     program.chmod(0o755)
     if (native := pythons.found().get(_PYTHON)) is not None:  # else SETUP does it, emulated
         folders = [root / "usr/lib/python3/dist-packages", packages, root / CHECKOUT.lstrip("/")]
-        compiling = [str(native), "-m", "compileall", "-qq", "-s", str(root), "-p", "/", *map(str, folders)]
+        options = "-m", "compileall", "-qq", "-s", str(root), "-p", "/"
+        compiling = [str(native), *options, *map(str, folders)]
         subprocess.run(compiling, check=False)  # some packages have files of other versions
 
 
