@@ -22,7 +22,7 @@ from typing import assert_never
 import psutil
 
 from agents.config import Broker
-from agents.device.usage import schedstat
+from agents.device.usage import is_stopped, schedstat
 from agents.device_actions import (
     Action,
     Crash,
@@ -316,9 +316,8 @@ class ProcessRuntime:
                 continue
             if self._duty_cycle is not None and self._duty_cycle.suspends(name):
                 continue
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if psutil.Process(self._children[name].pid).status() == psutil.STATUS_STOPPED:
-                    found.add(name)
+            if is_stopped(self._children[name].pid):
+                found.add(name)
         return found
 
     def restart(self, component: str) -> int | None:
