@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 STANDSTILL_SECONDS = 3.0
 """A process that did nothing for so long, though nobody ordered that, disturbs the run."""
+UNANSWERED_SECONDS = 8.0
+"""A connection on which nothing is acknowledged for so long is cut."""
 _BEAT_SECONDS = 0.5
+
+
+def cut(device: str) -> str:
+    """Reason where nothing comes back to `device` over its network; an outage that was ordered looks the
+    same to it."""
+    return f"nothing came back to {device} over its network"
 
 
 class Ongoing:

@@ -109,9 +109,8 @@ def apply(link: Link, interface: str, before: Link | None = None, *, netem: bool
 class Usage:
     """Counts what the two queues of a shaped link carry in the run, by direction: `up` and `down`."""
 
-    def __init__(self, interface: str) -> None:
-        """Raises OSError."""
-        self._netlink = Netlink()
+    def __init__(self, interface: str, netlink: Netlink) -> None:
+        self._netlink = netlink
         self._interfaces = {"up": interface, "down": _IFB}
         self._backlogs = {way: Backlog() for way in self._interfaces}
 
@@ -126,7 +125,9 @@ class Usage:
             number = socket.if_nametoindex(self._interfaces[way])
             passed = queues[number, _TBF]
             waiting = queues.get((number, _QUEUE_FOR_RATE), passed).waiting
-            unsent = self._netlink.unsent() if way == "up" and waiting else 0
+            unsent = 0
+            if way == "up" and waiting:
+                unsent = sum(one.unsent for one in self._netlink.connections())
             self._backlogs[way].look(at, passed.left, waiting, rate, unsent)
             waits |= waiting > 0
         return waits
@@ -144,9 +145,6 @@ class Usage:
         packets wait."""
         found = {way: backlog.stuck_since for way, backlog in self._backlogs.items()}
         return {way: since for way, since in found.items() if since is not None}
-
-    def close(self) -> None:
-        self._netlink.close()
 
 
 def plug(interface: str, *, up: bool) -> None:
@@ -205,6 +203,12 @@ def _redirect(interface: str) -> list[str]:
         f"tc filter add dev {interface} parent ffff: protocol all u32 match u32 0 0 "
         f"action mirred egress redirect dev {_IFB}",
     ]
+
+
+def slowness(link: Link | None) -> float:
+    """Seconds that full queues of both directions take."""
+    rates = () if link is None else [rate for rate in (link.up, link.down) if rate is not None]
+    return sum(8 * _queue(rate) / rate for rate in rates)
 
 
 def _queue(rate: int) -> int:

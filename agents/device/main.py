@@ -30,6 +30,7 @@ from agents.clock import Clock
 from agents.config import DeviceConfig, Link
 from agents.control_group import ControlGroup
 from agents.device import link, usage
+from agents.device.netlink import Netlink
 from agents.device_actions import (
     Crash,
     Disconnect,
@@ -41,7 +42,7 @@ from agents.device_actions import (
     Resume,
     SetLink,
 )
-from agents.disturbances import STANDSTILL_SECONDS, Ongoing
+from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
 from agents.messages import DeviceOrder, Limits, LimitsRequest, MessageError, RemoteAction
 from agents.nanoseconds import from_seconds, to_seconds
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -79,6 +80,7 @@ class Init:
         self._suspected: dict[str, float] = {}
         """When each disturbance was seen first, by its reason, on the monotonic clock."""
         self._disturbances = Ongoing()
+        self._netlink = Netlink()
         self._group = ControlGroup.of()
         self._limits: Limits | None = None
         """Limits last sent to the controller; None before the first."""
@@ -130,6 +132,7 @@ class Init:
             return 1 if self._unknown else code
         finally:
             self._connection.close()
+            self._netlink.close()
 
     def _probe(self, requested: Link) -> None:
         """Measure the link while the client starts, and publish the result."""
@@ -189,12 +192,13 @@ class Init:
         self._suspected = {
             reason: self._suspected.get(reason, now) for reason, holds in seen.items() if holds
         }
-        stuck = {} if self._usage is None else self._usage.stuck_since()
-        return {
-            **{why: at for why, at in self._suspected.items() if now - at >= STANDSTILL_SECONDS},
-            **{f"the {way}link of {name} carried nothing though packets waited": at
-               for way, at in stuck.items()},
-        }  # fmt: skip
+        found = {why: at for why, at in self._suspected.items() if now - at >= STANDSTILL_SECONDS}
+        for way, since in ({} if self._usage is None else self._usage.stuck_since()).items():
+            found[f"the {way}link of {name} carried nothing though packets waited"] = since
+        silent = max((one.unanswered for one in self._netlink.connections()), default=0.0)
+        if self._plugged and silent >= UNANSWERED_SECONDS + link.slowness(self._link):
+            found[cut(name)] = now - silent
+        return found
 
     def _report(self, reason: str, since: float) -> None:
         """Publish that something nobody ordered disturbs the run since `since`, on this host's monotonic
@@ -323,7 +327,7 @@ class Init:
         link.apply(wanted, self._interface, self._link, netem=self._config.netem)
         self._link = wanted
         if self._usage is None:
-            self._usage = link.Usage(self._interface)
+            self._usage = link.Usage(self._interface, self._netlink)
         self._usage.pause()  # in between, the rate was either
         self._look()
 

@@ -30,8 +30,10 @@ _ANY = bytes(48)
 """In place of the struct inet_diag_sockid of a socket."""
 _ID, _SOCKET_BYTES = slice(4, 52), 72
 """Place of the socket's id in a struct inet_diag_msg, and the length of that."""
-_UNSENT, _UNSENT_OFFSET = struct.Struct("=I"), 144
-"""tcpi_notsent_bytes of struct tcp_info (linux/tcp.h, since Linux 4.6)."""
+_FIELD = struct.Struct("=I")
+_UNACKNOWLEDGED, _LAST_ACKNOWLEDGED, _UNSENT = 24, 56, 144
+"""Offsets of tcpi_unacked, tcpi_last_ack_recv (ms) and tcpi_notsent_bytes in struct tcp_info
+(linux/tcp.h, since Linux 4.6)."""
 
 
 class Queue(NamedTuple):
@@ -43,6 +45,15 @@ class Queue(NamedTuple):
     """Bytes in it, those in its children included."""
 
 
+class Connection(NamedTuple):
+    """A TCP connection."""
+
+    unsent: int
+    """Bytes that its process has handed over and TCP has not sent yet."""
+    unanswered: float
+    """Seconds for which the other side has acknowledged nothing, though something waits for that."""
+
+
 class Netlink:
     """Raises OSError where the kernel does not answer, or not with what was asked for."""
 
@@ -50,7 +61,7 @@ class Netlink:
         self._route = _opened(socket.NETLINK_ROUTE)
         self._diag: socket.socket | None = _opened(_SOCK_DIAG)
         """None: this kernel says nothing of sockets."""
-        self._connections: list[bytes] = []
+        self._known: list[bytes] = []
         """Ids of the connections: to list them, the kernel looks through those of the whole host."""
 
     def queues(self) -> dict[tuple[int, int], Queue]:
@@ -66,26 +77,23 @@ class Netlink:
                     found[interface, handle >> 16] = Queue(left, waiting)
         return found
 
-    def unsent(self) -> int:
-        """Bytes that processes have handed over to TCP connections and TCP has not sent yet; 0 if the
-        kernel does not say."""
+    def connections(self) -> list[Connection]:
+        """The TCP connections, of IPv4; none if the kernel says nothing of sockets."""
         if self._diag is None:
-            return 0
+            return []
         try:
-            if self._connections:
-                return sum(
-                    _unsent(_ask(self._diag, _BY_FAMILY, _SOCKETS + one)) for one in self._connections
-                )
+            if self._known:
+                return [_connection(_ask(self._diag, _BY_FAMILY, _SOCKETS + one)) for one in self._known]
         except OSError:  # one has ended
-            self._connections = []
+            self._known = []
         try:
             found = [*_dump(self._diag, _BY_FAMILY, _SOCKETS + _ANY)]
         except OSError:
             self._diag.close()
             self._diag = None
-            return 0
-        self._connections = [bytes(one[_ID]) for one in found]
-        return sum(map(_unsent, found))
+            return []
+        self._known = [bytes(one[_ID]) for one in found]
+        return [*map(_connection, found)]
 
     def close(self) -> None:
         self._route.close()
@@ -99,11 +107,16 @@ def _opened(protocol: int) -> socket.socket:
     return found
 
 
-def _unsent(answer: memoryview) -> int:
-    """Unsent bytes of a socket, from a struct inet_diag_msg."""
+def _connection(answer: memoryview) -> Connection:
+    """A connection, of a struct inet_diag_msg and its attributes."""
     info = dict(_attributes(answer[_SOCKET_BYTES:])).get(_TCP_INFO, b"")
-    enough = len(info) >= _UNSENT_OFFSET + _UNSENT.size
-    return int(_UNSENT.unpack_from(info, _UNSENT_OFFSET)[0]) if enough else 0
+    if len(info) < _UNSENT + _FIELD.size:
+        return Connection(0, 0.0)
+    waiting, silent, unsent = (
+        int(_FIELD.unpack_from(info, offset)[0])
+        for offset in (_UNACKNOWLEDGED, _LAST_ACKNOWLEDGED, _UNSENT)
+    )
+    return Connection(unsent, silent / 1000 if waiting else 0.0)
 
 
 def _ask(netlink: socket.socket, kind: int, question: bytes) -> memoryview:

@@ -15,9 +15,9 @@ from typing import Any, Never
 
 from agents import events, messages, own_code
 from agents.clock import in_device_time
-from agents.config import Broker
-from agents.device_actions import Crash, SetCpu
-from agents.disturbances import STANDSTILL_SECONDS, Ongoing
+from agents.config import Broker, Link
+from agents.device_actions import Crash, DeviceState, SetCpu
+from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
 from agents.inbox import Inbox
 from agents.messages import AddressedOrder, MessageError, Note
 from agents.rate_limit import RateLimit
@@ -57,6 +57,8 @@ _TRACEBACK_LINES = 40
 _ASKING_INTERVAL_SECONDS, _LIMITS_TIMEOUT_SECONDS = 0.5, 3.0
 """Time between two requests to read the limits of a device's container, and time after which limits that
 are not as requested are an error."""
+_LOSSY = 0.05
+"""Loss from which on a connection may be silent for some seconds by chance."""
 _MAX_RESTARTS = 3
 """So often in a run broker or aggregator are started again."""
 _STOP_TIMEOUT_SECONDS = 4.0
@@ -132,6 +134,9 @@ class Controller:
             spec.steps(), runtime, self._orders.append, self._record_failure, self._dilation
         )
         self._commands = CommandFolder(spec.directory.orders)
+        self._planned = {device.name: device for device in spec.plan.devices}
+        self._states: dict[str, DeviceState] = {}
+        """States of the devices on which something was done."""
         self._stopped_since: dict[str, float] = {}
         """Since when somebody else has stopped a process of the run, on the monotonic clock."""
         self._disturbances = Ongoing()
@@ -439,6 +444,10 @@ class Controller:
                 case messages.LimitsRead(device) as read:
                     self._limits[device] = read
                     write_telemetry(_line(read))
+                case messages.Disturbance(device, _, _, reason) if reason == cut(device) and (
+                    self._is_cut(device)
+                ):
+                    pass  # as ordered
                 case messages.Disturbance(_, at, since, reason):
                     self._orders.append((AGGREGATOR, messages.Disrupt(at, since, reason)))
                 case messages.Failure(component, reason):
@@ -501,6 +510,12 @@ class Controller:
                 self._view.progress(f"{reason} for {now - since:.0f} s: somebody has stopped it")
             self._orders.append((AGGREGATOR, messages.Disrupt(now, since, reason)))
 
+    def _is_cut(self, device: str) -> bool:
+        """Whether the device's link is ordered to lose so much that nothing may come back for long."""
+        state, planned = self._states.get(device, DeviceState()), self._planned[device].link
+        link = (planned or Link()).changed(state.link)
+        return state.held or link.is_outage or link.loss > _LOSSY
+
     def _title(self, component: str) -> str:
         if component in self._devices:
             traits = self._spec.plan.traits
@@ -546,6 +561,9 @@ class Controller:
             self._returning.record(record, time.monotonic())
             if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):
                 self._shares[record.device] = action.share
+            if isinstance(record, events.Acted) and record.action is not None:
+                state = self._states.get(record.device, DeviceState())
+                self._states[record.device] = state.after(record.action)
             if isinstance(record, events.Acted) and record.source == AGGREGATOR:
                 self._shut_out(record.device)
             if isinstance(record, events.RunStarted):  # both clocks are this host's

@@ -334,12 +334,13 @@ MEASURE = """
 import sys, time
 from agents.config import Link
 from agents.device import link
+from agents.device.netlink import Netlink
 rates, now, interface = list(map(int, sys.argv[1].split(","))), None, "eth0"
 usage = None
 for rate in rates:
     wanted = Link(up=rate, down=rate)
     link.apply(wanted, interface, now)
-    now, usage = wanted, usage or link.Usage(interface)
+    now, usage = wanted, usage or link.Usage(interface, Netlink())
     usage.pause()
     usage.look(now, time.monotonic())
     before, until = usage.uses(), time.monotonic() + float(sys.argv[2])
@@ -372,6 +373,39 @@ def test_what_waits_leaves_when_the_rate_falls(network: Network, way: str) -> No
             assert float(busy) > 0.7, (name, rate)
             assert float(left) / float(allowed) == pytest.approx(1, abs=0.05), (name, rate)
             assert stuck == "0"
+
+
+SILENT = """
+import socket, time
+from agents.device.netlink import Netlink
+netlink = Netlink()
+sock = socket.create_connection(("10.213.0.1", 9000))
+sock.sendall(b"heard")
+time.sleep(1.0)
+print(*netlink.connections()[0], flush=True)
+input()
+sock.sendall(b"not heard")
+time.sleep(2.0)
+print(*netlink.connections()[0], flush=True)
+"""
+
+
+def test_a_connection_on_which_nothing_is_acknowledged_is_seen(network: Network) -> None:
+    """The other end goes away in silence: its address is taken from it, while its interface stays."""
+    with _running(network.broker, SINK) as sink:
+        assert sink.readline() == "listening\n"
+        command = [*_inside(network.device), sys.executable, "-c", SILENT]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as told:
+            assert told.stdout is not None
+            assert told.stdin is not None
+            assert told.stdout.readline() == "0 0.0\n"
+            gone = "ip address del 10.213.0.1/24 dev eth0"
+            subprocess.run([*_inside(network.broker), *gone.split()], check=True)
+            told.stdin.write("\n")
+            told.stdin.flush()
+            _, unanswered = told.stdout.readline().split()
+            assert 1.5 < float(unanswered) < 10
+            told.kill()
 
 
 def test_larger_packets_than_a_bucket_holds_are_not_taken(network: Network) -> None:

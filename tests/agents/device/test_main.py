@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from agents import messages
-from agents.config import Broker, DeviceConfig
+from agents.config import Broker, DeviceConfig, Link
 from agents.device import link
 from agents.device.main import Init
+from agents.device.netlink import Connection as NetworkConnection
 from agents.device_actions import (
     Crash,
     Disconnect,
@@ -88,6 +89,7 @@ def init(monkeypatch: pytest.MonkeyPatch, cables: list[bool]) -> Iterator[Init]:
     init = Init(CONFIG)
     init._start()
     yield init
+    init._netlink.close()
     if init._client is not None:
         init._client.kill()
         init._client.wait()
@@ -189,6 +191,7 @@ def test_no_client_starts_before_the_device_is_isolated_however_long_that_takes(
     end.start()
     assert init.run() == 0
     end.join()
+    init._netlink.close()
     assert started == [True]
 
 
@@ -218,3 +221,16 @@ def test_an_interface_that_somebody_else_cuts_off_is_noticed(
     assert init._disturbing(14.0) == {"the network interface of pi was cut off from outside": 11.0}
     init._do(Disconnect())
     assert init._disturbing(15.0) == {}
+
+
+def test_a_network_over_which_nothing_comes_back_is_noticed(
+    init: Init, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "carries", lambda _: True)
+    found = [NetworkConnection(0, 7.9)]
+    monkeypatch.setattr(init._netlink, "connections", lambda: found)
+    assert init._disturbing(100.0) == {}
+    found[:] = [NetworkConnection(0, 8.5)]
+    assert init._disturbing(100.0) == {"nothing came back to pi over its network": 91.5}
+    init._link = Link(up=1_000_000, down=16_000)  # its queue takes 9 s
+    assert init._disturbing(100.0) == {}
