@@ -28,8 +28,9 @@ _TCP_INFO, _ESTABLISHED = 2, 1 << 1
 _SOCKETS = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), _ESTABLISHED)
 _ANY = bytes(48)
 """In place of the struct inet_diag_sockid of a socket."""
-_ID, _SOCKET_BYTES = slice(4, 52), 72
-"""Place of the socket's id in a struct inet_diag_msg, and the length of that."""
+_STATE, _ID, _SOURCE, _SOCKET_BYTES = 1, slice(4, 52), 8, 72
+"""Places in a struct inet_diag_msg: state, id, the first byte of the own address; and its length."""
+_IS_ESTABLISHED, _LOOPBACK = 1, 127
 _FIELD = struct.Struct("=I")
 _UNACKNOWLEDGED, _LAST_ACKNOWLEDGED, _UNSENT = 24, 56, 144
 """Offsets of tcpi_unacked, tcpi_last_ack_recv (ms) and tcpi_notsent_bytes in struct tcp_info
@@ -78,7 +79,8 @@ class Netlink:
         return found
 
     def connections(self) -> list[Connection]:
-        """The TCP connections, of IPv4; none if the kernel says nothing of sockets."""
+        """The established TCP connections with other hosts, of IPv4; none if the kernel says nothing of
+        sockets."""
         if self._diag is None:
             return []
         try:
@@ -92,6 +94,7 @@ class Netlink:
             self._diag.close()
             self._diag = None
             return []
+        found = [one for one in found if one[_SOURCE] != _LOOPBACK]
         self._known = [bytes(one[_ID]) for one in found]
         return [*map(_connection, found)]
 
@@ -108,7 +111,10 @@ def _opened(protocol: int) -> socket.socket:
 
 
 def _connection(answer: memoryview) -> Connection:
-    """A connection, of a struct inet_diag_msg and its attributes."""
+    """A connection, of a struct inet_diag_msg and its attributes. Raises OSError if it is not
+    established any more."""
+    if answer[_STATE] != _IS_ESTABLISHED:
+        raise OSError("the connection is closed")
     info = dict(_attributes(answer[_SOCKET_BYTES:])).get(_TCP_INFO, b"")
     if len(info) < _UNSENT + _FIELD.size:
         return Connection(0, 0.0)
