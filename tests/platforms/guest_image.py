@@ -351,8 +351,8 @@ def _install(spec: ImageSpec, root: Path) -> None:
     program.chmod(0o755)
     if (native := pythons.found().get(_PYTHON)) is not None:  # else SETUP does it, emulated
         folders = [root / "usr/lib/python3/dist-packages", packages, root / CHECKOUT.lstrip("/")]
-        compiling = [native, "-m", "compileall", "-qq", "-s", root, "-p", "/", *folders]
-        subprocess.run(compiling, check=False)  # some packages have files of other versions
+        compiling = [str(native), "-m", "compileall", "-qq", "-s", str(root), "-p", "/"]
+        subprocess.run([*compiling, *map(str, folders)], check=False)  # some are not of this version
 
 
 _PROGRAM = f"#!{VENV}/bin/python\nfrom testbed.__main__ import main\nmain()\n"
