@@ -91,6 +91,7 @@ update-initramfs -u -k all
 _STAND_INS = """#!/bin/sh
 set -e
 [ -e "$1/lib64" ] || { mkdir -p "$1/usr/lib64"; ln -s usr/lib64 "$1/lib64"; }
+mkdir -p "$1/usr/local/sbin"
 for name in dpkg-deb tar; do
     cp "/usr/bin/$name" "$1/usr/local/sbin/"
     for library in $(ldd "/usr/bin/$name" | grep -o '/[^ ]*'); do
