@@ -97,7 +97,8 @@ CHECKS = (
     ),
     Check(
         "demo",
-        "env --unset=PYTHONPATH make -C {clone} demo",
+        "env --unset=PYTHONPATH make -C {clone} demo && "
+        "mkdir -p {runs} && cp -r {clone}/runs {runs}/demo",
         _VERDICT,
         also=_RESULT,
         needs_engine=False,

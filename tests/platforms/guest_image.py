@@ -91,6 +91,7 @@ update-initramfs -u -k all
 _STAND_INS = """#!/bin/sh
 set -e
 [ -e "$1/lib64" ] || { mkdir -p "$1/usr/lib64"; ln -s usr/lib64 "$1/lib64"; }
+mkdir -p "$1/usr/local/sbin"
 for name in dpkg-deb tar; do
     cp "/usr/bin/$name" "$1/usr/local/sbin/"
     for library in $(ldd "/usr/bin/$name" | grep -o '/[^ ]*'); do
@@ -351,9 +352,8 @@ def _install(spec: ImageSpec, root: Path) -> None:
     program.chmod(0o755)
     if (native := pythons.found().get(_PYTHON)) is not None:  # else SETUP does it, emulated
         folders = [root / "usr/lib/python3/dist-packages", packages, root / CHECKOUT.lstrip("/")]
-        options = "-m", "compileall", "-qq", "-s", str(root), "-p", "/"
-        compiling = [str(native), *options, *map(str, folders)]
-        subprocess.run(compiling, check=False)  # some packages have files of other versions
+        compiling = [str(native), "-m", "compileall", "-qq", "-s", str(root), "-p", "/"]
+        subprocess.run([*compiling, *map(str, folders)], check=False)  # some are not of this version
 
 
 _PROGRAM = f"#!{VENV}/bin/python\nfrom testbed.__main__ import main\nmain()\n"

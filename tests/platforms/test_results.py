@@ -75,7 +75,7 @@ def test_the_demo_is_run_where_the_project_was_set_up() -> None:
     machine.clone = Path("/home/me/clone")
     ((_, found),) = checks.run(machine, "python-3.13", demo, shared=False)
     assert found.passed
-    assert machine.commands[-2].endswith("make -C /home/me/clone demo")
+    assert "make -C /home/me/clone demo" in machine.commands[-2]
 
 
 def test_only_a_shared_engine_is_spared_down_all() -> None:

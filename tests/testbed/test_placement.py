@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -87,9 +87,9 @@ def test_of_this_machine_a_swarm_uses_the_cpus_that_we_may_use() -> None:
         "Spec": {"Availability": "active"},
         "Status": {"State": "ready"},
     }
-    engine: Any = SimpleNamespace(
+    engine = Mock(
         info=lambda: {"Swarm": {"ControlAvailable": True, "NodeID": "id-1"}},
-        api=SimpleNamespace(nodes=lambda: [told, {**told, "ID": "id-2"}]),
+        api=Mock(nodes=lambda: [told, {**told, "ID": "id-2"}]),
     )
     before = os.sched_getaffinity(0)
     last = max(before)
