@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from agents.client_side import ClientSide
 
 T = TypeVar("T")
-KEEPALIVE, FIT_KEEPALIVE = 30.0, 300.0
+KEEPALIVE, FIT_KEEPALIVE = 30, 300
 """Keep-alive of MQTT in seconds of device time: of most clients, and of those whose task has its own
 `fit`. Such code may hold Python's interpreter all along, so that no ping is sent meanwhile."""
 

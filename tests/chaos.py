@@ -521,10 +521,10 @@ def unaccounted(
 
 
 def drawn(
-    seed: int, runtime: str, until: float, *, disk: bool = False
+    seed: int, runtime: str, until: float, *, disk: bool = False, freeze: bool = False
 ) -> tuple[list[Fault], list[dict[str, Any]], bool]:
-    """Faults from outside, with `disk` full ones among them, those that a scenario makes, up to `until`
-    seconds of a run, and whether messages come twice."""
+    """Faults from outside, with a full `disk` and processes that `freeze` among them, those that a
+    scenario makes, up to `until` seconds of a run, and whether messages come twice."""
     rng = random.Random(seed)  # noqa: S311
     kinds = [("kill", BROKER), ("kill", AGGREGATOR), ("kill", CONTROLLER), ("break", AGGREGATOR)]
     if disk:
@@ -547,7 +547,7 @@ def drawn(
     twice = runtime == "process" and rng.random() < 0.3
     if rng.random() < 0.4:
         faults.append(Fault(round(rng.uniform(0.5, until), 2), "damage", rng.choice(FILES)))
-    if rng.random() < 0.4:
+    if freeze and rng.random() < 0.4:
         part = rng.choice((BROKER, AGGREGATOR, CONTROLLER))
         faults.append(Fault(round(rng.uniform(0.5, until), 2), "freeze", part))
     return faults, scenario, twice
@@ -571,7 +571,8 @@ class _Row:
 
 def _row(seed: int, asked: argparse.Namespace, stopped: threading.Event) -> _Row:
     rule = RULES[list(RULES)[seed % len(RULES)]]
-    faults, scenario, twice = drawn(seed, asked.runtime, asked.until, disk=os.geteuid() == 0)
+    disk = os.geteuid() == 0
+    faults, scenario, twice = drawn(seed, asked.runtime, asked.until, disk=disk, freeze=True)
     if asked.flood:
         faults.append(Fault(1.0, "flood", CLIENTS[seed % len(CLIENTS)]))
     done = [*map(str, faults), *(" ".join(map(str, step.values())) for step in scenario)]
