@@ -1,5 +1,5 @@
-"""Checksum of what is kept in files: XXH3 with 64 bits, in a sixth of the time that zlib's CRC-32 takes.
-It finds damage by chance; it is no proof against somebody who means to change a file."""
+"""Checksum of files: XXH3 with 64 bits, in a sixth of the time that zlib's CRC-32 takes. It finds
+accidental damage, not changes by an attacker."""
 
 from __future__ import annotations
 

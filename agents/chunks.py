@@ -23,8 +23,8 @@ _MAGIC = b"testbed\xff"
 HEAD = struct.Struct("<8sQIIQ")
 _MAX_CHUNKS = 4096
 _GROWTH = 8
-"""Memory for a payload, in what has come of it: all of it at once would be taken by who only announces
-it. With more, less of it is copied."""
+"""Memory reserved for a payload, as a multiple of the bytes that have arrived, so that a sender cannot
+reserve memory by announcing a size. A larger multiple copies less."""
 
 
 class Chunk(bytes):

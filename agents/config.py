@@ -272,9 +272,11 @@ class SecureRun:
 
     @property
     def most_shares(self) -> int:
-        """Shares of masks that a client keeps: twice as many as can be of use at once, those of a
-        buffer's updates and of one more of each client. Or, where that is more, as many as leave these
-        their place whatever T clients send, of whom none is left more than any other client has."""
+        """Maximum number of shares of masks that a client keeps.
+
+        At once K + N can be of use: those of a buffer's updates and of one more update of each client.
+        Room for as many again, or, if that is more, for T(K + 1): then T colluding clients can evict
+        none that is of use, as the oldest share of the client with most of them goes first."""
         useful = self.updates + len(self.clients)
         return useful + max(useful, self.colluding * (self.updates + 1))
 
@@ -294,7 +296,7 @@ class ClientConfig:
     side: ClientSide
     """What the rule asks of its clients."""
     parameters: int
-    """Of the model that are sent."""
+    """Number of the model's parameters that are sent."""
     buffers: int = 0
     """Numbers in the model's buffers, which are sent too."""
     start: Start = Start()

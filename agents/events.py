@@ -228,8 +228,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class WrongSum:
-    """What was opened of masked updates (secure aggregation) was no sum of such: nothing of it was
-    applied. An update or an answer was wrong; whose cannot be told."""
+    """The sum of masked updates (secure aggregation) was outside of its bounds and was discarded. One of
+    the updates or answers was wrong; which one cannot be determined."""
 
     event: ClassVar[str] = "wrong_sum"
     at: float

@@ -49,7 +49,7 @@ def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
 
 
 def unsealed(data: bytes | mmap.mmap) -> memoryview:
-    """What `sealed` was given, all in one. Raises ValueError where it was changed since."""
+    """Return the bytes that `sealed` was given, joined. Raises ValueError if they were changed."""
     view = memoryview(data)
     content, found = view[: -PACKED.size], view[-PACKED.size :]
     if len(view) < PACKED.size or checksum.of(content) != PACKED.unpack(found)[0]:

@@ -105,7 +105,7 @@ class FlatModule:
         self.gradient = torch.zeros_like(self.w) if trained else torch.zeros(0)
         self.schema_hash = schema_hash(module)
         self.parts: list[slice] = []
-        """Where each learned parameter is in the vectors."""
+        """Place of each learned parameter in the vectors."""
         self._gradients: list[torch.Tensor] = []
         """Of each, where they are trained; torch counts for each how often it is written to."""
         self._written: list[int] = []

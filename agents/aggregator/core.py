@@ -185,7 +185,7 @@ class AggregatorCore:
         """Since when nothing has arrived, where at time `at` something should have; else None."""
         if self.epoch is None or self._ending:
             return None
-        open_since = {c: d.at for c in self._server.clients if (d := self._dispatches.first_open(c))}
+        open_since = self._open_since()
         since = max([self.progress.last, *open_since.values()])
         if open_since:
             patience = self.progress.patience(self._server.clients, open_since)
@@ -196,12 +196,16 @@ class AggregatorCore:
         return since if at - since > patience else None
 
     def overdue(self, at: Nanoseconds) -> dict[str, Nanoseconds]:
-        """Clients that take far longer for a round than any before: when the model that each is to
-        answer was sent."""
+        """When the model was sent that each client is to answer, for those that take far longer than
+        for any round before."""
         if self.epoch is None or self._ending:
             return {}
-        sent = {c: d.at for c in self._server.clients if (d := self._dispatches.first_open(c))}
-        return {c: began for c, began in sent.items() if at - began > self.progress.patience_with(c)}
+        patience = self.progress.patience_with
+        return {c: began for c, began in self._open_since().items() if at - began > patience(c)}
+
+    def _open_since(self) -> dict[str, Nanoseconds]:
+        """When the oldest model was sent that each client may still answer."""
+        return {c: d.at for c in self._server.clients if (d := self._dispatches.first_open(c))}
 
     # Inputs
 

@@ -287,7 +287,8 @@ class DurableCore:
         return journal
 
     def _kept_log(self, state: State) -> Extent:
-        """What the log holds; with what is before it, the checkpoint has all. Raises RecordingError."""
+        """Return which entries the log holds, if it continues from the checkpoint. Raises
+        RecordingError."""
         extent, entries = recording.check(self._log_path), state.entries
         if not extent.first <= entries <= extent.last:
             raise RecordingError(
@@ -298,7 +299,7 @@ class DurableCore:
 
     @contextmanager
     def _damage_told(self) -> Iterator[None]:
-        """Inside, files are read; an error says which of them are whole."""
+        """Add to an error of reading the files which of them are whole."""
         try:
             yield
         except OSError as error:

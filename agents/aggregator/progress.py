@@ -47,16 +47,18 @@ class Progress:
     def patience(self, present: Iterable[str], training: Iterable[str]) -> float:
         """For how long the clients that train may all be silent; infinite where one that is present is
         kept from working, or one that trains may take as long as it likes."""
-        if any(client in self._states and self._states[client].held for client in present):
+        if any(map(self._is_held, present)):
             return math.inf
         return max([_LEAST, *(self._patience(client) for client in training)])
 
     def patience_with(self, client: str) -> float:
-        """For how many nanoseconds `client` may take for one round; infinite if it is kept from working,
-        or no round of it is known."""
-        if client in self._states and self._states[client].held:
-            return math.inf
-        return max(_LEAST, self._patience(client))
+        """Nanoseconds that `client` may take for one round; infinite if the emulator keeps it from
+        working, or no round of it is known."""
+        return math.inf if self._is_held(client) else max(_LEAST, self._patience(client))
+
+    def _is_held(self, client: str) -> bool:
+        """Whether the emulator keeps `client` from working."""
+        return client in self._states and self._states[client].held
 
     def _patience(self, client: str) -> float:
         if client in self._changed:

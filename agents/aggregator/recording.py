@@ -45,7 +45,7 @@ class Written:
 
 
 _MAGIC = b"inputs2\n"
-"""As the length of a text, this is more than a file of 0.2.0 may begin with."""
+"""A file of 0.2.0 cannot begin with it: read as the length of a text, it is above the limit."""
 _HEAD = struct.Struct("<IQQQ")
 _OLD_HEAD = struct.Struct("<IQ")
 _PIECE = 2**20
@@ -73,7 +73,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a file holds: all but a torn entry at its end."""
+    """Range of the whole entries of a file, without a torn one at its end."""
 
     first: int
     """Number of its first entry, a `Setup` or `Cut`: it has the inputs after this one."""
@@ -86,7 +86,7 @@ class Recording:
     """Appends entries to the file at `path`, which others may not read: it has single updates."""
 
     def __init__(self, path: Path, begin: Setup) -> None:
-        """Begin the file anew, with `begin`."""
+        """Replace the file by one whose first entry is `begin`."""
         self._begin(path, last=-1, size=0)
         self._file.write(_MAGIC)
         self.size += len(_MAGIC)
@@ -196,8 +196,8 @@ def check(path: Path) -> Extent:
 
 
 def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Written | Torn]:
-    """The entries in order, after the first without the first `skip` of the run. Raises OSError, and
-    RecordingError, naming the byte, for what cannot be one of ours."""
+    """Yield the first entry, then in order those with a number above `skip`. Raises OSError, and
+    RecordingError, which names the byte, for an entry that this program cannot have written."""
     with files.open_regular(path) as file:
         if not os.fstat(file.fileno()).st_size:
             raise RecordingError(f"{path} is empty")
@@ -273,7 +273,7 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
 
 
 def _old_heads(file: BinaryIO) -> Iterator[_Head | Torn]:
-    """The same of a file of 0.2.0, where a wrong length cannot be told from a torn entry."""
+    """Yield the head of each entry of a file of 0.2.0, where a wrong length looks like a torn entry."""
     end, at, number = os.fstat(file.fileno()).st_size, 0, 0
     while at < end:
         file.seek(at)

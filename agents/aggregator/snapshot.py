@@ -78,7 +78,7 @@ _UNREADABLE = (
 
 
 class SnapshotError(Exception):
-    """A run cannot be continued from what there is of it; the text says what is wrong."""
+    """The state of a run cannot be restored; the text says why."""
 
 
 def save(state: object, path: Path) -> int:
@@ -117,7 +117,7 @@ def _check_magic(path: Path, magic: bytes) -> None:
 
 
 def load(path: Path) -> Any:
-    """What `save` wrote, with vectors that can be changed. Raises OSError, SnapshotError."""
+    """Return the state that `save` wrote, with writable vectors. Raises OSError, SnapshotError."""
     try:
         with files.open_regular(path) as file:
             magic, size, count, summed = _HEAD.unpack(file.read(_HEAD.size))

@@ -71,7 +71,8 @@ class Client:
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
         largest = {"model": wire.largest_model(cfg.parameters, cfg.buffers)}
         self._party: Party | None = None
-        """It is given what others send in paho's thread, so that none of it waits for the training."""
+        """Client's side of secure aggregation. Keys and shares are handed to it in paho's thread, so
+        that they do not pile up during a training."""
         if cfg.secure is not None:
             from agents.secure.party import Party  # with cryptography, which takes time to import
 
@@ -135,7 +136,7 @@ class Client:
         self._publish_state("ready")
 
     def _wait(self, elapsed: Nanoseconds) -> Nanoseconds:
-        """What is left to wait when `elapsed` has gone since the training that has ended could begin."""
+        """Return the delay before the update is sent; `elapsed`: time since its training could begin."""
         return max(0, self._timing.floor - elapsed) + self._timing.thinking
 
     def run(self) -> None:

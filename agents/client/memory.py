@@ -1,4 +1,4 @@
-"""What a client remembers over a restart, as files."""
+"""Files with a client's memory, which outlive its process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def save(memory: Memory, path: Path) -> None:
 
 
 def load(path: Path) -> Memory:
-    """What `save` wrote; nothing, where there is no file. Raises OSError, and ValueError for a file that
-    is damaged."""
+    """Return the memory that `save` wrote, or an empty one if there is no file. Raises OSError, and
+    ValueError if the file is damaged."""
     if not path.exists():
         return Memory()
     with files.open_regular(path) as file:
@@ -37,7 +37,7 @@ def load(path: Path) -> Memory:
 
 
 def count(path: Path) -> int:
-    """How often `count_one_more` was called."""
+    """Return how often `count_one_more` was called for `path`."""
     return path.stat().st_size if path.is_file() else 0
 
 

@@ -97,7 +97,8 @@ class Outbox:
 
 
 def set_aside(folder: Path) -> list[str]:
-    """Set aside what is no update in the outbox `folder` of a client that does not live; in words."""
+    """Set aside the files in the outbox `folder` that are no updates, of a client that is not running.
+    Returns a sentence for each."""
     told: list[str] = []
     if folder.is_dir():
         for _ in Outbox(folder, told.append).payloads():

@@ -252,8 +252,8 @@ class _Optimizer(Protocol):
         """A new training begins."""
 
     def step(self, lr: float, skipped: Sequence[slice]) -> None:
-        """Change the parameters, but for the parts `skipped`, for which this is no step; the gradient
-        may be used up."""
+        """Change the parameters, except the parts `skipped`, which also do not count this step. The
+        gradient may be overwritten."""
 
 
 def _optimizer(local: Local, flat: FlatModule) -> _Optimizer:
@@ -296,7 +296,7 @@ class _Adam:
         self._local, self._flat = local, flat
         self._whole = self._optimizer = self._on([flat.w])
         self._parts: list[torch.Tensor] = []
-        """The single parameters, where it is on these."""
+        """Parameters as single tensors, after the first step that skips one; empty before."""
 
     def _on(self, tensors: list[torch.Tensor]) -> torch.optim.Adam:
         local = self._local

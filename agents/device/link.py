@@ -87,12 +87,6 @@ def commands(
     return [line.split() for line in lines]
 
 
-def one_by_one(interface: str) -> str:
-    """The command after which `interface` sends single packets: else up to 64 KiB of a TCP connection
-    come as one, which a delay line would lose or delay as a whole."""
-    return f"ip link set dev {interface} gso_max_segs 1"
-
-
 def apply(link: Link, interface: str, before: Link | None = None, *, netem: bool = False) -> None:
     """Shape `interface` as `link` asks, and read it back. Raises LinkError."""
     if before is None:

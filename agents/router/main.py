@@ -28,7 +28,7 @@ from typing import Any
 from agents import config, disturbances, messages, topics
 from agents.config import Access, RouterConfig
 from agents.device.delayline import Cell, DelayServer, Impairment
-from agents.device.link import LinkError, interface_towards, one_by_one, run
+from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
 from agents.device_actions import SetLink
 from agents.messages import DeviceOrder, MessageError
@@ -156,7 +156,8 @@ class Router:
         }
         outside = interface_towards(next(iter(found.values())))
         inside = interface_towards(next(iter(self._config.addresses.values())))
-        run(one_by_one(inside).split())
+        # Single packets: else up to 64 KiB of a TCP connection would be lost or delayed as one.
+        run(f"ip link set dev {inside} gso_max_segs 1".split())
         for name, link in self._links.items():
             if impairment(link) != Impairment() or name in self._config.access:
                 self._hold(name)

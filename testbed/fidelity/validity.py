@@ -61,6 +61,8 @@ _MIN_SECONDS = 3.0
 _CLOCK_SECONDS, _OF_A_DELAY = 1e-3, 0.1
 """By how much the times of another host may be off, and how much of the shortest delay of a link that
 may be."""
+_TITLES = {"up": "uplink", "down": "downlink", "rtt": "round trip"}
+"""Names of a link's figures in a sentence."""
 _STEP_LATE_SECONDS = 0.5
 """A change of many devices takes some tenths, and samples of what it did are a second apart."""
 
@@ -228,9 +230,8 @@ def _wrong_limits(fidelity: Fidelity) -> Iterator[str]:
 
 def _slow_links(fidelity: Fidelity) -> Iterator[str]:
     """Links that carried less than their rate in the run, while packets waited."""
-    titles = {"up": "uplink", "down": "downlink"}
     slow = [
-        (one.slow, titles[way], device.device)
+        (one.slow, _TITLES[way], device.device)
         for device in fidelity.devices
         for way, one in device.carried.items()
         if one.slow is not None
@@ -362,11 +363,10 @@ def link_doubt(
     fidelity: Fidelity, limit: float = _LINK_ERROR_PERCENT, names: tuple[str, ...] = (*RATES, "rtt")
 ) -> str | None:
     """A sentence on the links that are farther off than `limit` (%) in the figures `names`, if any."""
-    titles = {"up": "uplink", "down": "downlink", "rtt": "round trip"}
     off, worst = _beyond(fidelity, names, limit)
     if worst is None:
         return None
-    return f"the {titles[worst.name]} of {worst.device.device} was {worst.off} than asked{_others(off)}"
+    return f"the {_TITLES[worst.name]} of {worst.device.device} was {worst.off} than asked{_others(off)}"
 
 
 def _beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> tuple[int, Worst | None]:

@@ -411,7 +411,7 @@ def refused(folder: Path, error: type[Exception], told: str) -> str:
     return str(raised.value)
 
 
-def test_every_flipped_bit_of_the_log_is_an_error_and_changes_no_file(tmp_path: Path) -> None:
+def test_flipped_bits_of_the_log_are_errors_and_change_no_file(tmp_path: Path) -> None:
     """In a vector it made another model, in a length the rest was taken for a torn entry."""
     folder = tmp_path / "run"
     whole = left_by_a_crash(folder)[LOG]
