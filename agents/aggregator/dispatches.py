@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from agents.timing.nanoseconds import Nanoseconds
@@ -57,7 +57,7 @@ class Dispatches:
         return self._count
 
     def were_sent(self, number: int) -> bool:
-        """Whether there were so many dispatches."""
+        """Whether dispatch `number` has been sent."""
         return 0 < number <= self._count
 
     def find(self, client: str, number: int) -> Dispatched | None:
@@ -73,11 +73,11 @@ class Dispatches:
         self._answered[client] = number
 
     def deal_with(self, client: str, number: int) -> None:
-        """An update of `client` is the answer to dispatch `number`, whatever becomes of it."""
+        """An update of `client` answers dispatch `number`: if it comes again, it is a duplicate."""
         self._dealt_with.setdefault(client, deque(maxlen=_REMEMBERED)).append(number)
 
     def were_dealt_with(self, client: str, number: int) -> bool:
-        """Whether that came before."""
+        """Whether an update of `client` that answers dispatch `number` is a duplicate."""
         return number in self._dealt_with.get(client, ())
 
     def first_open(self, client: str) -> Dispatched | None:
@@ -104,6 +104,21 @@ class Dispatches:
     def has_open(self, client: str) -> bool:
         """Whether a dispatch of its own waits for the answer of `client`."""
         return bool(self._open.get(client))
+
+    def problems(self, present: Collection[str], *, is_over: bool) -> Iterator[str]:
+        """What cannot be in this state. `is_over`: answers are rejected, and dispatches stay open."""
+        for client, sent in self._open.items():
+            if sent and client not in present:
+                yield f"{client} is not present, and is to answer {sent}"
+            if [*sent] != sorted(sent) or not all(map(self.were_sent, sent)):
+                yield f"{client} is to answer {sent}, of {self._count} dispatches"
+            if not is_over and (dealt_with := sent.keys() & self._dealt_with.get(client, ())):
+                yield f"{client} has answered {dealt_with}, which are still open"
+        if self._broadcast_numbers != sorted(self._broadcasts):
+            yield f"the broadcasts {self._broadcast_numbers} are not those of {self._broadcasts}"
+        for client, answered in self._answered.items():
+            if not 0 <= answered <= self._count:
+                yield f"{client} has answered {answered}, of {self._count} dispatches"
 
     def forget(self, client: str) -> None:
         """`client` is gone, and what it was sent with it."""
