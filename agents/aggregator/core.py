@@ -496,7 +496,7 @@ class AggregatorCore:
     def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
         """An answer to `AskForShares`. It is of no use if enough others were faster."""
         sums, shares = self._sums, message.words
-        if sums is None:
+        if sums is None:  # only a run with secure aggregation has the topic
             return []
         answered: list[Action] = [Answered(client)] if sums.note_answer(client, message.number) else []
         if not sums.awaits(client, message.number):

@@ -38,7 +38,7 @@ def _input(kind: type[inputs.Input]) -> inputs.Input:
     """One of this kind that is of no consequence where it is handled."""
     some: dict[str, Any] = {
         "at": 10 * SECOND,
-        "message": message("a", 9),
+        "message": inputs.SharesSum(9, None) if kind is inputs.SharesSummed else message("a", 9),
         "arrived": 10 * SECOND,
         "client": "a",
         "sender": "a",
