@@ -36,7 +36,7 @@ class _Action(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action
 
 
 class SetCpu(_Action, frozen=True, tag="set"):
-    share: Annotated[float, Meta(ge=0, le=_MAX_CORES)] = msgspec.field(name="cpu")
+    share: float = msgspec.field(name="cpu")
     """Of one host core."""
 
 
@@ -51,12 +51,6 @@ class _LinkChanges(Struct, forbid_unknown_fields=True):
     rtt: _Seconds | None = None
     jitter: _Seconds | None = None
     loss: Annotated[float, Meta(ge=0, le=1)] | None = None
-
-
-class _SetLinkForm(_Action, frozen=True, tag="set"):
-    """What the JSON form of a `SetLink` may hold."""
-
-    link: _LinkChanges
 
 
 class Crash(_Action, frozen=True):
@@ -94,6 +88,18 @@ class Join(_Action, frozen=True):
 Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | Join
 """Actions that carry no figure: each begins or ends what keeps a device from working."""
 Action = SetCpu | SetLink | Switching
+
+
+class _Set(_Action, frozen=True, tag="set"):
+    cpu: Annotated[float, Meta(ge=0, le=_MAX_CORES)] | None = None
+    link: _LinkChanges | None = None
+
+
+class _Form(Struct):
+    """What `parsed` checks."""
+
+    action: _Set | Switching
+
 
 Hold = Literal["down", "frozen", "cut off"]
 """What keeps a device from working: it has no process, its process is frozen, or no packet passes."""
@@ -145,9 +151,15 @@ def from_json(details: Mapping[str, Any]) -> Action | None:
 
 def parsed(details: Mapping[str, Any]) -> Action:
     """As `from_json`. Raises msgspec.ValidationError, which has the path of what is wrong."""
-    kinds: Any = (SetCpu if "cpu" in details else _SetLinkForm) | Switching
-    action = msgspec.convert(details, kinds)
-    return SetLink(details["link"]) if isinstance(action, _SetLinkForm) else action
+    action = msgspec.convert({"action": details}, _Form).action
+    match action:
+        case _Set(cpu=None, link=None):
+            raise msgspec.ValidationError("Expected `cpu` or `link` - at `$.action`")
+        case _Set(cpu=None):
+            return SetLink(details["link"])
+        case _Set(cpu=share):
+            return SetCpu(share)
+    return action
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,6 +329,14 @@ Message = (
     | Acknowledgement
     | Report
 )
+
+
+class _ToAggregator(_Fields, frozen=True):
+    """What is checked in one go: msgspec remembers structs, but no unions."""
+
+    order: AggregatorOrder
+
+
 T = TypeVar("T")
 D = TypeVar("D", bound=DeviceOrder | LimitsRequest | Telemetry)
 
@@ -402,9 +410,7 @@ def _request(client: str, text: str) -> Message:
 
 def _order(name: str, fields: dict[str, Any]) -> Order:
     if name == topics.AGGREGATOR:
-        kinds: Any = AggregatorOrder
-        order: AggregatorOrder = _build(kinds, fields)
-        return order
+        return _build(_ToAggregator, {"order": fields}).order
     alone = fields.keys() == {"device"} and name != topics.ROUTER
     kind: type[DeviceOrder | LimitsRequest] = LimitsRequest if alone else DeviceOrder
     return _of_device(None if name == topics.ROUTER else name, kind, fields)
@@ -437,7 +443,7 @@ def _build(cls: type[T], fields: Any) -> T:
     try:
         message = msgspec.convert(fields, cls)
         match message:
-            case Log(details=details):
+            case Log(details=details) | _ToAggregator(Log(details=details)):
                 device_actions.parsed(details)
             case DeviceOrder(_, SetLink(changes)):
                 device_actions.parsed(fields["action"])
