@@ -185,11 +185,11 @@ FROM_TASK = Start()
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """A random duration, in seconds; `agents.durations` draws from it."""
+    """A random duration, in seconds; `agents.timing.durations` draws from it."""
 
     distribution: str
     params: Mapping[str, Any]
-    """Of the dataclass in `agents.durations.DISTRIBUTIONS`."""
+    """Of the dataclass in `agents.timing.durations.DISTRIBUTIONS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +309,7 @@ class ClientConfig:
     memory: str | None = None
     """Path of a file that outlives the process, for a rule whose clients remember."""
     compression: Named | None = None
-    """Of the updates: a method in `agents.compression.METHODS`, and its parameters."""
+    """Of the updates: a method in `agents.wire.compression.METHODS`, and its parameters."""
     byzantine: Named | None = None
     """An attack in `agents.client.byzantine.ATTACKS`, and its parameters."""
     outbox: str | None = None
@@ -322,7 +322,7 @@ class ClientConfig:
     code: str | None = None
     """Path of the folder of own code (`agents.own_code`)."""
     clock: str | None = None
-    """Path of the estimate of the aggregator's clock (`agents.clock`), where that is another host's."""
+    """Path of the estimate of the aggregator's clock (`agents.timing`), if that is another host's."""
     device: Literal["cpu", "cuda"] = "cpu"
     """What it trains on."""
     gpu_memory: int | None = None
@@ -506,7 +506,7 @@ class DeviceConfig:
     timeout_s: float = 30.0
     """Within which the router must answer, which is started last of all."""
     clock: str | None = None
-    """Path of the estimate of the aggregator's clock (`agents.clock`), where that is another host's."""
+    """Path of the estimate of the aggregator's clock (`agents.timing`), if that is another host's."""
     netem: bool = False
     """Whether delay, jitter and loss of the link are made here, by the kernel; else by the router."""
 

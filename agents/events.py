@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agents import files
 from agents.device_actions import Action, from_json
+from agents.disk import files
 
 FORMAT = 1
 """Version of the run directory's format; a reader refuses a larger one."""

@@ -26,12 +26,13 @@ import pyarrow as pa
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from agents import events, files
-from agents.clock import in_device_time
+from agents import events
+from agents.disk import files
+from agents.disk.yaml_loader import Loader
 from agents.texts import counted
+from agents.timing.clock import in_device_time
 from analysis import manifest as manifests
 from analysis import records
-from analysis.yamlloader import Loader
 
 _MAX_TABLES = 50
 """Tables of one kind of record; more are concatenated."""

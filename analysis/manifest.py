@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agents import events, files
+from agents import events
+from agents.disk import files
 
 _MAX_BYTES = 64 * 2**20
 

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 from pydantic import BaseModel, ConfigDict, Field
 
-from agents import events, files
+from agents import events
+from agents.disk import files
 
 BLOCK = 1 << 25
 """Bytes that are read at a time: what bounds the memory beside the tables themselves."""
@@ -63,7 +64,7 @@ the segment of the run that it was in. A line of its own tells that at the begin
 older runs, none does."""
 _QUEUES, _CARRIED = {"up": "uplink", "down": "downlink"}, ("busy", "left", "allowed")
 """Fields of a sample that have what a direction of a link carried while packets waited in its queue, and
-what these have (`agents.messages.QueueUse`)."""
+what these have (`agents.wire.messages.QueueUse`)."""
 _SAMPLE = pa.schema(
     _TAKEN
     + [(name, pa.float64()) for name in _NUMBERS]

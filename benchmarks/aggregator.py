@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from agents import chunks, events, process, wire
+from agents import events, process
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore, Setup
@@ -35,12 +35,14 @@ from agents.aggregator.durable import DurableCore
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
 from agents.config import Durability, Named, Stop
-from agents.nanoseconds import SECOND
+from agents.models.vectors import Vector
+from agents.mqtt import chunks
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule, Server
-from agents.vectors import Vector
+from agents.timing.nanoseconds import SECOND
+from agents.wire import payloads
 
 CLIENTS = [f"client-{i}" for i in range(8)]
 SIZES = {"10k": 10_000, "550k": 550_000, "1M": 1_000_000, "5M": 5_000_000}
@@ -98,7 +100,7 @@ class Aggregator:
 
     def _payload(self, client: str) -> bytes:
         dispatch, _ = self._outbox[client]
-        update = wire.UpdateMessage(
+        update = payloads.UpdateMessage(
             run="bench",
             client=client,
             sequence=self._sequence,
@@ -116,12 +118,12 @@ class Aggregator:
             sent=_NOW,
             vector=self._vector,
         )
-        return wire.encode(update)
+        return payloads.encode(update)
 
-    def handle(self, payloads: list[tuple[str, bytes]]) -> None:
+    def handle(self, updates: list[tuple[str, bytes]]) -> None:
         """What is measured."""
-        for client, payload in payloads:
-            message = wire.decode_update(payload)
+        for client, payload in updates:
+            message = payloads.decode_update(payload)
             self._handle(inputs.UpdateArrived(_NOW, client, len(payload), _NOW, message))
             self._handle(inputs.InstantOver(_NOW))
             if self._recording is not None:
@@ -135,14 +137,14 @@ class Aggregator:
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:
             if isinstance(action, act.Dispatch):
-                message = wire.ModelMessage(
+                message = payloads.ModelMessage(
                     run="bench",
                     version=action.version,
                     dispatch=action.number,
                     schema="schema",
                     vector=self._server.w,
                 )
-                head, views = wire.laid_out(message)
+                head, views = payloads.laid_out(message)
                 if self._newest is None or self._newest[0] != action.version:
                     self._newest = action.version, chunks.cut([bytes(view) for view in views])
                 self._outbox[action.client] = action, chunks.messages(head, self._newest[1])
@@ -226,9 +228,9 @@ class Durable(Aggregator):
     def _handle(self, event: inputs.Input, payload: bytes | None = None) -> None:
         self._execute(self._durable.handle(event, payload))
 
-    def handle(self, payloads: list[tuple[str, bytes]]) -> None:
-        for count, (client, payload) in enumerate(payloads, start=1):
-            message = wire.decode_update(payload)
+    def handle(self, updates: list[tuple[str, bytes]]) -> None:
+        for count, (client, payload) in enumerate(updates, start=1):
+            message = payloads.decode_update(payload)
             now = 3 * SECOND
             self._handle(inputs.UpdateArrived(now, client, len(payload), now, message), payload)
             if count % self._batch == 0:

@@ -37,7 +37,7 @@ from analysis.load import Run, load
 from testbed.host.die_with_parent import prefix
 from testbed.run import planning
 from testbed.run.options import Options
-from testbed.runtimes.containers import RUN_LABEL
+from testbed.runtimes.docker.containers import RUN_LABEL
 
 _MOVED = 0.1
 _COUNT, _SECONDS = 70, 8

@@ -44,7 +44,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agents import events
 from analysis.load import load
-from testbed.runtimes.process import HOST, find_mosquitto, free_ports
+from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
 _WARM_S = 3.0
 """From the first model on, before updates count."""

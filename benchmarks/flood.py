@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agents import events
 from testbed.rundir.tail import Follower
-from testbed.runtimes import process
+from testbed.runtimes.process import runtime
 from tests.chaos import FAULTS
 from tests.running import Finished, started, write_topology
 
@@ -61,7 +61,7 @@ def main() -> None:
             begin = _wall_clock(runs, up)
             time.sleep(max(0.0, begin + _MIDDLE - time.time()))
             (run,) = runs.iterdir()
-            for info in process.find():
+            for info in runtime.find():
                 if (info.run, info.component) == (run.name, _FLOODS):
                     info.process.send_signal(signal.SIGUSR2)
             up.communicate()

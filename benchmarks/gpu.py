@@ -23,7 +23,7 @@ import torch
 
 from agents.client.training import Trainer
 from agents.config import Local
-from agents.flat import initial
+from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.interface import Task

@@ -31,14 +31,15 @@ from typing import Any
 import numpy as np
 import psutil
 
-from agents import config, events, messages, shards, wire
+from agents import config, events, shards
 from agents.config import AggregatorConfig, Broker, Named, Stop
+from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
+from agents.mqtt.transport import Connection, Received
 from agents.tasks.quadratic import Quadratic
-from agents.topics import AGGREGATOR, CONTROLLER, Topics
-from agents.transport import Connection, Received
+from agents.wire import messages, payloads
 from testbed.broker import Limits, Listeners, accounts, write_mosquitto
 from testbed.rundir.tail import Follower
-from testbed.runtimes.process import HOST, find_mosquitto, free_ports
+from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
 _RUN, _TOPICS = "load", Topics("load")
 _CONNECTIONS = 100
@@ -71,7 +72,7 @@ class Client:
     def _receive(self, message: Received) -> None:
         name = self.login.username
         if message.topic == _TOPICS.model(name):
-            self._answer(wire.decode_model(message.payload), message.at)
+            self._answer(payloads.decode_model(message.payload), message.at)
             return
         match messages.decode(_TOPICS, message.topic, message.payload):
             case messages.Acknowledgement(_, dispatch):
@@ -85,11 +86,11 @@ class Client:
                 report = messages.Report(name, max(self._open, default=0))
                 self._connection.publish(_TOPICS.report(name), messages.encode(report))
 
-    def _answer(self, model: wire.ModelMessage, at: int) -> None:
+    def _answer(self, model: payloads.ModelMessage, at: int) -> None:
         self.sent += 1
         now = time.monotonic_ns()
-        payload = wire.encode(
-            wire.UpdateMessage(
+        payload = payloads.encode(
+            payloads.UpdateMessage(
                 run=_RUN,
                 client=self.login.username,
                 sequence=self.sent,

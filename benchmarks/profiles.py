@@ -32,8 +32,9 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from testbed.plan import calibration, work
-from testbed.plan.work import KINDS, Work
+from testbed.plan import work
+from testbed.speed import calibration
+from testbed.speed.kinds import KINDS, Work
 from testbed.topology import profiles
 
 TIMES = Path(__file__).with_name("training_times.csv")

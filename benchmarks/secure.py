@@ -22,8 +22,8 @@ from agents.config import SecureRun  # noqa: E402
 from agents.secure import masks  # noqa: E402
 from agents.secure.field import FIELD, Words  # noqa: E402
 from agents.secure.party import Party  # noqa: E402
+from agents.secure.secure_messages import decode_sum  # noqa: E402
 from agents.secure.sums import Summand, Sums  # noqa: E402
-from agents.secure.wire import decode_sum  # noqa: E402
 
 _TRIES = 5
 

@@ -26,14 +26,14 @@ from typing import Any
 import psutil
 
 from agents.config import Broker
-from agents.topics import AGGREGATOR, CONTROLLER, Topics
-from agents.transport import Connection
+from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
+from agents.mqtt.transport import Connection
 from testbed import images
 from testbed.broker import Account, Limits, Listeners, accounts, write_mosquitto
 from testbed.host import docker_engine, swarm
-from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL
-from testbed.runtimes.process import HOST, find_mosquitto, free_ports
-from testbed.runtimes.swarm_maintenance import engine_proxies
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
+from testbed.runtimes.swarm.maintenance import engine_proxies
 from tests import two_engines
 from tests.running import TESTBED
 from tests.two_engines import Engine

@@ -48,14 +48,14 @@ def main() -> None:
 def _measured(name: str) -> dict[str, Any]:
     import torch
 
-    from agents import wire
     from agents.client.training import Trainer
     from agents.config import Local
-    from agents.flat import buffers_of, initial
+    from agents.models.flat import buffers_of, initial
     from agents.shards import Shard
     from agents.tasks import TASKS
+    from agents.wire import payloads
+    from testbed.data.datasets import DATASETS
     from testbed.plan.costs import message_sizes
-    from testbed.plan.datasets import DATASETS
 
     torch.set_num_threads(1)
     task = TASKS[name]()
@@ -71,10 +71,10 @@ def _measured(name: str) -> dict[str, Any]:
     begin = time.thread_time()
     result = trainer.train(start, rng, buffers=buffers)
     seconds = time.thread_time() - begin
-    model = wire.ModelMessage(
+    model = payloads.ModelMessage(
         run="run", version=0, dispatch=1, schema="", vector=result.end - start, buffers=result.buffers
     )
-    payload = wire.encode(model)
+    payload = payloads.encode(model)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "paper": getattr(task, "paper", "").partition(":")[0] or "none",

@@ -22,11 +22,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from agents.config import Broker
-from agents.topics import Topics
-from agents.transport import Connection, Received
+from agents.mqtt.topics import Topics
+from agents.mqtt.transport import Connection, Received
 from testbed.broker import Listeners, accounts, write_mosquitto
 from testbed.broker.identity import new_identity
-from testbed.runtimes.process import HOST, find_mosquitto, free_ports
+from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
 CLIENTS = ("a", "b")
 SIZES = {"10k": 10_000, "550k": 550_000, "11M": 11_000_000}

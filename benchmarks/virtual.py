@@ -40,17 +40,17 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from agents import events
 from agents.client import randomness
 from agents.config import Local
-from agents.flat import initial
+from agents.models.flat import initial
+from agents.models.vectors import Vector
 from agents.shards import Shard
 from agents.tasks.cnn import Cifar10Cnn
 from agents.tasks.interface import Task
 from agents.tasks.logreg import MnistLogreg
-from agents.vectors import Vector
 from benchmarks import perceptron
 from benchmarks.perceptron import Perceptron
-from testbed.plan import datasets
+from testbed.data import datasets
+from testbed.data.preparation import Prepared
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.preparation import Prepared
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory

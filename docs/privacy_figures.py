@@ -20,7 +20,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from agents.secure.coding import code_of
-from agents.secure.wire import share_size, sum_size
+from agents.secure.secure_messages import share_size, sum_size
 from analysis import metrics, privacy
 from analysis.charts.chart import PALETTE
 from analysis.load import Run, load

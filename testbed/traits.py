@@ -47,7 +47,7 @@ class Traits:
 
 RUNTIMES: dict[str, Traits] = {
     "docker": Traits(
-        module="testbed.runtimes.docker",
+        module="testbed.runtimes.docker.runtime",
         cgroups=True,
         images=True,
         gpus=True,
@@ -56,7 +56,7 @@ RUNTIMES: dict[str, Traits] = {
         lack="no Docker engine that can run devices answers",
     ),
     "swarm": Traits(
-        module="testbed.runtimes.swarm",
+        module="testbed.runtimes.swarm.runtime",
         cgroups=True,
         images=True,
         many_hosts=True,
@@ -65,7 +65,7 @@ RUNTIMES: dict[str, Traits] = {
         lack="this machine's engine manages no Swarm, or does not answer",
     ),
     "process": Traits(
-        module="testbed.runtimes.process",
+        module="testbed.runtimes.process.runtime",
         lossless="whose links are TCP relays",
         shaper="relay",
         shaper_why="processes have no network of their own",

@@ -40,14 +40,14 @@ import psutil
 from agents import events
 from agents.device_actions import Restart, to_json
 from agents.events import COMPLETE
-from agents.topics import AGGREGATOR, CONTROLLER
+from agents.mqtt.topics import AGGREGATOR, CONTROLLER
 from testbed.broker import BROKER
 from testbed.errors import TestbedError
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower
-from testbed.runtimes import process
+from testbed.runtimes.process.runtime import find
 from tests.running import Finished, cli, started, write_topology
 
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -368,7 +368,7 @@ def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
             _break_container(f"testbed-{name}-{fault.part}")
         case _:
             sent = {"kill": signal.SIGKILL, "break": signal.SIGUSR1, "flood": signal.SIGUSR2}[fault.what]
-            for info in process.find():
+            for info in find():
                 if (info.run, info.component) == (name, fault.part):
                     info.process.send_signal(sent)
     if (fault.what, runtime) == ("kill", "process") and fault.part in CLIENTS:
@@ -386,7 +386,7 @@ def _freeze(part: str, name: str, runs: Path, runtime: str) -> None:
         subprocess.run(["docker", "unpause", container], capture_output=True, check=False)
         return
     controller = RunDirectory(runs / name).controller()
-    found = [one.process for one in process.find() if (one.run, one.component) == (name, part)]
+    found = [one.process for one in find() if (one.run, one.component) == (name, part)]
     frozen = found if part != CONTROLLER else [controller] if controller is not None else []
     for one in frozen:
         one.suspend()

@@ -17,15 +17,17 @@ from pathlib import Path
 
 import numpy as np
 
-from agents import chunks, config, messages, wire
+from agents import config
 from agents.config import ClientConfig
-from agents.secure import wire as secure_wire
+from agents.mqtt import chunks
+from agents.mqtt.topics import Topics
+from agents.mqtt.transport import Connection, Received
+from agents.secure import secure_messages as secure_wire
 from agents.secure.field import FIELD
 from agents.secure.party import Party
-from agents.secure.wire import PartyError
-from agents.topics import Topics
-from agents.transport import Connection, Received
-from agents.wire import UpdateMessage
+from agents.secure.secure_messages import PartyError
+from agents.wire import messages, payloads
+from agents.wire.payloads import UpdateMessage
 
 
 class EvilPeer:
@@ -82,13 +84,13 @@ class EvilPeer:
             if kind == "key":
                 self._party.meet(name, bytes(message.payload))
             elif kind == "model":
-                self._update(wire.decode_model(message.payload))
+                self._update(payloads.decode_model(message.payload))
             elif kind == "request":
                 self._answer(messages.decode(self._names, message.topic, message.payload))
         except PartyError:
             pass
 
-    def _update(self, model: wire.ModelMessage) -> None:
+    def _update(self, model: payloads.ModelMessage) -> None:
         """As it should be: an update of zeros."""
         now = time.monotonic_ns()
         for name, share in self._party.prepare(model.dispatch):
@@ -114,7 +116,7 @@ class EvilPeer:
             vector=np.zeros(0, np.float32),
             masked=self._party.masked(model.dispatch, zeros, self._rng),
         )
-        self._connection.publish(self._names.update(self._name), wire.encode(update))
+        self._connection.publish(self._names.update(self._name), payloads.encode(update))
 
     def _answer(self, request: messages.Message) -> None:
         """With words that are no sum of its shares."""

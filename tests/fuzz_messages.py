@@ -26,22 +26,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents import chunks, messages, shards, wire
+from agents import shards
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.main import Aggregator
-from agents.buffers import Buffers
-from agents.compression import METHODS, Compressor
 from agents.config import AggregatorConfig, Broker, Named, RouterConfig, SecureRun, Stop
 from agents.device_actions import Crash, SetLink
-from agents.rate_limit import RateLimit
+from agents.models.buffers import Buffers
+from agents.mqtt import chunks
+from agents.mqtt.rate_limit import RateLimit
+from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
+from agents.mqtt.transport import Received
 from agents.router.main import Router
-from agents.secure import wire as secure_wire
+from agents.secure import secure_messages as secure_wire
 from agents.secure.masked import Masked
 from agents.secure.party import Party
-from agents.secure.wire import PartyError
+from agents.secure.secure_messages import PartyError
 from agents.tasks.quadratic import Quadratic
-from agents.topics import AGGREGATOR, ROUTER, Topics
-from agents.transport import Received
+from agents.wire import messages, payloads
+from agents.wire.compression import METHODS, Compressor
 from testbed.run.controller import Controller
 from testbed.view import View
 from tests.testbed.test_controller import Idle
@@ -144,7 +146,7 @@ class Fuzz:
             aggregator._core._dispatches._open.get("d-1", {}).items(), default=(0, None)
         )
         begun = epoch + dispatch.at if dispatch else aggregator._clock.now()
-        message = wire.UpdateMessage(
+        message = payloads.UpdateMessage(
             run=self._names.run,
             client="d-1",
             sequence=self._sequence,
@@ -185,7 +187,7 @@ class Fuzz:
         if self._random.random() < 0.5:
             field = self._random.choice([name for name in message.__slots__ if name not in BODIES])
             message = replace(message, **{field: self._random.choice(NASTY)})
-        payload = _unlimited(lambda: wire.encode(message))
+        payload = _unlimited(lambda: payloads.encode(message))
         at = aggregator._clock.now()
         aggregator._receive(Received(self._names.update("d-1"), self._damaged(payload), at))
 

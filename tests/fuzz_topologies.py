@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from analysis.yamlloader import Loader
+from agents.disk.yaml_loader import Loader
 from testbed.cli.main import app
 from tests.fuzz_directories import outcome, run_by_hand
 from tests.running import TOPOLOGIES

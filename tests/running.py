@@ -20,8 +20,8 @@ import yaml
 
 from agents import events
 from testbed.host import cgroups
-from testbed.runtimes import process
-from testbed.runtimes.containers import RUN_LABEL
+from testbed.runtimes.docker.containers import RUN_LABEL
+from testbed.runtimes.process import runtime
 
 TOPOLOGIES = Path(__file__).parent.parent / "topologies"
 TESTBED = [sys.executable, "-m", "testbed"]
@@ -165,4 +165,4 @@ def left_in_docker(engine: docker.DockerClient, run: str) -> list[str]:
 
 def left_as_processes(run: str) -> list[str]:
     """Every process of this user that belongs to `run`."""
-    return [str(info) for info in process.find() if info.run == run]
+    return [str(info) for info in runtime.find() if info.run == run]

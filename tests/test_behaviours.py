@@ -18,11 +18,12 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from agents import events, wire
+from agents import events
+from agents.wire import payloads
 from testbed.host import docker_engine as docker_engine
 from testbed.host import run_module
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import process
+from testbed.runtimes.process import runtime as process_runtime
 from tests.running import Finished, Testbed, interrupt, left_as_processes, started, until_printed
 from tests.waiting import eventually
 
@@ -74,7 +75,7 @@ def of(run: Finished, client: str) -> list[events.UpdateApplied]:
 
 def model(run: Finished) -> float:
     """The final model's only parameter."""
-    vector, *_ = wire.unpack((run.path / "models" / "final.safetensors").read_bytes())
+    vector, *_ = payloads.unpack((run.path / "models" / "final.safetensors").read_bytes())
     return float(vector[0])
 
 
@@ -206,7 +207,9 @@ def kill(runtime: str, runs: Path, device: str) -> Callable[[], object]:
         container = f"testbed-{run.name}-{device}"
         in_docker("kill", container)
         return lambda: in_docker("start", container)
-    (found,) = [info for info in process.find() if (info.run, info.component) == (run.name, device)]
+    (found,) = [
+        info for info in process_runtime.find() if (info.run, info.component) == (run.name, device)
+    ]
     environment = found.process.environ()
     found.process.kill()
     config = RunDirectory(run).config(device)

@@ -9,7 +9,7 @@ from typing import Any
 import docker
 import pytest
 
-from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from tests.running import Finished, left_in_docker, started, until_printed, write_topology
 
 MIB = 2**20

@@ -13,7 +13,7 @@ from testbed import traits
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
-from testbed.runtimes.process import ProcessRuntime
+from testbed.runtimes.process.runtime import ProcessRuntime
 from testbed.view import View
 from tests.running import Finished, Testbed, left_as_processes, write_small_topology
 

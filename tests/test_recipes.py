@@ -116,7 +116,7 @@ def test_a_rule_a_task_and_a_chart(copy: Path) -> None:
     (copy / "agents/rules/eager.py").write_text(
         "from dataclasses import dataclass\nfrom typing import ClassVar\n\n"
         "from agents.rules.interface import Actions, Rule, Send, Server, State, Update\n"
-        "from agents.vectors import add_scaled\n\n\n" + textwrap.dedent(example)
+        "from agents.models.vectors import add_scaled\n\n\n" + textwrap.dedent(example)
     )
     rules = copy / "agents/rules/__init__.py"
     insert(rules, "from agents.rules.favano", "from agents.rules.eager import Eager\n")
@@ -170,8 +170,8 @@ def test_a_device_action_and_mypy_names_what_does_not_handle_it(copy: Path) -> N
     named = set(re.findall(forgets, checked.stdout, re.MULTILINE))
     assert named == {
         "agents/device/main.py",
-        "testbed/runtimes/container_actions.py",
-        "testbed/runtimes/process.py",
+        "testbed/runtimes/docker/container_actions.py",
+        "testbed/runtimes/process/runtime.py",
         "testbed/topology/timeline.py",
         "testbed/virtual/faults.py",
     }

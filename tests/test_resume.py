@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import events, files, wire
+from agents import events
+from agents.disk import files
+from agents.wire import payloads
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from tests.running import (
@@ -85,10 +87,10 @@ def test_a_resumed_run_goes_on(testbed: Testbed, tmp_path: Path) -> None:
     assert left_as_processes(after.path.name) == []
 
 
-def unacknowledged(run: Finished) -> list[wire.UpdateMessage]:
+def unacknowledged(run: Finished) -> list[payloads.UpdateMessage]:
     """Updates that clients had finished and were not told to be safe."""
     kept = (run.path / "state" / "clients").rglob("*.update")
-    return [wire.decode_update(bytes(files.unsealed(file.read_bytes()))) for file in kept]
+    return [payloads.decode_update(bytes(files.unsealed(file.read_bytes()))) for file in kept]
 
 
 def wait_for_the_last_record(runs: Path) -> Finished:

@@ -16,8 +16,8 @@ import pytest
 from agents import events
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import process
-from testbed.runtimes.process import Programs
+from testbed.runtimes.process import runtime as process
+from testbed.runtimes.process.runtime import Programs
 from tests.running import Finished, Testbed, left_as_processes, write_small_topology
 
 SLOW = """

@@ -17,19 +17,21 @@ import docker
 import pytest
 
 from agents import events
-from agents.topics import AGGREGATOR
+from agents.mqtt.topics import AGGREGATOR
 from testbed import images
 from testbed.broker import BROKER
+from testbed.data import preparation
 from testbed.errors import HostError
 from testbed.host.nodes import Node
 from testbed.host.swarm import nodes
-from testbed.plan import Host, plan, preparation
+from testbed.plan import Host, plan
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import executor, swarm_engine_proxies, swarm_executor, swarm_removal
-from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL
-from testbed.runtimes.swarm import launcher
-from testbed.runtimes.swarm_node_agents import NODE_AGENT
+from testbed.runtimes.docker import executor
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.runtimes.swarm import engine_proxies, removal, swarm_executor
+from testbed.runtimes.swarm.node_agents import NODE_AGENT
+from testbed.runtimes.swarm.runtime import launcher
 from testbed.topology import load
 from testbed.view import View
 from tests.conftest import unavailable
@@ -207,14 +209,14 @@ def test_a_pending_clean_up_is_done_through_engine_proxies_of_the_same_image(
 ) -> None:
     """It may have that from a registry, and under no other name."""
     manager, image = on_swarm[0].client, "registry.example:5000/testbed-base:1"
-    made = swarm_engine_proxies.EngineProxies(
+    made = engine_proxies.EngineProxies(
         manager, nodes(manager), image, "r-1", {RUN_LABEL: "r-1"}, tmp_path
     )
     made.unreachable |= {made.others[0].id}
     try:
         with pytest.raises(HostError, match=f"{os.uname().nodename} does not answer .* down r-1"):
-            swarm_removal.remove(manager, made, "r-1", None)
-        assert swarm_engine_proxies.image_of(manager, "r-1") == image
+            removal.remove(manager, made, "r-1", None)
+        assert engine_proxies.image_of(manager, "r-1") == image
     finally:
         swarm_executor.remove_rest(manager, "r-1")
     nothing_is_left(on_swarm)

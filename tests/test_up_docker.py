@@ -20,7 +20,8 @@ import numpy as np
 import pexpect
 import pytest
 
-from agents import events, wire
+from agents import events
+from agents.wire import payloads
 from analysis.load import load
 from analysis.timeline import timeline
 from testbed.host import kernel
@@ -217,7 +218,7 @@ def test_a_papers_model_in_containers(
     run = Finished.only_one_in(tmp_path / "runs")
     assert run.manifest["outcome"] == "updates"
     assert all(size < update.bytes < size + 2000 for update in run.updates)
-    _, _, buffers = wire.unpack((run.path / "models" / "final.safetensors").read_bytes())
+    _, _, buffers = payloads.unpack((run.path / "models" / "final.safetensors").read_bytes())
     assert (buffers.integers > 0).all()  # batches that were counted
 
 

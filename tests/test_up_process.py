@@ -19,7 +19,7 @@ from agents import events
 from agents.config import KEEPALIVE
 from testbed.plan import models
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import process
+from testbed.runtimes.process import runtime
 from tests import attacks
 from tests.attacks import Facts
 from tests.running import (
@@ -244,7 +244,7 @@ def test_a_peer_that_means_harm_costs_the_sums_that_it_takes_part_in_and_no_more
 def memory_of(run: str) -> list[int]:
     """Bytes that the processes of a run have."""
     found = [0]
-    for info in process.find():
+    for info in runtime.find():
         if info.run == run:
             with suppress(psutil.Error):
                 found.append(info.process.memory_info().rss)

@@ -23,7 +23,7 @@ class Dispatch:
     """Sequence number of the client's last update that the rule was given."""
     waiting: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
-    """As in `agents.wire.ModelMessage`."""
+    """As in `agents.wire.payloads.ModelMessage`."""
 
     @property
     def to_client(self) -> dict[str, Any]:

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from agents import buffers, events
+from agents import events
 from agents.aggregator.actions import Log
 from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
-from agents.buffers import Buffers
-from agents.nanoseconds import Nanoseconds, to_seconds
+from agents.models import buffers
+from agents.models.buffers import Buffers
 from agents.rules.interface import Contribution
-from agents.wire import plain_size
+from agents.timing.nanoseconds import Nanoseconds, to_seconds
+from agents.wire.payloads import plain_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Arrivals:
         self, old: Buffers, contributions: Sequence[Contribution], *, shares: bool
     ) -> Buffers:
         """Those of the version that `contributions`, of which there are some, make, as
-        `agents.buffers.averaged` has them."""
+        `agents.models.buffers.averaged` has them."""
         weights = {(used.client, used.dispatch): used.weight for used in contributions}
         arrived = [key for key in self._waiting if key in weights]
         used = [(weights[key], self._waiting[key].buffers) for key in arrived]

@@ -23,7 +23,7 @@ from typing import assert_never, cast
 import numpy as np
 from numpy.random import SeedSequence
 
-from agents import buffers, events, own_code
+from agents import events, own_code
 from agents.aggregator import inputs
 from agents.aggregator.actions import (
     Action,
@@ -46,17 +46,18 @@ from agents.aggregator.secure_sums import Asked, Losses, Lost, Opened, SecureSum
 from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timer, Timers
 from agents.aggregator.validation import MAX_COUNT, Validation
-from agents.buffers import Buffers
 from agents.config import Named, ServerNoise, silence
-from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
-from agents.rate_limit import RateLimit
+from agents.models import buffers
+from agents.models.buffers import Buffers
+from agents.models.vectors import Vector, add_scaled
+from agents.mqtt.rate_limit import RateLimit
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import Kind, Request, Rule, Send, Server, State, SumUp
 from agents.secure.sums import Sums
 from agents.texts import visible
-from agents.vectors import Vector, add_scaled
-from agents.wire import FAREWELL, UpdateMessage
+from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.wire.payloads import FAREWELL, UpdateMessage
 
 _SILENCE = from_seconds(silence())
 _GRACE_S = 1.5

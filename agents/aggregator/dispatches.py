@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from agents.nanoseconds import Nanoseconds
+from agents.timing.nanoseconds import Nanoseconds
 
 _REMEMBERED = 64
 """Latest answers of each client that are known as dealt with: more than it has under way."""

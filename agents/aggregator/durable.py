@@ -15,18 +15,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents import events, files, wire
+from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, recording, snapshot, storage
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import Cut, Extent, Recording, RecordingError, Written
 from agents.aggregator.snapshot import SnapshotError
-from agents.buffers import NONE, Buffers
 from agents.config import Durability
-from agents.nanoseconds import Nanoseconds, to_seconds
+from agents.disk import files
+from agents.models.buffers import NONE, Buffers
+from agents.models.vectors import Vector
 from agents.rules.interface import Server
 from agents.texts import counted
-from agents.vectors import Vector
+from agents.timing.nanoseconds import Nanoseconds, to_seconds
+from agents.wire import payloads
 
 _APPLIED = f'{{"event":"{events.UpdateApplied.event}",'
 _LEAST_LOG = 64 * 1024 * 1024
@@ -136,8 +138,8 @@ class DurableCore:
         SnapshotError."""
         path = self._waiting(version)
         try:
-            w, _, buffers = wire.unpack(bytes(files.unsealed(path.read_bytes())))
-        except (OSError, ValueError, wire.WireError) as error:
+            w, _, buffers = payloads.unpack(bytes(files.unsealed(path.read_bytes())))
+        except (OSError, ValueError, payloads.WireError) as error:
             raise SnapshotError(
                 f"{path}, a model that waits for its evaluation, cannot be read: {error}"
             ) from error
@@ -201,7 +203,7 @@ class DurableCore:
                     state.evaluating.append(version)
                     if self._keeps:
                         with self._waiting(version).open("wb") as file:
-                            file.writelines(files.sealed(wire.pack(server.w, {}, server.buffers)))
+                            file.writelines(files.sealed(payloads.pack(server.w, {}, server.buffers)))
                 case act.Save(version, final) as save:
                     folder, schema = self._directory / "models", self._schema
                     storage.save_model(folder, save.name, server.w, server.buffers, version, schema)

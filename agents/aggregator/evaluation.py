@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from agents.aggregator.evaluation_parts import NO_PARTS, Part, Parts
-from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Start
-from agents.flat import FlatModule, build
+from agents.models.buffers import NONE, Buffers
+from agents.models.flat import FlatModule, build
+from agents.models.vectors import Vector
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
-from agents.vectors import Vector
 
 _BATCH = 500
 _NICE = 19

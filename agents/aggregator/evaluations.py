@@ -6,8 +6,8 @@ from collections import deque
 
 from agents import events
 from agents.aggregator.actions import Action, Evaluate, Log
-from agents.nanoseconds import Nanoseconds, to_seconds
-from agents.vectors import Vector, finite
+from agents.models.vectors import Vector, finite
+from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _DIVERGED = (
     "is not finite, or its norm is above 1.8e19: nothing that is trained from it is of use. The updates "

@@ -6,7 +6,7 @@ too much is refused before it is decoded, and who goes on is shut out: the contr
 
 from __future__ import annotations
 
-from agents.rate_limit import RateLimit
+from agents.mqtt.rate_limit import RateLimit
 
 _MESSAGE_RATE = 100, 10.0
 """At once, and a second of the host: what one client may send beside an answer to each dispatch."""

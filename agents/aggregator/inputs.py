@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from agents.nanoseconds import Nanoseconds
 from agents.secure.field import Words
-from agents.wire import UpdateMessage
+from agents.timing.nanoseconds import Nanoseconds
+from agents.wire.payloads import UpdateMessage
 
 
 @dataclass(frozen=True, slots=True)

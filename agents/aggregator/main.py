@@ -23,18 +23,7 @@ from typing import assert_never
 
 import torch
 
-from agents import (
-    chunks,
-    config,
-    disturbances,
-    events,
-    messages,
-    own_code,
-    process,
-    shards,
-    topics,
-    wire,
-)
+from agents import config, disturbances, events, own_code, process, shards
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import Setup
@@ -45,19 +34,21 @@ from agents.aggregator.flood_guard import FloodGuard
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.settings import LastEvaluation, Settings
 from agents.aggregator.snapshot import SnapshotError
-from agents.clock import Clock
 from agents.config import AggregatorConfig
 from agents.device_actions import Crash, Join, Restart, to_json
-from agents.flat import first_model
-from agents.inbox import Inbox
-from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.models.flat import first_model
+from agents.mqtt import chunks, topics
+from agents.mqtt.inbox import Inbox
+from agents.mqtt.transport import Connection, ConnectionFailedError, Received
 from agents.rules import RULES
 from agents.rules.interface import Request, Rule
-from agents.secure import wire as secure_wire
+from agents.secure import secure_messages as secure_wire
 from agents.secure.coding import code_of
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.transport import Connection, ConnectionFailedError, Received
+from agents.timing.clock import Clock
+from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.wire import messages, payloads
 
 _CHECKPOINT_EVERY = 30 * SECOND
 _INBOX_BYTES = 64 * 2**20
@@ -322,8 +313,8 @@ class Aggregator:
     def _receive_update(self, sender: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
         at = self._now()
         try:
-            message = wire.decode_update(payload)
-        except wire.WireError as error:
+            message = payloads.decode_update(payload)
+        except payloads.WireError as error:
             self._handle(inputs.Unreadable(at, sender, str(error)))
             return
         if self._core.cut_short:
@@ -465,8 +456,8 @@ class Aggregator:
         self._outbox.append((self._topics.request(client), request))
 
     def _model(self, version: int, number: int, dispatch: act.Dispatch | None = None) -> chunks.Messages:
-        head, views = wire.laid_out(
-            wire.ModelMessage(
+        head, views = payloads.laid_out(
+            payloads.ModelMessage(
                 run=self._topics.run,
                 version=version,
                 dispatch=number,

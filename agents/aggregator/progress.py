@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agents.device_actions import Action, DeviceState
-from agents.nanoseconds import SECOND, Nanoseconds
+from agents.timing.nanoseconds import SECOND, Nanoseconds
 
 _LEAST = 10 * SECOND
 _ROUNDS = 5

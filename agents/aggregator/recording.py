@@ -30,11 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agents import checksum, config, files, wire
+from agents import config
 from agents.aggregator.core import Setup
 from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, Suspended, UpdateArrived
-from agents.checksum import PACKED, Checksum
-from agents.secure import wire as secure_wire
+from agents.disk import checksum, files
+from agents.disk.checksum import PACKED, Checksum
+from agents.secure import secure_messages as secure_wire
+from agents.wire import payloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def _head(text: bytes, number: int, *payload: bytes | bytearray | memoryview) ->
 def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[bytes | memoryview, ...]:
     if isinstance(event, SharesSummed):
         return (secure_wire.encode_sum(event.message.number, event.message.words),)
-    head, views = wire.laid_out(event.message)
+    head, views = payloads.laid_out(event.message)
     return head, *views
 
 
@@ -216,7 +218,7 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Written | 
                 if isinstance(entry, Setup | Cut) != (count == 0):
                     raise ValueError("what a log begins with has to be its first entry, and no other")
             except (
-                *(ValueError, TypeError, RecursionError, wire.WireError),
+                *(ValueError, TypeError, RecursionError, payloads.WireError),
                 secure_wire.SecureWireError,
             ) as error:
                 raise RecordingError(f"{path}, the entry at byte {head.at}: {error}") from error
@@ -315,7 +317,7 @@ def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input | Written
     if {field: type(value) for field, value in fields.items()} != _FIELDS[name]:
         raise ValueError(f"{name} does not have {fields!r:.80}")
     if name == UpdateArrived.__name__:
-        return UpdateArrived(**fields, message=wire.decode_update(payload))
+        return UpdateArrived(**fields, message=payloads.decode_update(payload))
     if name == SharesSummed.__name__:
         return SharesSummed(**fields, message=SharesSum(*secure_wire.decode_sum(payload)))
     return Written(**fields) if name == Written.__name__ else INPUTS[name](**fields)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
-from agents.nanoseconds import Nanoseconds, from_seconds
+from agents.models.vectors import Vector
 from agents.rules.interface import SumUp
 from agents.secure.field import Words
 from agents.secure.masked import Masked
 from agents.secure.sums import Sum, Summand, Sums
-from agents.vectors import Vector
+from agents.timing.nanoseconds import Nanoseconds, from_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agents.config import Bounds, SecureRun, ServerNoise, Stop
-from agents.nanoseconds import Nanoseconds
 from agents.rules.interface import ClientSide
+from agents.timing.nanoseconds import Nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

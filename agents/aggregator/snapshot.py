@@ -20,7 +20,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from agents import checksum, files, own_code
+from agents import own_code
+from agents.disk import checksum, files
 from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQQ")
@@ -37,12 +38,12 @@ _MODULES = {
     "agents.aggregator.settings",
     "agents.aggregator.timers",
     "agents.aggregator.validation",
-    "agents.buffers",
+    "agents.models.buffers",
     "agents.client_side",
     "agents.config",
     "agents.device_actions",
     "agents.events",
-    "agents.rate_limit",
+    "agents.mqtt.rate_limit",
     "agents.rules.interface",
     "agents.secure.coding",
     "agents.secure.field",

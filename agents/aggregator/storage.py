@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from agents import events, files, wire
-from agents.buffers import Buffers
-from agents.checksum import Checksum
-from agents.vectors import Vector
+from agents import events
+from agents.disk import files
+from agents.disk.checksum import Checksum
+from agents.models.buffers import Buffers
+from agents.models.vectors import Vector
+from agents.wire import payloads
 
 _PIECE = 2**20
 """Bytes that are read at once."""
@@ -88,4 +90,4 @@ def _cut_torn_line(path: Path) -> None:
 def save_model(folder: Path, name: str, w: Vector, buffers: Buffers, version: int, schema: str) -> None:
     """Write `folder/<name>.safetensors` to the disk; a crash leaves no half file by that name."""
     metadata = {"version": str(version), "schema": schema}
-    files.save(folder / f"{name}.safetensors", wire.pack(w, metadata, buffers))
+    files.save(folder / f"{name}.safetensors", payloads.pack(w, metadata, buffers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.nanoseconds import Nanoseconds, next_multiple
+from agents.timing.nanoseconds import Nanoseconds, next_multiple
 
 Timer = (
     Literal["evaluate", "checkpoint", "after", "waiting", "give up"]

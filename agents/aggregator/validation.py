@@ -10,12 +10,12 @@ import numpy as np
 from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.settings import Settings
-from agents.compression import Compressed
-from agents.nanoseconds import Nanoseconds
+from agents.models.vectors import Vector, finite, norm
 from agents.rules.interface import Server
 from agents.secure.sums import Sums
-from agents.vectors import Vector, finite, norm
-from agents.wire import UpdateMessage
+from agents.timing.nanoseconds import Nanoseconds
+from agents.wire.compression import Compressed
+from agents.wire.payloads import UpdateMessage
 
 MAX_COUNT = 2**63 - 1
 """The largest number that the tables made of the records can hold."""

@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 import numpy as np
 
 from agents.config import Named
-from agents.vectors import Vector
+from agents.models.vectors import Vector
 
 
 class Attack(Protocol):

@@ -20,17 +20,17 @@ from typing import Literal
 
 import numpy as np
 
-from agents.buffers import NONE, Buffers
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
 from agents.client.uploads import History, Memory, Uploads
 from agents.client_side import ClientSide
-from agents.compression import Compressor
 from agents.config import Local, Named
-from agents.nanoseconds import Nanoseconds
+from agents.models.buffers import NONE, Buffers
+from agents.models.vectors import Vector
 from agents.secure.masked import Masked
-from agents.vectors import Vector
-from agents.wire import FAREWELL, ModelMessage, UpdateMessage
+from agents.timing.nanoseconds import Nanoseconds
+from agents.wire.compression import Compressor
+from agents.wire.payloads import FAREWELL, ModelMessage, UpdateMessage
 
 _NOTHING = np.zeros(0, np.float32)
 _NOTHING_APPLIED = 0, _NOTHING
@@ -108,7 +108,7 @@ class Identity:
     side: ClientSide
     local: Local
     compression: Named | None = None
-    """Of its updates: a method in `agents.compression.METHODS`, and its parameters."""
+    """Of its updates: a method in `agents.wire.compression.METHODS`, and its parameters."""
 
 
 @dataclass(frozen=True, slots=True)

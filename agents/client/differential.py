@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agents.config import Differential
-from agents.vectors import Vector, norm
+from agents.models.vectors import Vector, norm
 
 
 @dataclass(frozen=True, slots=True)

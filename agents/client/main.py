@@ -18,24 +18,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents import chunks, config, messages, own_code, process, shards, topics, wire
+from agents import config, own_code, process, shards
 from agents.client import accelerator, core, memory, randomness
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
 from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
 from agents.client.timing import Timing
-from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.imports import uncollected
-from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.models.vectors import Vector
+from agents.mqtt import chunks, topics
+from agents.mqtt.transport import Connection, ConnectionFailedError, Received
 from agents.secure.masked import Masked
-from agents.secure.wire import PartyError, share_size
+from agents.secure.secure_messages import PartyError, share_size
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.texts import counted
-from agents.transport import Connection, ConnectionFailedError, Received
-from agents.vectors import Vector
+from agents.timing.clock import Clock
+from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.wire import messages, payloads
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
@@ -69,7 +71,7 @@ class Client:
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
-        largest = {"model": wire.largest_model(cfg.parameters, cfg.buffers)}
+        largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers)}
         self._party: Party | None = None
         """Client's side of secure aggregation. Keys and shares are handed to it in paho's thread, so
         that they do not pile up during a training."""
@@ -168,7 +170,7 @@ class Client:
             return []
         at = self._clock.at(message.at)
         if message.topic != self._topics.request(self._config.client):
-            return self._core.model(wire.decode_model(message.payload), at)
+            return self._core.model(payloads.decode_model(message.payload), at)
         return self._requested(message.topic, message.payload, at)
 
     def _requested(self, topic: str, payload: bytes | bytearray, at: Nanoseconds) -> core.Actions:
@@ -240,9 +242,9 @@ class Client:
                 case core.SendUpdate(_, message):
                     self._send(message())
 
-    def _send(self, update: wire.UpdateMessage) -> None:
-        head, views = wire.laid_out(update)
-        if self._outbox is not None and update.kind != wire.FAREWELL:
+    def _send(self, update: payloads.UpdateMessage) -> None:
+        head, views = payloads.laid_out(update)
+        if self._outbox is not None and update.kind != payloads.FAREWELL:
             put = partial(self._outbox.put, update.dispatch, (head, *views))
             if not written(put, self._stopped.wait):
                 return
@@ -256,7 +258,7 @@ class Client:
                 update = chunks.split(payload)
                 self._connection.publish(self._topics.update(self._config.client), update)
 
-    def _train(self, model: wire.ModelMessage, sequence: int) -> None:
+    def _train(self, model: payloads.ModelMessage, sequence: int) -> None:
         self._cut = False
         self._timing.begin()
         if self._begun is not None:
@@ -335,7 +337,7 @@ class Client:
 def _remembered(path: Path, client: str) -> Memory:
     try:
         return memory.load(path)
-    except (OSError, ValueError, wire.WireError) as error:
+    except (OSError, ValueError, payloads.WireError) as error:
         sys.exit(f"client {client}: {path}, what it remembers of its updates, cannot be read: {error}")
 
 

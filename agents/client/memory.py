@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from agents import files, wire
 from agents.client.uploads import Memory
+from agents.disk import files
+from agents.wire import payloads
 
 _FIELDS = ("applied", "sent")
 _WAITING = "waiting"
@@ -20,7 +21,7 @@ def save(memory: Memory, path: Path) -> None:
     known |= {f"{_WAITING} {number}": (number, sent) for number, sent in memory.waiting.items()}
     metadata = {name: str(sequence) for name, (sequence, _) in known.items()}
     vectors = np.concatenate([vector for _, vector in known.values()], dtype="<f4")
-    files.save(path, files.sealed(wire.pack(vectors, metadata)), secret=True)
+    files.save(path, files.sealed(payloads.pack(vectors, metadata)), secret=True)
 
 
 def load(path: Path) -> Memory:
@@ -29,7 +30,7 @@ def load(path: Path) -> Memory:
     if not path.exists():
         return Memory()
     with files.open_regular(path) as file:
-        vectors, metadata, _ = wire.unpack(bytes(files.unsealed(file.read())))
+        vectors, metadata, _ = payloads.unpack(bytes(files.unsealed(file.read())))
     parts = np.split(vectors, len(metadata))
     known = {name: (int(metadata[name]), part) for name, part in zip(metadata, parts, strict=True)}
     waiting = dict(known.pop(name) for name in metadata if name.startswith(_WAITING))

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from agents import files
+from agents.disk import files
 
 _SUFFIX = ".update"
 _ASIDE = ".aside"

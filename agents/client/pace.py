@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from agents.control_group import ControlGroup
+from agents.device.control_group import ControlGroup
 
 
 class Pace:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from agents import durations
 from agents.client.randomness import THINKING, TIMING
 from agents.config import Duration
-from agents.nanoseconds import Nanoseconds, from_seconds
+from agents.timing import durations
+from agents.timing.nanoseconds import Nanoseconds, from_seconds
 
 
 class Timing:

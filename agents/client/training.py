@@ -11,12 +11,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Local, Start
-from agents.flat import FlatModule, buffers_of, build, fill, vector_of
+from agents.models.buffers import NONE, Buffers
+from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
+from agents.models.vectors import Vector, norm
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task, mean_loss
-from agents.vectors import Vector, norm
 
 
 @dataclass(frozen=True, slots=True)

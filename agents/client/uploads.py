@@ -10,8 +10,8 @@ import numpy as np
 
 from agents.client_side import ClientSide, Kind
 from agents.config import Local
-from agents.vectors import Vector
-from agents.wire import ModelMessage
+from agents.models.vectors import Vector
+from agents.wire.payloads import ModelMessage
 
 
 @dataclass(frozen=True, slots=True)

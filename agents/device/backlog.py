@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from agents.messages import QueueUse
+from agents.wire.messages import QueueUse
 
 PACKET = 1514
 """Bytes of a full packet, Ethernet header included."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from agents.device.nfqueue import PacketQueues
-from agents.realtime import realtime
+from agents.timing.realtime import realtime
 
 _LENGTH = 65536
 """Packets a queue holds: 0.5 s at 1 Gbit/s need 42,000 of full size."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from agents.config import Link
 from agents.device.backlog import PACKET, Backlog
 from agents.device.netlink import Netlink
-from agents.messages import QueueUse
+from agents.wire.messages import QueueUse
 
 _IFB = "ifb0"
 _TBF, _QUEUE_FOR_RATE = 0x1, 0x100

@@ -25,11 +25,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, assert_never
 
-from agents import config, messages, topics
-from agents.clock import Clock
+from agents import config
 from agents.config import DeviceConfig, Link
-from agents.control_group import ControlGroup
 from agents.device import link, usage
+from agents.device.control_group import ControlGroup
 from agents.device.netlink import Netlink
 from agents.device_actions import (
     Crash,
@@ -43,9 +42,12 @@ from agents.device_actions import (
     SetLink,
 )
 from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
-from agents.messages import DeviceOrder, Limits, LimitsRequest, MessageError, RemoteAction
-from agents.nanoseconds import from_seconds, to_seconds
-from agents.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt import topics
+from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.timing.clock import Clock
+from agents.timing.nanoseconds import from_seconds, to_seconds
+from agents.wire import messages
+from agents.wire.messages import DeviceOrder, Limits, LimitsRequest, MessageError, RemoteAction
 
 _NO_NEW_PRIVILEGES = 38
 """PR_SET_NO_NEW_PRIVS: not every engine can be asked for it."""

@@ -1,9 +1,9 @@
 """Measurement of a device's link, through the link itself, before the run clock starts.
 
-Rates are measured by `agents.packettrain`; round trips by ICMP echoes, which the other side's kernel
-answers by itself, so that neither its processes nor TCP's retransmissions are in the figures. The socket
-is the kernel's "ping socket", which takes no privilege where `net.ipv4.ping_group_range` allows our
-group.
+Rates are measured by `agents.links.packet_train`; round trips by ICMP echoes, which the other side's
+kernel answers by itself, so that neither its processes nor TCP's retransmissions are in the figures.
+The socket is the kernel's "ping socket", which takes no privilege where `net.ipv4.ping_group_range`
+allows our group.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from agents import arrivals, packettrain, probe_server
 from agents.config import Link
-from agents.messages import LinkFigures
-from agents.retry import retry
+from agents.links import packet_times, packet_train, probe_server
+from agents.mqtt.retry import retry
+from agents.wire.messages import LinkFigures
 
 _MAX_ROUND_TRIPS = 500
 _ROUND_TRIPS_SECONDS = 2.0
@@ -61,8 +61,8 @@ def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigu
         found: dict[str, Any] = round_trip_figures(requested, answered)
         found |= {"loss": 1 - len(answered) / len(trips), "round_trips": len(trips)}
         for name, rate, train in (
-            ("up", requested.up, packettrain.upload),
-            ("down", requested.down, packettrain.download),
+            ("up", requested.up, packet_train.upload),
+            ("down", requested.down, packet_train.download),
         ):
             if rate is not None:
                 found[name] = fastest(partial(train, host, rate, answer_timeout), rate)
@@ -109,7 +109,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
     sent: list[int] = []
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
-        arrivals.timestamp(sock)
+        packet_times.timestamp(sock)
         sock.connect((host, 0))
         for _ in range(_TRIES_AHEAD):
             _send_echo(sock, count)
@@ -124,10 +124,10 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
                 continue
             due = begin + len(sent) * interval_s if len(sent) < count else end
             if select.select([sock], [], [], max(0.0, due - now))[0]:
-                data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, arrivals.ANCILLARY_BYTES)
+                data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, packet_times.ANCILLARY_BYTES)
                 kind, _, _, _, number = _ECHO_HEADER.unpack_from(data)
                 if kind == _REPLY and number < len(sent):
-                    found[number] = (arrivals.in_ancillary(ancillary) - sent[number]) / 1e9
+                    found[number] = (packet_times.in_ancillary(ancillary) - sent[number]) / 1e9
     return found
 
 

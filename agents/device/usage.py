@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agents.control_group import ControlGroup
-from agents.messages import Sample
+from agents.device.control_group import ControlGroup
+from agents.wire.messages import Sample
 
 
 def sample(
@@ -32,8 +32,8 @@ def sample(
 
 
 def schedstat(pid: int) -> dict[str, Any]:
-    """`ran` and `waited` of the process's main thread, in seconds (see `agents.messages.Sample`); empty
-    where it has ended, or the kernel does not count them."""
+    """`ran` and `waited` of the process's main thread, in seconds (see `agents.wire.messages.Sample`);
+    empty where it has ended, or the kernel does not count them."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

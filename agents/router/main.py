@@ -25,15 +25,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents import config, disturbances, messages, topics
+from agents import config, disturbances
 from agents.config import Access, RouterConfig
 from agents.device.delayline import Cell, DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
 from agents.device_actions import SetLink
-from agents.messages import DeviceOrder, MessageError
-from agents.retry import retry
-from agents.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt import topics
+from agents.mqtt.retry import retry
+from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.wire import messages
+from agents.wire.messages import DeviceOrder, MessageError
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
 """Time within which the name service must know a host."""

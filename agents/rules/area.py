@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from agents.checks import duration, positive
-from agents.nanoseconds import from_seconds, to_seconds
+from agents.models.vectors import Vector, add_scaled
 from agents.rules.interface import (
     Action,
     Actions,
@@ -29,7 +29,7 @@ from agents.rules.interface import (
     SumUp,
     Update,
 )
-from agents.vectors import Vector, add_scaled
+from agents.timing.nanoseconds import from_seconds, to_seconds
 
 _TIMER = "aggregate"
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from agents.checks import at_least, positive
+from agents.models.vectors import mix
 from agents.rules.interface import (
     Action,
     Actions,
@@ -22,7 +23,6 @@ from agents.rules.interface import (
     SumUp,
     Update,
 )
-from agents.vectors import mix
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from agents.checks import positive
-from agents.nanoseconds import to_seconds
+from agents.models.vectors import add_scaled
 from agents.rules.interface import Actions, Rule, Send, Server, State, Sums, Update
 from agents.rules.parts import check_update_times
-from agents.vectors import add_scaled
+from agents.timing.nanoseconds import to_seconds
 
 
 @dataclass(frozen=True)

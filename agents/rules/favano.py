@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from agents.checks import at_least, duration, positive
-from agents.nanoseconds import from_seconds
+from agents.models.vectors import add_scaled
 from agents.rules.interface import (
     Action,
     Actions,
@@ -22,7 +22,7 @@ from agents.rules.interface import (
     Update,
 )
 from agents.rules.parts import WeightedSum
-from agents.vectors import add_scaled
+from agents.timing.nanoseconds import from_seconds
 
 
 @dataclass(frozen=True)

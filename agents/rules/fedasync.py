@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from agents.checks import at_least, positive
+from agents.models.vectors import mix
 from agents.rules.interface import Actions, ClientSide, Rule, Send, Server, State, Sums, Update
-from agents.vectors import mix
 
 
 @dataclass(frozen=True)

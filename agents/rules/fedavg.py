@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from agents.checks import at_least, duration, positive
-from agents.nanoseconds import from_seconds
 from agents.rules.interface import (
     Action,
     Actions,
@@ -22,6 +21,7 @@ from agents.rules.interface import (
     Update,
 )
 from agents.rules.parts import RobustSum, SumOfModels, Trim, check_trim
+from agents.timing.nanoseconds import from_seconds
 
 
 @dataclass(frozen=True)

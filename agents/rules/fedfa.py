@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from agents.checks import at_least, positive
+from agents.models.vectors import add_scaled, mix
 from agents.rules.interface import (
     Actions,
     ClientSide,
@@ -19,7 +20,6 @@ from agents.rules.interface import (
     Sums,
     Update,
 )
-from agents.vectors import add_scaled, mix
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from agents.checks import duration, positive
-from agents.nanoseconds import from_seconds
 from agents.rules.interface import (
     Actions,
     Aggregated,
@@ -18,6 +17,7 @@ from agents.rules.interface import (
     Update,
 )
 from agents.rules.parts import Trim, check_trim, check_update_times, gathered
+from agents.timing.nanoseconds import from_seconds
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,11 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
-from agents.buffers import NONE, Buffers
 from agents.client_side import ClientSide as ClientSide
 from agents.client_side import Kind as Kind
-from agents.nanoseconds import Nanoseconds
-from agents.vectors import Vector, add_scaled, mix
+from agents.models.buffers import NONE, Buffers
+from agents.models.vectors import Vector, add_scaled, mix
+from agents.timing.nanoseconds import Nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from agents.models.vectors import Vector, add_scaled, mix, pour, trimmed_mean
 from agents.rules.interface import Aggregated, Contribution, Server, SumUp, Update
-from agents.vectors import Vector, add_scaled, mix, pour, trimmed_mean
 
 Trim = float | Literal["median"]
 """Share of the updates that is left out at each end of every coordinate; `median`: as many as leave one

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from agents.checks import at_least, positive
+from agents.models.vectors import Vector
 from agents.rules.interface import (
     Action,
     Actions,
@@ -23,7 +24,6 @@ from agents.rules.interface import (
     Update,
 )
 from agents.rules.parts import Trim, Workers, check_trim, gathered, training_at_once
-from agents.vectors import Vector
 
 
 @dataclass(frozen=True)

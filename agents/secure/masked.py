@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agents.nanoseconds import Nanoseconds
 from agents.secure.field import Words
+from agents.timing.nanoseconds import Nanoseconds
 
 DIVERGED = -1
 _MAX_HOLDERS = 10_000

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from agents.config import SecureRun
-from agents.nanoseconds import Nanoseconds
-from agents.secure import masks, wire
+from agents.models.vectors import Vector
+from agents.secure import masks, secure_messages
 from agents.secure.channels import KEY_BYTES, ChannelError, Channels
 from agents.secure.coding import code_of
 from agents.secure.field import FIELD, Words
 from agents.secure.masked import DIVERGED, Masked
 from agents.secure.quantised import Grid, dominates
-from agents.secure.wire import PartyError
-from agents.vectors import Vector
+from agents.secure.secure_messages import PartyError
+from agents.timing.nanoseconds import Nanoseconds
 
 _MASKS = 4
 """Of its own that a client keeps: of the training that goes on, and of one in its send buffer."""
@@ -103,7 +103,9 @@ class Party:
             about = self._about(self.name, name, dispatch)
             yield (
                 name,
-                wire.encode_share(dispatch, self._channels.sealed(content, keys[name], about)),
+                secure_messages.encode_share(
+                    dispatch, self._channels.sealed(content, keys[name], about)
+                ),
             )
 
     def masked(
@@ -121,15 +123,15 @@ class Party:
     def take(self, sender: str, payload: bytes | bytearray) -> None:
         """A share of a mask of `sender`. Raises PartyError."""
         try:
-            dispatch, sealed = wire.decode_share(payload, self.code.length)
+            dispatch, sealed = secure_messages.decode_share(payload, self.code.length)
             with self._lock:
                 key = self._keys.get(sender)
             if key is None:
                 raise PartyError(f"a share of {sender}, whose key is not known")
             about = self._about(sender, self.name, dispatch)
             content = self._channels.opened(sealed, key, about)
-            share = wire.elements(np.frombuffer(content, "<u4"))
-        except (wire.SecureWireError, ChannelError) as error:
+            share = secure_messages.elements(np.frombuffer(content, "<u4"))
+        except (secure_messages.SecureWireError, ChannelError) as error:
             raise PartyError(f"a share of {sender}: {error}") from error
         self._hold(sender, dispatch, share)
 
@@ -147,10 +149,10 @@ class Party:
             raise PartyError("an update that counts for more than the others of its sum")
         with self._lock:
             if not all(dispatch in self._held.get(client, ()) for client, dispatch in keys):
-                return wire.encode_sum(number, None)
+                return secure_messages.encode_sum(number, None)
             shares = [self._held[client].pop(dispatch) for client, dispatch in keys]
         summed = FIELD.product(np.array([weights], np.uint64), np.stack(shares))
-        return wire.encode_sum(number, summed[0])
+        return secure_messages.encode_sum(number, summed[0])
 
     def _hold(self, client: str, dispatch: int, share: Words) -> None:
         """Where there is no room, the oldest share of the client that has most of them is forgotten: so

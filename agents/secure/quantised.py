@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.models.vectors import Vector
 from agents.secure.field import FIELD, Words
-from agents.vectors import Vector
 
 _BLOCK = 1 << 15
 

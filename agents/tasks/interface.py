@@ -25,7 +25,7 @@ class Task(Protocol):
     """
 
     dataset: ClassVar[str | Callable[[Any], Splits] | None] = ""
-    """Name in `testbed.plan.datasets.DATASETS`, or a method that returns the data, the same each time;
+    """Name in `testbed.data.datasets.DATASETS`, or a method that returns the data, the same each time;
     None where `shards` brings them, device by device; empty where each topology names its own."""
     has_accuracy: ClassVar[bool] = True
     """Whether `correct` means something."""

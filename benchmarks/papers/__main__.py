@@ -30,9 +30,9 @@ from rich.console import Console
 from benchmarks.papers import report, results
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiments import EXPERIMENTS, Experiment
+from testbed.data import datasets
 from testbed.errors import TestbedError
 from testbed.host.signals import interrupting
-from testbed.plan import datasets
 
 PAGES = Path(__file__).parents[2] / "docs" / "papers"
 RUNS = Path("runs") / "papers"

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agents import files
+from agents.disk import files
 from analysis.load import Run
 from analysis.manifest import verdict
 from analysis.metrics import crossed, final

@@ -37,7 +37,7 @@ def start(
 
     Raises TestbedError where the run ended before its clock went, as why it did.
     """
-    from testbed.runtimes import process  # with the broker
+    from testbed.runtimes.process import runtime  # with the broker
 
     past = Follower(directory.events).read()  # of a run that is resumed
     started = [record for record in past if isinstance(record, events.RunStarted)]
@@ -52,7 +52,7 @@ def start(
             stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**_environment(), **process.environment(directory, "controller")},
+            env={**_environment(), **runtime.environment(directory, "controller")},
             start_new_session=True,
         )
         try:

@@ -109,7 +109,7 @@ def add_profile(
     """Add a device profile to the file `to`: measure this machine, `seconds` for each kind of work, and
     call it `what`; or take those in the file `what`, which the program of `profile_script` has written.
     Their names. Raises BadInputError."""
-    from testbed.plan import device_benchmark
+    from testbed.speed import device_benchmark
     from testbed.topology import own_profiles
 
     writable_file(Path(to))  # before some minutes of measuring
@@ -131,7 +131,7 @@ def add_profile(
 
 def profile_script(to: str | Path) -> Path:
     """Write the program that measures a device, and needs nothing but PyTorch there; its path."""
-    from testbed.plan import device_benchmark
+    from testbed.speed import device_benchmark
 
     path = writable_file(Path(to), "--script")
     path.write_text(Path(device_benchmark.__file__).read_text(encoding="utf-8"), encoding="utf-8")

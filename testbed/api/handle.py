@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from agents import events, files
+from agents import events
 from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
+from agents.disk import files
 from testbed.api import background
 from testbed.api.topology_input import data_root
 from testbed.errors import BadInputError, RunFailedError, reading
@@ -276,9 +277,9 @@ class RunHandle:
         """Evaluate the models that a run which is over has kept, on its test set: `model`, `version`,
         `part`, `name`, `samples`, `loss`, `accuracy`. With `classes` also on each class, with `devices`
         on at most so many training samples of each device. `data` as of `up`. Raises BadInputError."""
-        from testbed.plan import evaluation
+        from testbed.run import kept_models
 
-        return evaluation.of_run(self._directory, data_root(data), classes=classes, devices=devices)
+        return kept_models.of_run(self._directory, data_root(data), classes=classes, devices=devices)
 
     def shell(self, device: str, command: Sequence[str] = ()) -> int:
         """Give the user of this terminal a shell in the container of `device`, or of the only one of the

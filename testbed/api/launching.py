@@ -16,8 +16,9 @@ from testbed import tracking
 from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of
 from testbed.console import Report, silent
 from testbed.dashboard import serving
+from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, writable_file
-from testbed.plan import Plan, by_node, describe, drawing, here, memory, model_check, preparation
+from testbed.plan import Plan, by_node, describe, drawing, here, memory, model_check
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
 from testbed.run import live_runs, planning
@@ -29,7 +30,7 @@ from testbed.tracking.processes import tracked
 from testbed.view import View
 
 if TYPE_CHECKING:
-    from testbed.plan.distribution import Distribution as Distribution
+    from testbed.data.distribution import Distribution as Distribution
     from testbed.plan.rounds import Round
 
 _LAUNCH = "launch.json"
@@ -225,7 +226,7 @@ def distribution(
 ) -> Distribution:
     """How many samples and which classes each device of `topology` (see `up`) would have. `data` as of
     `up`; `on_progress` is called with lines on how far it is. Raises BadInputError, HostError."""
-    from testbed.plan.distribution import distribution as of
+    from testbed.data.distribution import distribution as of
     from testbed.plan.resolution import resolved
 
     given = text_of(topology)

@@ -25,8 +25,8 @@ from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm import LEAST_ENGINE, manages
 from testbed.images import Images, debian, inventory, torch_index
 from testbed.images.inventory import Listed
-from testbed.plan.calibration import Calibration
-from testbed.plan.calibration import calibrate as measured
+from testbed.speed.calibration import Calibration
+from testbed.speed.calibration import calibrate as measured
 from testbed.view import View
 
 Status = Literal["ok", "warn", "missing"]
@@ -300,13 +300,13 @@ def prune_images(
     """Remove our images that nobody uses, with `everything` also those of the user's other checkouts,
     code and Dockerfiles; and on other nodes of a Swarm all that runs have copied there. Which went, and
     how many bytes that has freed; with `dry_run` those that would. Raises HostError."""
-    from testbed.runtimes import swarm_maintenance
+    from testbed.runtimes.swarm import maintenance
 
     with closing(docker_engine.connect()) as client:
         if dry_run:
             return inventory.removable(inventory.listed(client), everything=everything), 0
         gone, freed = inventory.prune(client, everything=everything)
-        swarm_maintenance.prune(client, on_progress)
+        maintenance.prune(client, on_progress)
         return gone, freed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from agents import files
+from agents.disk import files
 from testbed.errors import BadInputError
 from testbed.topology import fedscale as reader
 from testbed.topology import parse, published, units, yamlfile

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agents import chunks
+from agents.mqtt import chunks
 from testbed.broker.logins import Account, hash_password
 
 BROKER = "broker"

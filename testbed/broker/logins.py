@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agents.config import Broker
-from agents.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
+from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
 _ITERATIONS = 101
 """Mosquitto's own default. Stretching protects guessable passwords; ours are 192 random bits."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents import files
+from agents.disk import files
 from testbed.fidelity.limits import RequestedLimits
 
 FORMAT = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agents.control_group import weights_of
-from agents.messages import NO_LIMIT, Limits
+from agents.device.control_group import weights_of
+from agents.wire.messages import NO_LIMIT, Limits
 from testbed.host.die_with_parent import cpu_numbers
 
 _PAGE_BYTES = 64 * 1024

@@ -46,8 +46,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from agents import messages
-from agents.messages import Limits, MessageError
+from agents.wire import messages
+from agents.wire.messages import Limits, MessageError
 from testbed.fidelity.figures import (
     CPU,
     DELAYS,

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from agents import files
+from agents.disk import files
 
 
 def folder() -> Path:

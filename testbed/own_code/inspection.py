@@ -217,8 +217,8 @@ def _actions(method: str, returned: Any) -> list[Any]:
 
 
 def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tuple[Any, ...]:
-    """See `agents.flat.extent`."""
-    from agents import flat
+    """See `agents.models.flat.extent`."""
+    from agents.models import flat
 
     task = _made(cls, params)
     try:
@@ -230,8 +230,8 @@ def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tup
 
 
 def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -> list[str]:
-    """See `agents.flat.write_start`."""
-    from agents import flat
+    """See `agents.models.flat.write_start`."""
+    from agents.models import flat
 
     return flat.write_start(_made(cls, params), seed, **files)
 

@@ -3,8 +3,8 @@ prepared from both."""
 
 from testbed.plan.assignment import end_to_end, plan
 from testbed.plan.host import Host, this_host
+from testbed.plan.plan_tables import by_node, describe
 from testbed.plan.planned import Plan, PlannedDevice, cpuset, dilated
-from testbed.plan.tables import by_node, describe
 
 __all__ = [
     "Host",

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agents import durations, probe_server
 from agents.config import (
     FIT_KEEPALIVE,
     KEEPALIVE,
@@ -24,9 +23,11 @@ from agents.config import (
     dump,
     silence,
 )
+from agents.links import probe_server
+from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.rules.interface import ClientSide
 from agents.tasks.interface import Task
-from agents.topics import AGGREGATOR, ROUTER
+from agents.timing import durations
 from testbed.broker import SOCKET, Account, Limits, init_user
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.plan import model_check, rounds

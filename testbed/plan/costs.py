@@ -11,16 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from agents import wire
-from agents.buffers import NONE, Buffers
-from agents.compression import Compressor
 from agents.config import Local, Named, SecureRun
+from agents.models.buffers import NONE, Buffers
+from agents.models.vectors import Vector
 from agents.secure.masked import Masked
 from agents.tasks.interface import Task
-from agents.vectors import Vector
+from agents.wire import payloads
+from agents.wire.compression import Compressor
 from testbed.host import cache
-from testbed.plan import calibration, model_check
+from testbed.plan import model_check
 from testbed.plan.planned import Plan, PlannedDevice
+from testbed.speed import calibration
 from testbed.topology import Runtime, Topology
 
 MSS = 1448
@@ -283,8 +284,10 @@ def message_sizes(
     masked = None
     if secure is not None:
         masked = Masked(np.zeros(w.size, np.uint32), tuple(range(len(secure.clients))), 0)
-    model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w, buffers=buffers)
-    update = wire.UpdateMessage(
+    model = payloads.ModelMessage(
+        run=run, version=0, dispatch=0, schema=schema, vector=w, buffers=buffers
+    )
+    update = payloads.UpdateMessage(
         run=run,
         client="client",
         sequence=0,
@@ -305,4 +308,4 @@ def message_sizes(
         masked=masked,
         buffers=buffers,
     )
-    return len(wire.encode(model)), len(wire.encode(update))
+    return len(payloads.encode(model)), len(payloads.encode(update))

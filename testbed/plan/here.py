@@ -13,9 +13,9 @@ from packaging.requirements import Requirement
 from testbed.host.nodes import Node
 from testbed.plan import model_check, resolution
 from testbed.plan.assignment import plan
-from testbed.plan.calibration import Calibration, calibrate
 from testbed.plan.host import this_host
 from testbed.plan.planned import Plan
+from testbed.speed.calibration import Calibration, calibrate
 from testbed.topology import Topology, profiles
 from testbed.traits import traits
 

@@ -23,12 +23,12 @@ from agents.client.differential import lengthening
 from agents.secure.quantised import Grid
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task, no_classes, not_taken
+from testbed.data.datasets import DATASETS
+from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, listed
 from testbed.host import cache
 from testbed.own_code import stand_ins
 from testbed.own_code.stand_ins import StandIn
-from testbed.plan.datasets import DATASETS
-from testbed.plan.preparation import Prepared
 from testbed.topology import Topology
 
 _TRIED = 64
@@ -102,7 +102,7 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
         if isinstance(task, StandIn):
             count, others, buffers, names = stand_ins.ask(task, "extent", frozen=frozen)
         else:
-            from agents import flat  # with torch, whose import takes a second
+            from agents.models import flat  # with torch, whose import takes a second
 
             count, others, buffers, names = flat.extent(task, frozen)
     except ValueError as error:
@@ -223,7 +223,7 @@ def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
         else:
             sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
             texts = [path.read_bytes() for path in sources]
-        if (checks := find_spec("agents.flat")) is not None and checks.origin is not None:
+        if (checks := find_spec("agents.models.flat")) is not None and checks.origin is not None:
             texts.append(Path(checks.origin).read_bytes())  # what was good for others may not be now
     except (OSError, TypeError):  # made in a notebook
         return None

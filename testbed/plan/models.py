@@ -17,12 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 import agents.own_code
-from agents import files, wire
 from agents.aggregator.actions import Save
-from agents.flat import FlatModule, first_module, schema_hash
-from agents.flat import write_start as write_start_of
+from agents.disk import files
+from agents.models.flat import FlatModule, first_module, schema_hash
+from agents.models.flat import write_start as write_start_of
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
+from agents.wire import payloads
 from testbed.errors import BadInputError
 from testbed.own_code import stand_ins
 from testbed.own_code.stand_ins import StandIn
@@ -151,12 +152,12 @@ def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
         )
     topology = load(directory.topology)
     try:
-        vector, metadata, buffers = wire.unpack(files.read(file, _MAX_BYTES))
+        vector, metadata, buffers = payloads.unpack(files.read(file, _MAX_BYTES))
         start = start_of(topology, directory)
         module = first_module(task_of(topology, directory), topology.seed, start)
         if metadata.get("schema") != schema_hash(module):
             raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
         FlatModule(module, trained=False).load(vector, buffers)
-    except (OSError, ValueError, RuntimeError, SafetensorError, wire.WireError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, payloads.WireError) as error:
         raise BadInputError(f"{file} cannot be read as a model of {directory.path}: {error}") from error
     return module

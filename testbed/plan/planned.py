@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agents.clock import in_host_time
 from agents.config import Access, Duration, Link, Local, Named
+from agents.timing.clock import in_host_time
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.plan import feasibility
 from testbed.plan.gpus import PlannedGpu
@@ -55,7 +55,7 @@ class PlannedDevice:
     speed: float = 1.0
     """This device's own, as drawn."""
     compression: Named | None = None
-    """Of its updates (`agents.compression`)."""
+    """Of its updates (`agents.wire.compression`)."""
     byzantine: Named | None = None
     """The attack that its client makes (`agents.client.byzantine`)."""
     power: Mapping[str, float] | None = None

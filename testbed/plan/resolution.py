@@ -15,11 +15,12 @@ from agents.tasks.interface import Task
 from agents.texts import counted
 from testbed.errors import BadInputError
 from testbed.plan import memory, model_check
-from testbed.plan.calibration import Calibration, seconds, share
 from testbed.plan.feasibility import gib
 from testbed.plan.host import Host
 from testbed.plan.planned import Plan, PlannedDevice
-from testbed.plan.work import KINDS, Work, of_step
+from testbed.plan.work import of_step
+from testbed.speed.calibration import Calibration, seconds, share
+from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, profiles, traces
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, Link
 from testbed.topology.profiles import DeviceProfile, Profiles

@@ -15,9 +15,9 @@ import numpy as np
 
 from agents.config import Duration, Link
 from agents.device.link import burst
-from agents.durations import DISTRIBUTIONS
 from agents.secure.coding import code_of
-from agents.secure.wire import share_size
+from agents.secure.secure_messages import share_size
+from agents.timing.durations import DISTRIBUTIONS
 from testbed.errors import listed
 from testbed.plan.costs import (
     HOPS,
@@ -31,8 +31,8 @@ from testbed.plan.costs import (
     packets,
     update_time,
 )
+from testbed.plan.plan_tables import describe
 from testbed.plan.planned import Plan, PlannedDevice
-from testbed.plan.tables import describe
 from testbed.topology import Topology
 
 _MAX_NAMED = 4

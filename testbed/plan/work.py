@@ -13,30 +13,14 @@ from typing import TYPE_CHECKING, Any
 from agents.config import Start
 from agents.shards import inputs
 from agents.tasks.interface import Task
+from testbed.data.datasets import DATASETS
 from testbed.host import cache
 from testbed.own_code.stand_ins import StandIn
-from testbed.plan.datasets import DATASETS
 from testbed.plan.model_check import fingerprint
-from testbed.topology.fields import Model, NotNegative
+from testbed.speed.kinds import KINDS, Work
 
 if TYPE_CHECKING:
     import torch
-
-KINDS = ("convolution", "depthwise", "matrix", "memory")
-"""Of work. Each has a speed of its own on a device, and on this host."""
-
-
-class Work(Model):
-    """How much of each kind."""
-
-    convolution: NotNegative
-    """Gflop of convolutions, depthwise ones excepted."""
-    depthwise: NotNegative
-    """Gflop of convolutions in groups, depthwise ones above all."""
-    matrix: NotNegative
-    """Gflop of products of matrices."""
-    memory: NotNegative
-    """GB that all other operations read and write."""
 
 
 def of_step(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | None:
@@ -61,7 +45,7 @@ def of_step(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | N
 def _count_step(task: Task, batch_size: int, frozen: Sequence[str]) -> Work | None:
     import torch
 
-    from agents.flat import build
+    from agents.models.flat import build
 
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
         module = build(task, Start(frozen=tuple(frozen)))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from agents import config
 from agents.config import Broker, Link
-from agents.messages import LinkFigures, Probe
-from agents.topics import ROUTER
+from agents.mqtt.topics import ROUTER
+from agents.wire.messages import LinkFigures, Probe
 from testbed.errors import HostError
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec

@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from agents import config, disturbances, messages
+from agents import config, disturbances
 from agents.config import Access, Broker, Link
 from agents.device_actions import Disconnect, Reconnect, SetLink
-from agents.realtime import realtime
-from agents.topics import ROUTER, Topics
-from agents.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.topics import ROUTER, Topics
+from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.timing.realtime import realtime
+from agents.wire import messages
 from testbed.relay.pipe import Shape
 from testbed.relay.server import Lane, Relay
 from testbed.relay.traffic import COUNTED, Traffic

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from agents.device.backlog import Backlog
 from agents.device.link import burst
-from agents.messages import QueueUse
+from agents.wire.messages import QueueUse
 
 T = TypeVar("T")
 

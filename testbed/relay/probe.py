@@ -23,7 +23,7 @@ from typing import Any
 
 from agents.config import Link
 from agents.device.probe import fastest, pace, round_trip_figures
-from agents.messages import LinkFigures
+from agents.wire.messages import LinkFigures
 from testbed.relay.pipe import SEGMENT, on_wire
 
 _TRANSFER_SECONDS = 1.0

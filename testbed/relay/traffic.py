@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.messages import QueueUse
+from agents.wire.messages import QueueUse
 
 _COUNTER_BYTES = 8
 COUNTED = ("sent", "received")

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Never
 
-from agents import events, messages, own_code
-from agents.clock import in_device_time
+from agents import events, own_code
 from agents.config import Broker, Link
 from agents.device_actions import Crash, DeviceState, SetCpu
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
-from agents.inbox import Inbox
-from agents.messages import AddressedOrder, MessageError, Note
-from agents.rate_limit import RateLimit
+from agents.mqtt.inbox import Inbox
+from agents.mqtt.rate_limit import RateLimit
+from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
+from agents.mqtt.transport import Connection, ConnectionFailedError, Received
 from agents.texts import counted
-from agents.topics import AGGREGATOR, ROUTER, Topics
-from agents.transport import Connection, ConnectionFailedError, Received
+from agents.timing.clock import in_device_time
+from agents.wire import messages
+from agents.wire.messages import AddressedOrder, MessageError, Note
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, measure, requested

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agents import events
-from agents.clock import in_device_time
+from agents.timing.clock import in_device_time
 from testbed.fidelity import Clock, measure, requested
 from testbed.fidelity.validity import Judgement, Validity, verdict
 from testbed.plan.agent_configs import RunSpec

@@ -158,7 +158,8 @@ def take_down(live: LiveRun) -> None:
 
     Raises HostError where something may be left.
     """
-    from testbed.runtimes import process  # with the broker, of which virtual time has no use
+    # Here, as it brings the broker, which virtual time has no use for.
+    from testbed.runtimes.process import runtime as process
 
     directory = _existing(live)
     if directory is not None:
@@ -181,14 +182,14 @@ def take_down(live: LiveRun) -> None:
 
 def _ask_controller(directory: RunDirectory) -> None:
     """Let the controller, if it still lives, end its run in order."""
-    from testbed.runtimes import process
+    from testbed.runtimes.process import runtime
 
     with suppress(psutil.Error, BadInputError):
         if (controller := directory.controller()) is None:
             return
         controller.terminate()
         controller.resume()  # where somebody has suspended it
-        process.still_alive([controller], stop_timeout(directory))
+        runtime.still_alive([controller], stop_timeout(directory))
 
 
 def stop_timeout(directory: RunDirectory) -> float:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from agents import wire
-from agents.vectors import Vector
+from agents.models.vectors import Vector
+from agents.wire import payloads
 from analysis.load import Run
 
 _SHOWN = 4
@@ -66,7 +66,7 @@ def ending(run: Run) -> Ending | None:
     path = run.path / "models" / "final.safetensors"
     if task.get("name") != "quadratic" or not path.is_file():
         return None
-    final, _, _ = wire.unpack(path.read_bytes())
+    final, _, _ = payloads.unpack(path.read_bytes())
     devices: Mapping[str, Mapping[str, float]] = run.manifest["devices"]
     centers = np.array(task["centers"], np.float64)
     importance = np.array([device["importance"] for device in devices.values()])

@@ -9,10 +9,10 @@ from testbed import console
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
 from testbed.plan import Plan, here
-from testbed.plan.calibration import Calibration, calibrate
 from testbed.plan.resolution import resolved
 from testbed.run.options import Options
 from testbed.runtimes import emulator
+from testbed.speed.calibration import Calibration, calibrate
 from testbed.topology import Topology, load, machines
 from testbed.traits import emulated, those, traits
 
@@ -71,6 +71,6 @@ def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict
     """How fast a core of each node is: as described, by this host's, or as measured there."""
     if options.nodes is not None:
         return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
-    from testbed.runtimes import swarm_maintenance  # with the Docker SDK, which takes half a second
+    from testbed.runtimes.swarm import maintenance  # with the Docker SDK, which takes half a second
 
-    return swarm_maintenance.calibrations(nodes, topology.runtime.registry, console.remark)
+    return maintenance.calibrations(nodes, topology.runtime.registry, console.remark)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import time
 
 from agents.client.outbox import set_aside
+from testbed.data import datasets, preparation
+from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError
-from testbed.plan import Plan, datasets, model_check, preparation
+from testbed.plan import Plan, model_check
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.preparation import Prepared
 from testbed.run import manifest, unchanged
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agents import events, files, own_code, wire
+from agents import events, own_code
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, recording
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import RecordingError, Torn
-from agents.buffers import Buffers
+from agents.disk import files
+from agents.models.buffers import Buffers
+from agents.models.vectors import Vector
 from agents.rules.interface import Server
 from agents.texts import counted
-from agents.vectors import Vector
+from agents.wire import payloads
 from testbed.errors import BadInputError, RunFailedError
 from testbed.rundir.directory import RunDirectory
 
@@ -65,7 +67,7 @@ def replay(directory: RunDirectory) -> Replayed:
     own_code.use(str(directory.code) if directory.code.is_dir() else None)
     try:
         return replay.run()
-    except (RecordingError, wire.WireError, ValueError, OSError) as error:
+    except (RecordingError, payloads.WireError, ValueError, OSError) as error:
         raise BadInputError(f"cannot replay {directory.run}: {error}") from error
     except _DifferenceError as error:
         raise RunFailedError(
@@ -183,5 +185,5 @@ class _Replay:
         path = self.directory.models / f"{name}.safetensors"
         if not path.is_file():
             raise _DifferenceError(f"models/{name} is not there")
-        w, _, buffers = wire.unpack(files.read(path, _MAX_MODEL_BYTES))
+        w, _, buffers = payloads.unpack(files.read(path, _MAX_MODEL_BYTES))
         return w, buffers

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from agents.device_actions import Action, DeviceState, Join, Switching, from_json, holds, to_json
-from agents.messages import AddressedOrder, Log, Source
-from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
-from agents.topics import AGGREGATOR
+from agents.mqtt.topics import AGGREGATOR
+from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.wire.messages import AddressedOrder, Log, Source
 from testbed.errors import BadInputError
 from testbed.topology.timeline import Step
 

@@ -10,8 +10,8 @@ from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, terminal
 from testbed.plan.agent_configs import CLIENT_USER
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import executor
-from testbed.runtimes.containers import COMPONENT_LABEL
+from testbed.runtimes.docker import executor
+from testbed.runtimes.docker.containers import COMPONENT_LABEL
 from testbed.traits import RUNTIMES, those
 
 _SHELL = ("sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")

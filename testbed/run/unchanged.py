@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
-from agents import files
+from agents.disk import files
 from agents.texts import counted
 from testbed.errors import BadInputError, reading
 from testbed.rundir.directory import RunDirectory

@@ -11,14 +11,15 @@ from agents.events import COMPLETE
 from agents.texts import counted
 from testbed import broker as brokers
 from testbed.broker import BROKER
+from testbed.data import preparation
+from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, of_os
 from testbed.fidelity import host_load
 from testbed.fidelity.host_load import FreeCores
 from testbed.host.cpu_latency import keep_awake
 from testbed.host.signals import uninterrupted
-from testbed.plan import Plan, preparation
+from testbed.plan import Plan
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.preparation import Prepared
 from testbed.run import judging, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agents import files
+from agents.disk import files
 from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated

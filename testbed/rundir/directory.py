@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from agents import files
+from agents.disk import files
 from agents.texts import visible
 from analysis import manifest
 from testbed.errors import BadInputError, listed, reading

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from agents import events, files
+from agents import events
+from agents.disk import files
 
 _FIRST_BYTES, _MAX_BYTES = 2**14, 2**21
 """That are read of the end of the file; between two evaluations are the records of many updates."""

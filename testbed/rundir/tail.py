@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agents import events, files
+from agents import events
+from agents.disk import files
 
 _JUST_NOW = 2**20
 """Bytes: more than a run writes in some tenths of a second."""

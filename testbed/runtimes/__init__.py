@@ -13,10 +13,10 @@ from agents import events
 from agents.config import Broker
 from agents.device_actions import Action
 from agents.imports import uncollected
-from agents.messages import AddressedOrder, GpuSample, Telemetry
+from agents.wire.messages import AddressedOrder, GpuSample, Telemetry
+from testbed.data.preparation import Prepared
 from testbed.fidelity.host_load import HostSample
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.preparation import Prepared
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import traits
 from testbed.view import View

@@ -32,7 +32,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from testbed import topology
-from testbed.plan import Plan, datasets
+from testbed.data import datasets
+from testbed.plan import Plan
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.topology import Topology, validation_errors, yamlfile

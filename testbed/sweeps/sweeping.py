@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents import files
+from agents.disk import files
 from agents.events import COMPLETE
 from agents.texts import counted
 from testbed import console, topology

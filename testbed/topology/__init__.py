@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agents import own_code
-from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
+from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.host.gpus import MPS
 from testbed.own_code.code import Code
 from testbed.own_code.inspector import RaisedError

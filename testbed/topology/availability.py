@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agents.nanoseconds import Nanoseconds, from_seconds
+from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from testbed.topology import seeds
 from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds
 

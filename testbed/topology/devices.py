@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agents import config, durations
+from agents import config
 from agents.client.byzantine import ATTACKS
-from agents.compression import METHODS
-from agents.durations import Distribution
+from agents.timing import durations
+from agents.timing.durations import Distribution
+from agents.wire.compression import METHODS
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.data import DeviceData

@@ -36,7 +36,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from agents import config, own_code
-from agents.durations import DISTRIBUTIONS
+from agents.timing.durations import DISTRIBUTIONS
 from testbed.topology import units
 
 P = TypeVar("P", bound="Parameters")

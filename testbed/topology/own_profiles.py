@@ -6,7 +6,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from agents import files
+from agents.disk import files
 from testbed.errors import BadInputError
 from testbed.topology import profiles
 

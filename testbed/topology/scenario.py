@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from agents.nanoseconds import from_seconds
+from agents.timing.nanoseconds import from_seconds
 from testbed.topology import units
 from testbed.topology.devices import DeviceGroup, Link
 from testbed.topology.fields import Cpu, Duration, Model, PositiveSeconds, Seconds

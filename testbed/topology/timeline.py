@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
-from agents import durations
 from agents.device_actions import (
     BY_NAME,
     Action,
@@ -34,7 +33,8 @@ from agents.device_actions import (
     Switching,
     about,
 )
-from agents.nanoseconds import Nanoseconds, from_seconds
+from agents.timing import durations
+from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.devices import DeviceGroup

@@ -20,9 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents import config, files
+from agents import config
 from agents.device_actions import SetLink
-from agents.nanoseconds import from_seconds
+from agents.disk import files
+from agents.timing.nanoseconds import from_seconds
 from testbed.topology.devices import Link, LinkTrace
 from testbed.topology.timeline import Step
 

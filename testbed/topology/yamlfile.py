@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from agents import files
+from agents.disk import files
+from agents.disk.yaml_loader import Loader
 from agents.texts import counted
-from analysis.yamlloader import Loader
 from testbed.errors import BadInputError
 
 try:  # libyaml is many times as fast

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Protocol
 
-from agents import wire
 from agents.client import core as client
 from agents.client.timing import Timing
 from agents.client.uploads import Memory
 from agents.config import silence
-from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.secure.masked import Masked
+from agents.timing.nanoseconds import Nanoseconds, from_seconds
+from agents.wire import payloads
 from testbed.virtual.network import Line
 from testbed.virtual.timing import Speed
 
@@ -96,7 +96,7 @@ class Device:
     name: str = ""
     core: client.ClientCore
     line: Line
-    train: Callable[[wire.ModelMessage, int], Training]
+    train: Callable[[payloads.ModelMessage, int], Training]
     speed: Speed
     timing: Timing
     update_size: int | None = None
@@ -132,7 +132,7 @@ class Device:
     """What came to a frozen client, for when it resumes."""
     held_by_network: list[Callable[[], None]] = field(default_factory=list)
     """What could not pass while it was cut off, for when it can."""
-    under_way: list[Callable[[], wire.UpdateMessage]] = field(default_factory=list)
+    under_way: list[Callable[[], payloads.UpdateMessage]] = field(default_factory=list)
     """What makes the updates that have been sent and have not arrived."""
 
     @property

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from agents.nanoseconds import Nanoseconds
+from agents.timing.nanoseconds import Nanoseconds
 
 SCENARIO, LINK, DEVICE, ARRIVAL = range(4)
 """Ranks: which callbacks of one time come before which."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, assert_never
 
-from agents import wire
 from agents.device_actions import (
     Action,
     Crash,
@@ -28,7 +27,8 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
 )
-from agents.nanoseconds import Nanoseconds
+from agents.timing.nanoseconds import Nanoseconds
+from agents.wire import payloads
 from testbed.virtual.device import Device, Work, release
 
 
@@ -50,7 +50,7 @@ class World(Protocol):
         """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
 
     def say_last(
-        self, device: Device, words: Sequence[wire.UpdateMessage], heard: Callable[[], None]
+        self, device: Device, words: Sequence[payloads.UpdateMessage], heard: Callable[[], None]
     ) -> None:
         """The aggregator hears what is under way from `device`, then its last `words`; `heard` is called
         once its end is heard of, too."""

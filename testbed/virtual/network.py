@@ -24,7 +24,7 @@ import numpy as np
 
 from agents.config import Link
 from agents.device.link import burst
-from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import DIGITS, HOPS, SMALL, acknowledged, goodput, on_link
 from testbed.topology import seeds

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
 from agents.config import FROM_TASK, Start
-from agents.flat import FlatModule, build, learned
+from agents.models.flat import FlatModule, build, learned
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task, mean_loss
 from agents.tasks.quadratic import Quadratic

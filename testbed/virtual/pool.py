@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from agents.client.core import Outcome
-from agents.nanoseconds import Nanoseconds
+from agents.timing.nanoseconds import Nanoseconds
 from testbed.virtual.training import BatchTrainer, Job
 
 

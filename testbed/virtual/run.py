@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from agents import events, own_code, wire
+from agents import events, own_code
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
 from agents.aggregator.core import Setup
@@ -19,7 +19,6 @@ from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
-from agents.buffers import Buffers
 from agents.client import core as client
 from agents.client import randomness
 from agents.client.byzantine import Attacker
@@ -28,14 +27,17 @@ from agents.client.timing import Timing
 from agents.client.training import trainer_of
 from agents.config import Link, Named, silence
 from agents.device_actions import DeviceState
-from agents.flat import first_model
-from agents.nanoseconds import from_seconds
+from agents.models.buffers import Buffers
+from agents.models.flat import first_model
+from agents.models.vectors import Vector
 from agents.rules.interface import ClientSide
 from agents.secure.masked import DIVERGED, Masked
 from agents.secure.quantised import Grid
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.vectors import Vector
+from agents.timing.nanoseconds import from_seconds
+from agents.wire import payloads
+from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
@@ -54,7 +56,6 @@ from testbed.plan.costs import (
     timed,
     update_time,
 )
-from testbed.plan.preparation import Prepared, evaluation_parts
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Runtime
 from testbed.view import View
@@ -251,7 +252,7 @@ class _Fleet:
         def generator(*purpose: int) -> np.random.Generator:
             return randomness.generator(seed, name, *purpose)
 
-        def train(model: wire.ModelMessage, sequence: int) -> Ticket:
+        def train(model: payloads.ModelMessage, sequence: int) -> Ticket:
             ticket = Ticket(
                 pool=self._pool,
                 start=model.vector,

@@ -15,21 +15,22 @@ from typing import Protocol
 
 import numpy as np
 
-from agents import events, wire
+from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
-from agents.buffers import Buffers
 from agents.client import core as client
 from agents.config import SecureRun, Stop
 from agents.device_actions import to_json
-from agents.nanoseconds import Nanoseconds, to_seconds
+from agents.models.buffers import Buffers
+from agents.models.vectors import Vector
 from agents.rules.interface import Request, Server
 from agents.secure.coding import code_of
 from agents.secure.masked import Masked
-from agents.secure.wire import LACKING, share_size, sum_size
-from agents.vectors import Vector
+from agents.secure.secure_messages import LACKING, share_size, sum_size
+from agents.timing.nanoseconds import Nanoseconds, to_seconds
+from agents.wire import payloads
 from testbed.errors import RunFailedError
 from testbed.topology.timeline import Step
 from testbed.virtual import faults
@@ -206,7 +207,7 @@ class Simulation:
         return self._events.now
 
     def say_last(
-        self, device: Device, words: Sequence[wire.UpdateMessage], heard: Callable[[], None]
+        self, device: Device, words: Sequence[payloads.UpdateMessage], heard: Callable[[], None]
     ) -> None:
         def say(size: int, then: Callable[[], None]) -> None:
             device.line.upload(size, lambda at: self._message(at, device, then, to_device=False))
@@ -215,7 +216,7 @@ class Simulation:
             say(self._update_size if word.vector.size else 0, partial(self._deliver, word))
         say(0, heard)
 
-    def _deliver(self, message: wire.UpdateMessage) -> None:
+    def _deliver(self, message: payloads.UpdateMessage) -> None:
         now, name = self._events.now, message.client
         small = None if message.compressed is None else self.device(name).update_size
         self._handle(inputs.UpdateArrived(now, name, small or self._update_size, now, message))
@@ -324,11 +325,11 @@ class Simulation:
 
     def _model(
         self, version: int, number: int, dispatch: act.Dispatch | None = None
-    ) -> wire.ModelMessage:
+    ) -> payloads.ModelMessage:
         """One copy of w is shared by all dispatches of a version."""
         if self._snapshot is None or self._snapshot[0] != version:
             self._snapshot = (version, self._server.w.copy())
-        return wire.ModelMessage(
+        return payloads.ModelMessage(
             run=self._run,
             version=version,
             dispatch=number,
@@ -338,7 +339,7 @@ class Simulation:
             **({} if dispatch is None else dispatch.to_client),
         )
 
-    def _send(self, name: str, model: wire.ModelMessage) -> None:
+    def _send(self, name: str, model: payloads.ModelMessage) -> None:
         device = self.device(name)
         self._download(device, self._model_size, lambda now: device.core.model(model, now))
 
@@ -384,7 +385,7 @@ class Simulation:
                 case client.Remember(memory):
                     device.memory = memory
 
-    def _train(self, device: Device, model: wire.ModelMessage, sequence: int) -> None:
+    def _train(self, device: Device, model: payloads.ModelMessage, sequence: int) -> None:
         device.timing.begin()
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
@@ -484,7 +485,7 @@ class Simulation:
 
         self._local(self._events.now + duration, device, end)
 
-    def _upload(self, device: Device, message: Callable[[], wire.UpdateMessage]) -> None:
+    def _upload(self, device: Device, message: Callable[[], payloads.UpdateMessage]) -> None:
         def arrive() -> None:
             device.line.acknowledge()
             while (sent := device.under_way.pop(0)) is not message:

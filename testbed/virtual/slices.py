@@ -26,7 +26,7 @@ import numpy as np
 from agents import own_code, process
 from agents.client.training import trainer_of
 from agents.config import Local, Named, Start
-from agents.flat import initial
+from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.interface import Task

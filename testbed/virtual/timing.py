@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from agents.nanoseconds import Nanoseconds, from_seconds
+from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import RTO_MIN, StepCost
 

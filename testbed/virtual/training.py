@@ -17,13 +17,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from agents.buffers import NONE, Buffers
 from agents.client.core import Outcome
 from agents.client.training import trainer_of
 from agents.config import FROM_TASK, Local, Start
+from agents.models.buffers import NONE, Buffers
+from agents.models.vectors import Vector, norm
 from agents.shards import Shard
 from agents.tasks.interface import Task
-from agents.vectors import Vector, norm
 from testbed.virtual.objectives import (
     AnyModule,
     Floats,

@@ -20,13 +20,13 @@ from agents.client import core as client_core
 from agents.client.core import ClientCore, Identity, Outcome, Trained
 from agents.client.uploads import Memory
 from agents.config import Local, SecureRun
-from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.models.vectors import Vector
 from agents.rules.interface import Request, Rule
 from agents.secure.masked import Masked
 from agents.secure.party import Party
-from agents.secure.wire import PartyError, decode_sum
-from agents.vectors import Vector
-from agents.wire import ModelMessage, UpdateMessage
+from agents.secure.secure_messages import PartyError, decode_sum
+from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.wire.payloads import ModelMessage, UpdateMessage
 from tests.agents.helpers import make_core, records
 
 random_lives = settings(phases=[phase for phase in Phase if phase is not Phase.explain])

@@ -11,21 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from agents import events, wire
+from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.aggregator.settings import Settings
-from agents.buffers import Buffers
 from agents.client.core import ClientCore, Identity, Outcome
 from agents.client.timing import Timing
 from agents.config import Duration, Local, Stop
 from agents.device_actions import Join
-from agents.nanoseconds import from_seconds, to_seconds
+from agents.models.buffers import Buffers
+from agents.models.vectors import Vector
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Actions, Aggregated, Rule, Send, Server, State, Update
-from agents.vectors import Vector
+from agents.timing.nanoseconds import from_seconds, to_seconds
+from agents.wire import payloads
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost
 from testbed.topology.timeline import Step
@@ -108,7 +109,7 @@ class Core:
     def update(
         self,
         sender: str,
-        message: wire.UpdateMessage,
+        message: payloads.UpdateMessage,
         size: int,
         at: float,
         arrived: float | None = None,
@@ -164,9 +165,9 @@ def make_core(
     return Core(asked, rule.begin(server), server), server
 
 
-def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> wire.UpdateMessage:
+def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> payloads.UpdateMessage:
     """A first update of `client`, a delta from version 0, that says all is well."""
-    plain = wire.UpdateMessage(
+    plain = payloads.UpdateMessage(
         run="run",
         client=client,
         sequence=1,
@@ -219,7 +220,7 @@ def of(kind: type[act.Action], actions: act.Actions) -> list[Any]:
 class _Training:
     """Client i's training of f_i(w) = ½ h_i (w − c_i)²; implements `testbed.virtual.device.Training`."""
 
-    def __init__(self, simulated: Simulation, client: str, model: wire.ModelMessage) -> None:
+    def __init__(self, simulated: Simulation, client: str, model: payloads.ModelMessage) -> None:
         self.due = 0
         self.steps = simulated.local.count(10)
         self._simulated = simulated
@@ -309,7 +310,7 @@ class Simulation:
         last = self.records[-1]
         return last.reason if isinstance(last, events.RunEnded) else None
 
-    def trained(self, name: str, model: wire.ModelMessage, steps: int) -> Vector:
+    def trained(self, name: str, model: payloads.ModelMessage, steps: int) -> Vector:
         """Where local training ends; for a gradient rule the gradient."""
         start, rest = model.vector, self._centers[name] - model.vector
         curvature = self._curvatures[name]

@@ -11,9 +11,9 @@ from agents import events
 from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
-from agents.buffers import NONE, Buffers
-from agents.nanoseconds import SECOND, from_seconds
+from agents.models.buffers import NONE, Buffers
 from agents.rules.interface import Contribution
+from agents.timing.nanoseconds import SECOND, from_seconds
 from tests.agents.helpers import message
 
 

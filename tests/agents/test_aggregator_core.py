@@ -24,7 +24,6 @@ from agents.aggregator.actions import (
 )
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.config import Bounds, Stop
-from agents.nanoseconds import from_seconds
 from agents.rules import interface as rules
 from agents.rules.area import Area
 from agents.rules.async_fedavg import AsyncFedAvg
@@ -37,7 +36,8 @@ from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.fedfix import FedFix
 from agents.rules.interface import Request, Rule, Server, State, Update
-from agents.wire import FAREWELL
+from agents.timing.nanoseconds import from_seconds
+from agents.wire.payloads import FAREWELL
 from tests.agents.helpers import VANILLA, Simulation, done, make_core, message, of, records, started
 
 # Start

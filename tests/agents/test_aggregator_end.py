@@ -11,13 +11,13 @@ from agents.aggregator import inputs
 from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
 from agents.aggregator.settings import LastEvaluation
 from agents.config import Stop
-from agents.nanoseconds import from_seconds
 from agents.rules.defedavg_iid import DeFedAvgIid
 from agents.rules.favano import Favano
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
+from agents.timing.nanoseconds import from_seconds
 from tests.agents.helpers import Core, done, make_core, message, of, records, started
 
 

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import vectors
 from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.settings import Settings
 from agents.aggregator.validation import Validation
-from agents.buffers import Buffers
 from agents.client_side import ClientSide, Kind
-from agents.compression import Compressed, TopK
 from agents.config import Bounds, SecureRun, Stop
-from agents.nanoseconds import SECOND, from_seconds
+from agents.models import vectors
+from agents.models.buffers import Buffers
+from agents.models.vectors import Vector
 from agents.rules.interface import Server
 from agents.secure.masked import DIVERGED, Masked
 from agents.secure.sums import Sums
-from agents.vectors import Vector
-from agents.wire import UpdateMessage
+from agents.timing.nanoseconds import SECOND, from_seconds
+from agents.wire.compression import Compressed, TopK
+from agents.wire.payloads import UpdateMessage
 from tests.agents.helpers import message
 
 _W = np.array([1, 2, 2], np.float32)

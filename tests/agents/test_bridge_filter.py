@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.isolation import own_frames
+from agents.node.isolation import own_frames
 
 OWN, OTHER = "02:42:c0:a8:d0:02", "02:42:c0:a8:d0:03"
 HERE, THERE = bytes((192, 168, 208, 2)), bytes((192, 168, 208, 3))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.isolation import Endpoint, namespace_id, ports_by_namespace
+from agents.node.isolation import Endpoint, namespace_id, ports_by_namespace
 from tests.conftest import unavailable
 
 SERVER, *DEVICES = "server", "d-1", "d-2"
@@ -114,7 +114,7 @@ def test_each_device_is_isolated_by_its_own_port(namespaces: Namespaces) -> None
     devices = [name for name in DEVICES if name in namespaces.pids]
     ends = [Endpoint(namespaces.pids[name], MACS[name], ADDRESSES[name]) for name in devices]
     assert namespaces.reaches(devices[-1], SERVER)
-    namespaces.run("bridge", sys.executable, "-m", "agents.isolation", "br0", *map(str, ends))
+    namespaces.run("bridge", sys.executable, "-m", "agents.node.isolation", "br0", *map(str, ends))
 
     links = json.loads(namespaces.run("bridge", "bridge", "-d", "-j", "link"))
     isolated = {link["ifname"] for link in links if link.get("isolated")}
@@ -130,7 +130,7 @@ def test_each_device_is_isolated_by_its_own_port(namespaces: Namespaces) -> None
 def test_a_process_that_is_on_another_bridge_is_refused(namespaces: Namespaces) -> None:
     elsewhere = namespaces.add("elsewhere")
     end = Endpoint(elsewhere, MACS["d-1"], ADDRESSES["d-1"])
-    process = namespaces.popen("bridge", sys.executable, "-m", "agents.isolation", "br0", str(end))
+    process = namespaces.popen("bridge", sys.executable, "-m", "agents.node.isolation", "br0", str(end))
     _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert f"process {elsewhere} is not on br0" in err

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from agents import buffers, events
+from agents import events
 from agents.aggregator import actions as act
-from agents.buffers import Buffers
 from agents.client.training import Trainer
 from agents.config import Local
-from agents.flat import FlatModule, buffers_of, first_model, initial, load_buffers
+from agents.models import buffers
+from agents.models.buffers import Buffers
+from agents.models.flat import FlatModule, buffers_of, first_model, initial, load_buffers
 from agents.rules.fedbuff import FedBuff
 from agents.shards import Shard
 from agents.tasks.interface import Task

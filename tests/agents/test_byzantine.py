@@ -13,7 +13,7 @@ from agents.client import core
 from agents.client.byzantine import Attacker, Noise
 from agents.config import Local, Named
 from agents.rules.interface import ClientSide, Kind
-from agents.wire import ModelMessage, UpdateMessage
+from agents.wire.payloads import ModelMessage, UpdateMessage
 from testbed import simulate
 
 START, ENDS = [1.0, 1.0], [[3.0, 0.0], [2.0, 2.0]]

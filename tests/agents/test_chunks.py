@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from agents import chunks
-from agents.chunks import Joiner
+from agents.mqtt import chunks
+from agents.mqtt.chunks import Joiner
 
 PAYLOAD = bytes(range(250))
 

@@ -23,9 +23,9 @@ from agents.client.core import (
 )
 from agents.client.uploads import History, Memory, effective_steps
 from agents.config import Local
+from agents.models.vectors import Vector
 from agents.rules.interface import ClientSide
-from agents.vectors import Vector
-from agents.wire import ModelMessage, UpdateMessage
+from agents.wire.payloads import ModelMessage, UpdateMessage
 
 
 def _client(known: Memory | None = None, local: Local | None = None, **side: Any) -> ClientCore:

@@ -8,7 +8,7 @@ import pytest
 from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Think, Train, Trained
 from agents.config import Local
 from agents.rules.interface import ClientSide
-from agents.wire import FAREWELL, ModelMessage, UpdateMessage
+from agents.wire.payloads import FAREWELL, ModelMessage, UpdateMessage
 
 VECTOR = np.array([0.25], np.float32)
 

@@ -9,7 +9,7 @@ import numpy as np
 from agents.client import memory, randomness
 from agents.client.timing import Timing
 from agents.config import Duration
-from agents.nanoseconds import SECOND, Nanoseconds
+from agents.timing.nanoseconds import SECOND, Nanoseconds
 
 MEASURED = Duration("trace", {"values": [1, 2, 7]})
 DRAWN = Duration("exponential", {"mean": 2})

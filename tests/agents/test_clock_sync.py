@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.clock import Clock
-from agents.clock_sync import Estimate, Exchanges
+from agents.timing.clock import Clock
+from agents.timing.clock_sync import Estimate, Exchanges
 
 MS = 10**6
 BEGIN = 5 * 10**12

@@ -17,11 +17,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import events, wire
-from agents.buffers import NONE, Buffers
-from agents.compression import METHODS, Compressed, Compressor, Int8, TopK
+from agents import events
 from agents.config import Named
+from agents.models.buffers import NONE, Buffers
 from agents.rules.fedasync import FedAsync
+from agents.wire import payloads
+from agents.wire.compression import METHODS, Compressed, Compressor, Int8, TopK
 from testbed import simulate
 from testbed.errors import BadInputError
 from testbed.run.replay import replay
@@ -46,7 +47,7 @@ def vector(size: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
 
-def sent(compressed: Compressed, **fields: Any) -> wire.UpdateMessage:
+def sent(compressed: Compressed, **fields: Any) -> payloads.UpdateMessage:
     nothing = np.zeros(0, np.float32)
     return dataclasses.replace(message("a", 1), vector=nothing, compressed=compressed, **fields)
 
@@ -114,8 +115,8 @@ def test_extremes_do_not_overflow(named: Named, extreme: float) -> None:
 @pytest.mark.parametrize("buffers", [NONE, BUFFERS], ids=["plain", "buffers"])
 def test_the_wire_carries_it_and_safetensors_can_read_it(named: Named, buffers: Buffers) -> None:
     packed = Compressor(named).compress(vector(2_001))
-    payload = wire.encode(sent(packed, buffers=buffers))
-    update = wire.decode_update(payload)
+    payload = payloads.encode(sent(packed, buffers=buffers))
+    update = payloads.decode_update(payload)
     assert update.compressed is not None
     assert update.compressed.dense().tobytes() == packed.dense().tobytes()
     assert update.buffers.equals(buffers)
@@ -125,15 +126,15 @@ def test_the_wire_carries_it_and_safetensors_can_read_it(named: Named, buffers: 
         name: array.tolist() for name, array in (dict(packed.arrays) | more).items()
     }
     plain = message("a", 1, vector=vector(2_001), buffers=buffers)
-    assert wire.plain_size(update, 2_001) == len(wire.encode(plain))
+    assert payloads.plain_size(update, 2_001) == len(payloads.encode(plain))
 
 
 def test_bytes_are_cut_as_promised() -> None:
     """Of mnist-cnn's 28,938 parameters, with all that the message has."""
     d = 28_938
-    plain = len(wire.encode(message("a", 1, vector=vector(d))))
+    plain = len(payloads.encode(message("a", 1, vector=vector(d))))
     ratios = {
-        name: plain / len(wire.encode(sent(method().compress(vector(d)))))
+        name: plain / len(payloads.encode(sent(method().compress(vector(d)))))
         for name, method in METHODS.items()
     }
     assert ratios["fp16"] > 1.98
@@ -148,7 +149,7 @@ def test_the_core_gives_the_rule_the_vector_and_records_both_sizes() -> None:
     assert server.w.tolist() == [0.0, 5.0, 0.0]
     (applied,) = [r for r in records(done) if isinstance(r, events.UpdateApplied)]
     plain = message("a", 1, vector=np.zeros(3, np.float32))
-    assert (applied.bytes, applied.bytes_before) == (1000, len(wire.encode(plain)))
+    assert (applied.bytes, applied.bytes_before) == (1000, len(payloads.encode(plain)))
 
 
 def test_a_model_is_the_difference_to_the_one_that_was_sent() -> None:
@@ -187,10 +188,10 @@ def test_forged_values_are_refused(arrays: dict[str, list[float]], reason: str) 
 def test_another_size_is_refused_before_anything_is_allocated(size: int) -> None:
     core, _ = started(VANILLA, w=np.zeros(3, np.float32))
     one = {"values": np.ones(1, np.float32), "indices": np.zeros(1, np.uint32)}
-    payload = wire.encode(sent(Compressed("topk", size, 0, one)))
+    payload = payloads.encode(sent(Compressed("topk", size, 0, one)))
     tracemalloc.start()
     try:
-        done = core.update("a", wire.decode_update(payload), 4, 1.0)
+        done = core.update("a", payloads.decode_update(payload), 4, 1.0)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
@@ -202,7 +203,7 @@ def test_another_size_is_refused_before_anything_is_allocated(size: int) -> None
 def test_damaged_payloads_are_refused_or_read(
     named: Named, buffers: Buffers, data: st.DataObject
 ) -> None:
-    payload = bytearray(wire.encode(sent(Compressor(named).compress(vector(40)), buffers=buffers)))
+    payload = bytearray(payloads.encode(sent(Compressor(named).compress(vector(40)), buffers=buffers)))
     (length,) = struct.unpack_from("<Q", payload)
     header = json.loads(payload[8 : 8 + length])
     text = st.sampled_from(
@@ -229,8 +230,8 @@ def test_damaged_payloads_are_refused_or_read(
         body = body[: data.draw(st.integers(0, len(body)))]
     encoded = json.dumps(header).encode()
     try:
-        update = wire.decode_update(struct.pack("<Q", len(encoded)) + encoded + body)
-    except wire.WireError:
+        update = payloads.decode_update(struct.pack("<Q", len(encoded)) + encoded + body)
+    except payloads.WireError:
         return
     decoded = update.compressed
     assert decoded is not None

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import control_group
-from agents.control_group import ControlGroup, weights_of
-from agents.messages import NO_LIMIT, Limits
+from agents.device import control_group
+from agents.device.control_group import ControlGroup, weights_of
+from agents.wire.messages import NO_LIMIT, Limits
 
 V2 = {
     "cpu.max": "25000 100000\n",

@@ -16,7 +16,7 @@ from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, Kind
 from agents.secure.quantised import Grid
-from agents.wire import ModelMessage, UpdateMessage
+from agents.wire.payloads import ModelMessage, UpdateMessage
 from tests.agents.helpers import done, message, of, started
 
 _D = 10_000

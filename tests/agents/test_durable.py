@@ -27,15 +27,15 @@ from agents.aggregator.inputs import Input
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.settings import Settings
 from agents.aggregator.snapshot import SnapshotError
-from agents.buffers import Buffers
-from agents.compression import Compressor
 from agents.config import Named, Stop
 from agents.device_actions import Pause, to_json
-from agents.nanoseconds import SECOND, from_seconds
+from agents.models.buffers import Buffers
 from agents.rules import RULES
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
+from agents.timing.nanoseconds import SECOND, from_seconds
+from agents.wire.compression import Compressor
 from tests.agents import fleet as fleets
 from tests.agents.fleet import Fleet
 from tests.agents.helpers import Core, done, message, of, records

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agents.config import Duration
-from agents.durations import sampler, vary
+from agents.timing.durations import sampler, vary
 
 N = 20_000
 

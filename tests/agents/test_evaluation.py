@@ -14,11 +14,11 @@ import torch
 
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.evaluation_parts import Parts
-from agents.buffers import NONE, Buffers
+from agents.models.buffers import NONE, Buffers
+from agents.models.vectors import Vector
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.tasks.quadratic import Quadratic
-from agents.vectors import Vector
 
 
 @dataclass(frozen=True)

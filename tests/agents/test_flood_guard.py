@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agents import events, messages, shards, wire
+from agents import events, shards
 from agents.aggregator.flood_guard import FloodGuard
 from agents.aggregator.main import Aggregator
 from agents.config import AggregatorConfig, Broker, Named, Stop
 from agents.device_actions import Restart, to_json
+from agents.mqtt.topics import AGGREGATOR, Topics
+from agents.mqtt.transport import Received
 from agents.tasks.quadratic import Quadratic
-from agents.topics import AGGREGATOR, Topics
-from agents.transport import Received
+from agents.wire import messages, payloads
 from tests.agents.helpers import message
 
 
@@ -83,7 +84,11 @@ class _Silent:
 
 @pytest.mark.parametrize(
     "payload",
-    [bytes(100), wire.encode(message("b", 1)), wire.encode(message("a", 1, run="r", sequence=0))],
+    [
+        bytes(100),
+        payloads.encode(message("b", 1)),
+        payloads.encode(message("a", 1, run="r", sequence=0)),
+    ],
     ids=["unreadable", "another's name", "no new update"],
 )
 def test_the_aggregator_shuts_out_who_floods_until_it_is_started_anew(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from agents.inbox import Inbox
-from agents.transport import Received
+from agents.mqtt.inbox import Inbox
+from agents.mqtt.transport import Received
 
 LARGE = Received("update/d-1", bytes(1000), 0)
 

@@ -48,8 +48,8 @@ def test_the_mains_need_nothing_but_agents(agent: str, alone: Path) -> None:
 def test_what_others_import_does_not_load_torch_or_paho(alone: Path) -> None:
     """The command line and the analysis start in a moment; the cores do no I/O."""
     light = (
-        "agents.config, agents.events, agents.rules, agents.tasks, agents.topics, agents.wire, "
-        "agents.aggregator.core, agents.client.core"
+        "agents.config, agents.events, agents.rules, agents.tasks, agents.mqtt.topics, "
+        "agents.wire.payloads, agents.aggregator.core, agents.client.core"
     )
     out = _python(f"import {light}; print(sorted({{'torch', 'paho'}} & set(sys.modules)))", alone)
     assert out.strip() == "[]"

@@ -231,7 +231,7 @@ import itertools, sys, time
 from pathlib import Path
 from agents.config import Link
 from agents.device import link
-from agents.nanoseconds import to_seconds
+from agents.timing.nanoseconds import to_seconds
 from testbed.topology import traces
 from testbed.topology.devices import LinkTrace
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import messages
 from agents.device_actions import (
     Crash,
     Disconnect,
@@ -23,8 +22,9 @@ from agents.device_actions import (
     SetLink,
     Switching,
 )
-from agents.messages import LinkFigures, Message, MessageError, decode, encode
-from agents.topics import AGGREGATOR, ROUTER, Topics
+from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
+from agents.wire import messages
+from agents.wire.messages import LinkFigures, Message, MessageError, decode, encode
 
 NAMES = Topics("r")
 PI = "pi-1"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import mps
+from agents.node import mps
 from tests.waiting import eventually
 
 DAEMON = """#!/bin/sh
@@ -31,7 +31,7 @@ read -r question
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from agents import mps
+from agents.node import mps
 logs = Path(os.environ["CUDA_MPS_LOG_DIRECTORY"])
 sys.exit(mps.run(Path(sys.argv[1]), os.environ, logs, lambda text: print(text, end="", flush=True)))
 """

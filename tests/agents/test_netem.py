@@ -21,7 +21,7 @@ import pytest
 
 from agents.config import Link
 from agents.device import link
-from agents.messages import Limits
+from agents.wire.messages import Limits
 from tests.conftest import unavailable
 from tests.uml import table
 from tests.uml.table import WAYS

@@ -8,14 +8,14 @@ from contextlib import closing
 
 import pytest
 
-from agents import packettrain
-from agents.packettrain import Arrivals
+from agents.links import packet_train
+from agents.links.packet_train import Arrivals
 
 
 def test_a_train_is_a_second_long_within_bounds() -> None:
-    assert packettrain.length(10_000_000) == 854
-    assert packettrain.length(64_000) == 12
-    assert packettrain.length(1_000_000_000) == 2_700
+    assert packet_train.length(10_000_000) == 854
+    assert packet_train.length(64_000) == 12
+    assert packet_train.length(1_000_000_000) == 2_700
 
 
 def test_the_rate_is_what_came_after_the_first() -> None:
@@ -31,23 +31,23 @@ def test_the_rate_is_what_came_after_the_first() -> None:
 
 @pytest.fixture(scope="module")
 def host() -> str:
-    packettrain.listen("127.0.0.1")
+    packet_train.listen("127.0.0.1")
     return "127.0.0.1"
 
 
 def test_who_has_not_heard_the_answer_asks_again_and_that_is_no_part_of_the_train(host: str) -> None:
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sock:
         sock.settimeout(30)
-        sock.connect((host, packettrain.PORT))
+        sock.connect((host, packet_train.PORT))
         for _ in range(2):
             sock.send(b"up 64000")
             assert sock.recv(2048) == b"go"
-        for _ in range(packettrain.length(64_000)):
+        for _ in range(packet_train.length(64_000)):
             sock.send(bytes(1422))  # 1464 on the wire
         assert json.loads(sock.recv(2048))["count"] == 12
 
 
 def test_a_train_each_way(host: str) -> None:
     """Nothing limits it here: as fast as it was sent, a tenth faster than asked."""
-    for measure in (packettrain.upload, packettrain.download):
+    for measure in (packet_train.upload, packet_train.download):
         assert measure(host, 5_000_000, 1.0) > 4_000_000

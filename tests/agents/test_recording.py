@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from agents import wire
 from agents.aggregator import recording
 from agents.aggregator.core import Setup
 from agents.aggregator.inputs import InstantOver, Suspended, UpdateArrived
@@ -16,6 +15,7 @@ from agents.aggregator.recording import Cut, Extent, Recording, RecordingError, 
 from agents.aggregator.settings import Settings
 from agents.config import Named, Stop
 from agents.rules.interface import ClientSide
+from agents.wire import payloads
 from tests.agents.helpers import message
 
 MOST = 67_108_864
@@ -63,7 +63,7 @@ def test_entry_has_lengths_number_checksums_a_compact_text_and_the_message_as_on
     recorded.flush()
     text = b'["UpdateArrived",{"at":4,"sender":"a","size":99,"arrived":3}]'
     assert path.read_bytes() == (
-        setup + entry(text, wire.encode(told), 1) + entry(b'["InstantOver",{"at":5}]', number=2)
+        setup + entry(text, payloads.encode(told), 1) + entry(b'["InstantOver",{"at":5}]', number=2)
     )
     assert recorded.size == path.stat().st_size
     recorded.close()

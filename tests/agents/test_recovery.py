@@ -13,10 +13,10 @@ from agents.aggregator import inputs, snapshot
 from agents.client.core import ClientCore, Identity, Outcome, Trained
 from agents.config import Local
 from agents.device_actions import Crash, Pause, Resume, SetCpu
-from agents.nanoseconds import SECOND, from_seconds
 from agents.rules.fedavg import FedAvg
 from agents.rules.interface import ClientSide
-from agents.wire import ModelMessage
+from agents.timing.nanoseconds import SECOND, from_seconds
+from agents.wire.payloads import ModelMessage
 from tests.agents.helpers import Core, message, of, records, started
 
 LOST = "the aggregator had no connection to the broker"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents import messages, shards
+from agents import shards
 from agents.aggregator.main import Aggregator
 from agents.client import core
 from agents.client.main import Client
@@ -25,12 +25,13 @@ from agents.config import (
 )
 from agents.device.delayline import Impairment
 from agents.device_actions import Disconnect, SetLink
+from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
+from agents.mqtt.transport import Received
 from agents.router.main import Router
 from agents.rules.interface import ClientSide
 from agents.secure.party import Party
 from agents.tasks.quadratic import Quadratic
-from agents.topics import AGGREGATOR, ROUTER, Topics
-from agents.transport import Received
+from agents.wire import messages
 
 LOGIN = Broker("localhost", 1883, "a", "")
 NAMES = Topics("r")

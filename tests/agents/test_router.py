@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from agents import probe_server
 from agents.config import Access
 from agents.device.delayline import Impairment
+from agents.links import probe_server
 from agents.router.main import (
     cells,
     forwarding_rules,

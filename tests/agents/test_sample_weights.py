@@ -14,7 +14,7 @@ from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.evaluation_parts import Parts
 from agents.client.training import Trainer, batches
 from agents.config import Local
-from agents.flat import initial
+from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from testbed.virtual.training import BatchTrainer, Job

@@ -14,7 +14,7 @@ from torch import nn
 
 from agents.client.training import Trainer, batches, trainer_of
 from agents.config import Local
-from agents.flat import FlatModule, initial
+from agents.models.flat import FlatModule, initial
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from testbed.virtual.training import BatchTrainer, Job

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agents.config import Local
-from agents.flat import FlatModule, learned, stored_buffers
+from agents.models.flat import FlatModule, learned, stored_buffers
 from agents.tasks import TASKS
 from agents.tasks.bert import Sst2BertLora
 from agents.tasks.logreg import MnistLogreg

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.topics import Topics, is_name
+from agents.mqtt.topics import Topics, is_name
 
 
 def test_topics_of_a_run() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from agents.client import training
 from agents.client.training import Trainer, batches
 from agents.config import Local, Schedule, Start
-from agents.flat import FlatModule, initial, schema_hash
+from agents.models.flat import FlatModule, initial, schema_hash
 from agents.shards import Shard
 from agents.tasks.interface import Task
 

@@ -14,9 +14,10 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 from paho.mqtt.enums import MQTTErrorCode
 
-from agents import arrivals, chunks, streaming
 from agents.config import Broker
-from agents.transport import Connection, Received
+from agents.links import packet_times
+from agents.mqtt import chunks, streaming
+from agents.mqtt.transport import Connection, Received
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE = 1, 3, 4, 8
 CONNACK, SUBACK = b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01"
@@ -139,7 +140,7 @@ LARGE = random.Random(0).randbytes(300_000)  # noqa: S311
 def test_a_message_that_is_read_late_has_arrived_when_the_kernel_had_it(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "_LONGEST", 60 * 10**9)  # this host may be busy
+    monkeypatch.setattr(packet_times, "_LONGEST", 60 * 10**9)  # this host may be busy
     arrived: queue.Queue[Received] = queue.Queue()
     goes_on = threading.Event()
 

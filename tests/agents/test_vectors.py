@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.vectors import add_scaled, finite, mix, norm, pour
+from agents.models.vectors import add_scaled, finite, mix, norm, pour
 
 LONG = 100_003
 """Longer than the blocks that the arithmetic works in, and no multiple of them."""

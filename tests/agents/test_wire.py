@@ -13,9 +13,9 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import wire
-from agents.buffers import Buffers
-from agents.wire import ModelMessage, WireError
+from agents.models.buffers import Buffers
+from agents.wire import payloads
+from agents.wire.payloads import ModelMessage, WireError
 from tests.agents.helpers import message
 
 VECTOR = np.array([1.5, -2.0, 0.1], np.float32)
@@ -24,16 +24,16 @@ UPDATE = message("nano-1", 17, base_version=3, loss=float("nan"), vector=VECTOR)
 
 
 def test_round_trip() -> None:
-    model = wire.decode_model(wire.encode(MODEL))
+    model = payloads.decode_model(payloads.encode(MODEL))
     assert (model.run, model.version, model.dispatch, model.schema) == ("run", 3, 17, "abc")
     np.testing.assert_array_equal(model.vector, VECTOR)
-    update = wire.decode_update(wire.encode(UPDATE))
+    update = payloads.decode_update(payloads.encode(UPDATE))
     for field in dataclasses.fields(update):
         np.testing.assert_array_equal(getattr(update, field.name), getattr(UPDATE, field.name))
 
 
 def test_the_library_reads_what_we_write() -> None:
-    payload = wire.encode(UPDATE)
+    payload = payloads.encode(UPDATE)
     tensors = safetensors.numpy.load(payload)
     assert list(tensors) == ["w"]
     np.testing.assert_array_equal(tensors["w"], VECTOR)
@@ -42,7 +42,7 @@ def test_the_library_reads_what_we_write() -> None:
 
 def test_we_read_what_the_library_writes() -> None:
     payload = safetensors.numpy.save({"w": VECTOR}, {"protocol": "2", "name": "läufer"})
-    vector, metadata, _ = wire.unpack(payload)
+    vector, metadata, _ = payloads.unpack(payload)
     np.testing.assert_array_equal(vector, VECTOR)
     assert metadata == {"protocol": "2", "name": "läufer"}
 
@@ -50,34 +50,34 @@ def test_we_read_what_the_library_writes() -> None:
 def test_buffers_follow_the_vector_in_the_same_format() -> None:
     """Of an odd number of floats, so that the integers are not aligned; the largest and the least."""
     buffers = Buffers(np.array([0.5, -3.0], np.float32), np.array([2**62, -(2**62), 7]))
-    payload = wire.encode(dataclasses.replace(UPDATE, buffers=buffers))
+    payload = payloads.encode(dataclasses.replace(UPDATE, buffers=buffers))
     tensors = safetensors.numpy.load(payload)
     assert sorted(tensors) == ["floats", "integers", "w"]
     assert tensors["integers"].tolist() == [2**62, -(2**62), 7]
-    update = wire.decode_update(payload)
+    update = payloads.decode_update(payload)
     np.testing.assert_array_equal(update.vector, VECTOR)
     assert update.buffers.equals(buffers)
     assert not np.shares_memory(update.buffers.floats, update.vector)  # it is kept for longer
-    assert wire.decode_model(wire.encode(dataclasses.replace(MODEL, buffers=buffers))).buffers.equals(
-        buffers
-    )
+    assert payloads.decode_model(
+        payloads.encode(dataclasses.replace(MODEL, buffers=buffers))
+    ).buffers.equals(buffers)
 
 
 @pytest.mark.parametrize("count", [-1, 3, 2**70, "2", None, True])
 def test_buffers_of_sizes_that_are_none_are_refused(count: object) -> None:
     buffers = Buffers(np.array([0.5, -3.0], np.float32), np.array([1]))
-    payload = wire.encode(dataclasses.replace(UPDATE, buffers=buffers))
+    payload = payloads.encode(dataclasses.replace(UPDATE, buffers=buffers))
     (length,) = struct.unpack_from("<Q", payload)
     header = json.loads(payload[8 : 8 + length])
     header["floats"]["shape"] = [count]
     text = json.dumps(header).encode()
     with pytest.raises(WireError):
-        wire.unpack(struct.pack("<Q", len(text)) + text + payload[8 + length :])
+        payloads.unpack(struct.pack("<Q", len(text)) + text + payload[8 + length :])
 
 
 def test_the_data_is_aligned_and_not_copied() -> None:
-    payload = wire.encode(UPDATE)
-    vector = wire.decode_update(payload).vector
+    payload = payloads.encode(UPDATE)
+    vector = payloads.decode_update(payload).vector
     assert np.shares_memory(vector, np.frombuffer(payload, np.uint8))
     assert not vector.flags.writeable
     assert vector.flags.aligned
@@ -85,13 +85,13 @@ def test_the_data_is_aligned_and_not_copied() -> None:
 
 def test_a_vector_of_another_layout_is_sent_as_it_reads() -> None:
     strided = np.arange(6, dtype=np.float64)[::2]
-    payload = wire.encode(dataclasses.replace(MODEL, vector=strided))
-    assert wire.decode_model(payload).vector.tolist() == [0.0, 2.0, 4.0]
+    payload = payloads.encode(dataclasses.replace(MODEL, vector=strided))
+    assert payloads.decode_model(payload).vector.tolist() == [0.0, 2.0, 4.0]
 
 
 def test_an_empty_vector() -> None:
-    payload = wire.encode(dataclasses.replace(MODEL, vector=np.zeros(0, np.float32)))
-    assert wire.decode_model(payload).vector.shape == (0,)
+    payload = payloads.encode(dataclasses.replace(MODEL, vector=np.zeros(0, np.float32)))
+    assert payloads.decode_model(payload).vector.shape == (0,)
 
 
 def _payload(header: Any, data: bytes = VECTOR.tobytes()) -> bytes:
@@ -128,19 +128,19 @@ def _header(**changes: Any) -> dict[str, Any]:
         (_payload(_header() | {"__metadata__": {}}), "protocol None"),
         (_payload(_header() | {"__metadata__": {"protocol": "1"}}), "protocol '1', expected 2"),
         (_payload(_header()), "field run"),
-        (wire.encode(MODEL).replace(b'"version":"3"', b'"version":"x"'), "field version"),
+        (payloads.encode(MODEL).replace(b'"version":"3"', b'"version":"x"'), "field version"),
     ],
 )
 def test_what_is_wrong_is_said(payload: bytes, complaint: str) -> None:
     with pytest.raises(WireError, match=complaint):
-        wire.decode_model(payload)
+        payloads.decode_model(payload)
 
 
 def test_a_number_too_big_for_a_field() -> None:
     """1e999 is infinite to Python's JSON, and int() of that an OverflowError."""
     header = {"__metadata__": {"protocol": "2", "run": "r", "version": 1e999}, "w": _header()["w"]}
     with pytest.raises(WireError, match="map of strings"):
-        wire.decode_model(_payload(header))
+        payloads.decode_model(_payload(header))
 
 
 @pytest.mark.parametrize(
@@ -158,15 +158,15 @@ def test_a_number_too_big_for_a_field() -> None:
 )
 def test_an_error_is_short_and_plain_whatever_it_quotes(header: bytes) -> None:
     with pytest.raises(WireError) as raised:
-        wire.decode_model(struct.pack("<Q", len(header)) + header + VECTOR.tobytes())
+        payloads.decode_model(struct.pack("<Q", len(header)) + header + VECTOR.tobytes())
     assert len(str(raised.value)) < 200
     assert str(raised.value).isprintable()
 
 
-@given(length=st.integers(0, len(wire.encode(UPDATE)) - 1))
+@given(length=st.integers(0, len(payloads.encode(UPDATE)) - 1))
 def test_truncated(length: int) -> None:
     with pytest.raises(WireError):
-        wire.decode_update(wire.encode(UPDATE)[:length])
+        payloads.decode_update(payloads.encode(UPDATE)[:length])
 
 
 anything = st.recursive(
@@ -186,7 +186,7 @@ headers = st.fixed_dictionaries(
 
 @given(payload=st.binary() | st.builds(_payload, anything | headers, st.binary()))
 def test_whatever_comes_is_a_message_or_a_wire_error(payload: bytes) -> None:
-    for decode in (wire.decode_model, wire.decode_update):
+    for decode in (payloads.decode_model, payloads.decode_update):
         try:
             decode(payload)
         except WireError as error:
@@ -194,7 +194,7 @@ def test_whatever_comes_is_a_message_or_a_wire_error(payload: bytes) -> None:
 
 
 @given(
-    position=st.integers(0, len(wire.encode(UPDATE)) - 1),
+    position=st.integers(0, len(payloads.encode(UPDATE)) - 1),
     put=st.binary(min_size=1, max_size=4),
     field=st.sampled_from(["sequence", "dispatch", "loss", "samples", "sent"]),
     value=anything,
@@ -202,7 +202,7 @@ def test_whatever_comes_is_a_message_or_a_wire_error(payload: bytes) -> None:
 def test_a_damaged_message_is_a_message_or_a_wire_error(
     position: int, put: bytes, field: str, value: Any
 ) -> None:
-    payload = wire.encode(UPDATE)
+    payload = payloads.encode(UPDATE)
     length = struct.unpack_from("<Q", payload)[0]
     header = json.loads(payload[8 : 8 + length])
     header["__metadata__"][field] = value
@@ -211,6 +211,6 @@ def test_a_damaged_message_is_a_message_or_a_wire_error(
         _payload(header, payload[8 + length :]),
     ):
         try:
-            wire.decode_update(damaged)
+            payloads.decode_update(damaged)
         except WireError as error:
             assert str(error)  # noqa: PT017

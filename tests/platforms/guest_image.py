@@ -118,7 +118,7 @@ update-initramfs -c -k all
 {_SERVICES}
 {_VENV} --without-pip
 {VENV}/bin/python -c "import agents.aggregator.main, agents.client.training, agents.device.main, \\
-    testbed.cli.main, testbed.run.up, testbed.runtimes.process, analysis.summary"
+    testbed.cli.main, testbed.run.up, testbed.runtimes.process.runtime, analysis.summary"
 """
 """The same for another architecture: wheels are unpacked before, byte code is made of what is used."""
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.host import docker_engine
-from testbed.runtimes import process
-from testbed.runtimes.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.runtimes.process import runtime
 from tests.running import TESTBED, TOPOLOGIES
 
 _NO_OTHER_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
@@ -170,7 +170,7 @@ def _until_gone(runs: list[str]) -> list[str]:
 
 def _of_run(run: str) -> list[str]:
     """All that this machine has of `run`: in the engine, as processes, control groups and units."""
-    found = [f"process {each.process.pid}" for each in process.find() if each.run == run]
+    found = [f"process {each.process.pid}" for each in runtime.find() if each.run == run]
     return [*_in_engine(run), *found, *_control_groups(run), *_units(run)]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from agents import wire
 from agents.client import core as client
 from agents.client.timing import Timing
 from agents.client.uploads import Memory
 from agents.config import Link, Local
 from agents.rules.interface import ClientSide
+from agents.wire import payloads
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost, StepTime
 from testbed.virtual.device import Device, Training
@@ -49,7 +49,7 @@ def device(
     )
     identity = client.Identity("run", "a", 1, side or ClientSide(), local)
 
-    def train(model: wire.ModelMessage, sequence: int) -> Training:
+    def train(model: payloads.ModelMessage, sequence: int) -> Training:
         raise NotImplementedError
 
     return Device(

@@ -25,10 +25,10 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from agents import chunks
 from agents.config import Broker
-from agents.topics import AGGREGATOR, Topics
-from agents.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt import chunks
+from agents.mqtt.topics import AGGREGATOR, Topics
+from agents.mqtt.transport import Connection, ConnectionFailedError, Received
 from testbed.broker import (
     Account,
     Identity,
@@ -47,7 +47,7 @@ from testbed.broker import (
 from testbed.broker.identity import new_identity
 from testbed.relay.pipe import Shape
 from testbed.relay.server import Lane, Relay
-from testbed.runtimes.process import find_mosquitto, free_ports
+from testbed.runtimes.process.runtime import find_mosquitto, free_ports
 from tests.conftest import unavailable
 
 TOPICS = Topics("r")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.plan import calibration
-from testbed.plan.calibration import Calibration, Host
-from testbed.plan.work import Work
+from testbed.speed import calibration
+from testbed.speed.calibration import Calibration, Host
+from testbed.speed.kinds import Work
 from testbed.topology.profiles import DeviceProfile, Training
 
 HERE = Host(cpu="Abacus", cores=4, torch="2.0")

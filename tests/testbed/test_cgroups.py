@@ -9,7 +9,7 @@ import pytest
 
 from testbed.errors import HostError
 from testbed.host import cgroups
-from testbed.runtimes import executor
+from testbed.runtimes.docker import executor
 
 RUN = "demo-20261122-1"
 

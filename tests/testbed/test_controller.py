@@ -18,9 +18,9 @@ import pytest
 from agents import own_code
 from agents.config import Broker, Link
 from agents.device_actions import Action, Crash, SetLink
-from agents.messages import NO_LIMIT, AddressedOrder, DeviceOrder, Note, Telemetry
-from agents.topics import Topics
-from agents.transport import Connection, Received
+from agents.mqtt.topics import Topics
+from agents.mqtt.transport import Connection, Received
+from agents.wire.messages import NO_LIMIT, AddressedOrder, DeviceOrder, Note, Telemetry
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity.host_load import HostSample
 from testbed.host.signals import interrupting
@@ -28,7 +28,7 @@ from testbed.run import live_runs
 from testbed.run.controller import Controller
 from testbed.rundir.tail import Samples
 from testbed.runtimes import LiveRun
-from testbed.runtimes.process import ProcessRuntime, Programs
+from testbed.runtimes.process.runtime import ProcessRuntime, Programs
 from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 

@@ -15,12 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents import events, files
+from agents import events
+from agents.disk import files
 from analysis import load, records
 from analysis.charts import CHARTS
 from testbed import topology
+from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, of_os, writable_file, writable_folder
-from testbed.plan import preparation
 from testbed.run import live_runs, replay
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.listing import listing

@@ -17,8 +17,8 @@ from PIL import Image
 from agents import shards as files
 from agents.shards import Shard
 from testbed import topology
+from testbed.data import datasets, preparation
 from testbed.errors import BadInputError, HostError
-from testbed.plan import datasets, preparation
 from testbed.rundir.directory import RunDirectory
 from testbed.topology.data import Data
 from testbed.topology.partition import Dirichlet, Indices

@@ -11,7 +11,7 @@ import pytest
 
 from testbed.errors import HostError
 from testbed.host import descriptors
-from testbed.runtimes.logwriter import LogWriter
+from testbed.runtimes.process.log_writer import LogWriter
 
 _LIMITED = """
 import resource, sys

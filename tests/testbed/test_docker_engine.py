@@ -29,8 +29,8 @@ import pytest
 from testbed.api import machine as doctor
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
-from testbed.runtimes import docker as docker_runtime
-from testbed.runtimes import executor
+from testbed.runtimes.docker import executor
+from testbed.runtimes.docker import runtime as docker_runtime
 from tests.running import Testbed, write_small_topology
 from tests.waiting import eventually
 

@@ -17,21 +17,22 @@ import pytest
 import requests
 from docker.errors import APIError
 
-from agents import messages
 from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, SetCpu
+from agents.wire import messages
 from testbed import images
+from testbed.data import preparation
 from testbed.errors import BadInputError, HostError
 from testbed.host import cgroups, docker_engine
 from testbed.host.gpus import MPS, Gpu, Gpus
-from testbed.plan import Host, plan, preparation
+from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import executor
-from testbed.runtimes.container_actions import Device, respond
-from testbed.runtimes.containers import COMPONENT_LABEL, CpuLimits, Mount
-from testbed.runtimes.docker import DockerRuntime, live_runs
-from testbed.runtimes.launch import UNLIMITED
-from testbed.runtimes.logwriter import CUT, LOG_BYTES
+from testbed.runtimes.docker import executor
+from testbed.runtimes.docker.container_actions import Device, respond
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, CpuLimits, Mount
+from testbed.runtimes.docker.launch import UNLIMITED
+from testbed.runtimes.docker.runtime import DockerRuntime, live_runs
+from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 from testbed.topology import parse
 from tests.agents import test_mps
 from tests.running import left_in_docker
@@ -274,7 +275,7 @@ ISOLATE = """
 import sys
 from contextlib import closing
 from testbed.host import docker_engine
-from testbed.runtimes import executor
+from testbed.runtimes.docker import executor
 image, run, network = sys.argv[1:]
 with closing(docker_engine.connect()) as engine:
     executor.isolate(engine, image, run, network, executor.addresses(engine, network))

@@ -19,7 +19,7 @@ import requests
 from testbed.api import machine as doctor
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
-from testbed.runtimes import docker as docker_runtime
+from testbed.runtimes.docker import runtime as docker_runtime
 from tests.running import cli
 
 LIMITS: dict[str, Any] = {

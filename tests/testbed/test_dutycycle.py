@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from testbed.runtimes.dutycycle import PERIOD, SCAN, DutyCycle, cpu_clock, step
+from testbed.runtimes.process.duty_cycle import PERIOD, SCAN, DutyCycle, cpu_clock, step
 from tests.waiting import eventually
 
 BUSY = "while True: pass"

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from agents import events, wire
+from agents import events
 from agents.config import Stop
 from agents.rules.fedfix import FedFix
+from agents.wire import payloads
 from analysis.load import Run
 from testbed import simulate
 from testbed.run.replay import replay
@@ -33,7 +34,7 @@ def _records(run: Run) -> list[events.Record]:
 
 def _final(run: Run) -> list[float]:
     model = (run.path / "models" / "final.safetensors").read_bytes()
-    return [float(value) for value in wire.unpack(model)[0]]
+    return [float(value) for value in payloads.unpack(model)[0]]
 
 
 def _task(*centers: float, steps: int = 1, lr: float = 0.5) -> dict[str, Any]:

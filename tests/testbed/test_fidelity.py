@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents import events
-from agents.clock import in_device_time
+from agents.timing.clock import in_device_time
 from testbed.fidelity import Clock, measure
 from testbed.fidelity.figures import (
     Carried,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agents.messages import GpuFigures, GpuSample, encode
+from agents.wire.messages import GpuFigures, GpuSample, encode
 from testbed import fidelity
 from testbed.api import machine as doctor
 from testbed.errors import BadInputError
@@ -28,7 +28,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.run import manifest
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
-from testbed.runtimes.docker import together
+from testbed.runtimes.docker.runtime import together
 from testbed.topology import Topology, parse
 from testbed.topology.profiles import Profiles
 

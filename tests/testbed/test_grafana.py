@@ -14,7 +14,7 @@ import requests
 import yaml
 
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.process import free_ports
+from testbed.runtimes.process.runtime import free_ports
 from testbed.watching import prometheus
 from tests.analysis.conftest import EVENTS, MANIFEST
 from tests.conftest import unavailable

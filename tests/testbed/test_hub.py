@@ -24,9 +24,9 @@ PIECE, PIECES_A_SECOND = 10_000, 20
 PROGRAM = f"""
 import huggingface_hub.constants as constants
 constants.DOWNLOAD_CHUNK_SIZE = {PIECE}
-from testbed.plan import datafiles, datasets
+from testbed.data import data_files, datasets
 from testbed.topology.data import Data
-datafiles._ROWS = 3
+data_files._ROWS = 3
 columns = datasets.Columns(Data(hub="a/b", input=("image",), label="label"))
 found = datasets.load_from(columns, None, print)
 print(found.train.x.shape, found.train.y.tolist(), found.test.y.tolist())

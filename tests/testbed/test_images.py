@@ -59,7 +59,7 @@ def test_the_time_left_is_by_how_long_each_image_took_the_last_time(
 @pytest.mark.parametrize(
     ("changed", "remade"),
     [
-        ("agents/topics.py", {"agent", "agent-cuda"}),
+        ("agents/mqtt/topics.py", {"agent", "agent-cuda"}),
         ("images/agent/Dockerfile", {"agent", "agent-cuda"}),
         ("images/broker/Dockerfile", {"broker"}),
         ("images/libraries/requirements.txt", {"libraries", "agent"}),

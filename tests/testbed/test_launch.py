@@ -18,8 +18,8 @@ from testbed.images import Images
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.containers import Launch
-from testbed.runtimes.launch import launch, planned_limits
+from testbed.runtimes.docker.containers import Launch
+from testbed.runtimes.docker.launch import launch, planned_limits
 from testbed.topology import RESERVED, parse
 
 GOLDEN = Path(__file__).parent / "golden"

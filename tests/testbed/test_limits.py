@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.messages import NO_LIMIT, Limits
+from agents.wire.messages import NO_LIMIT, Limits
 from testbed.fidelity import Clock, measure
 from testbed.fidelity.figures import Requested, RequestedCpu
 from testbed.fidelity.limits import RequestedLimits, differences

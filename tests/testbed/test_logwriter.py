@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import of_os
-from testbed.runtimes import logwriter
-from testbed.runtimes.logwriter import CUT, LogWriter
+from testbed.runtimes.process import log_writer
+from testbed.runtimes.process.log_writer import CUT, LogWriter
 
 MANY = "for number in range(20_000): print(f'{number:049}')"
 """A megabyte."""
@@ -29,7 +29,7 @@ def printing(writer: LogWriter, path: Path, code: str) -> None:
 def test_a_log_has_all_that_was_printed_until_it_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logwriter, "LOG_BYTES", 100_000)
+    monkeypatch.setattr(log_writer, "LOG_BYTES", 100_000)
     writer, path = LogWriter(), tmp_path / "d-1.log"
     path.write_text("of an earlier segment\n")
     printing(writer, path, "print('begun')")
@@ -62,7 +62,7 @@ def test_what_was_printed_while_the_disk_was_full_is_written_later(tmp_path: Pat
 
 
 def test_what_waits_for_a_full_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logwriter, "LOG_BYTES", 1000)
+    monkeypatch.setattr(log_writer, "LOG_BYTES", 1000)
     writer, path = LogWriter(), tmp_path / "d-1.log"
     path.symlink_to("/dev/full")
     printing(writer, path, MANY)

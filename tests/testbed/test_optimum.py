@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents import wire
 from agents.events import ClientStatus, RunStarted, UpdateApplied, to_line
+from agents.wire import payloads
 from analysis.load import load
 from testbed.run.optimum import Ending, ending
 
@@ -51,7 +51,7 @@ def ended(
     devices = {name: {"importance": p} for name, p in IMPORTANCE.items()}
     (path / "models").mkdir()
     final = np.array([1.0, 2.0], np.float32)
-    (path / "models" / "final.safetensors").write_bytes(b"".join(wire.pack(final, {})))
+    (path / "models" / "final.safetensors").write_bytes(b"".join(payloads.pack(final, {})))
     (path / "manifest.json").write_text(json.dumps({"devices": devices}))
     task = {"name": "quadratic", "centers": CENTERS}
     topology = {"task": task, "devices": list(groups), "rule": {"name": rule}}

@@ -18,7 +18,7 @@ import yaml
 from agents import own_code
 from agents.aggregator import snapshot
 from agents.aggregator.evaluation import Evaluation, Evaluator
-from agents.flat import first_model
+from agents.models.flat import first_model
 from agents.rules import RULES
 from agents.rules.interface import Rule, Server
 from agents.shards import Shard
@@ -26,12 +26,13 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from analysis.load import Run
 from testbed import images, simulate, sweeps, topology
+from testbed.data import preparation
+from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, RunFailedError
 from testbed.images import tags as image_tags
 from testbed.images import wheels
 from testbed.own_code.code import Code
-from testbed.plan import model_check, preparation
-from testbed.plan.preparation import Prepared
+from testbed.plan import model_check
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.run.replay import replay

@@ -16,10 +16,10 @@ from PIL import Image
 
 from agents.shards import Shard
 from testbed import simulate, sweeps, topology
+from testbed.data import datasets, preparation
+from testbed.data.datasets import Columns, Dataset
+from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError
-from testbed.plan import datasets, preparation
-from testbed.plan.datasets import Columns, Dataset
-from testbed.plan.preparation import Prepared
 from testbed.plan.resolution import resolved
 from testbed.run import planning, preparing
 from testbed.run.options import Options

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.plan import device_benchmark, work
+from testbed.plan import work
+from testbed.speed import device_benchmark
 from testbed.topology import own_profiles, profiles
 from tests.running import Testbed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed.plan.datasets import DATASETS
+from testbed.data.datasets import DATASETS
 from tests.testbed.test_virtual_run import _run, _topology
 
 PLENTY: dict[str, dict[str, Any]] = {

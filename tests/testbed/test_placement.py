@@ -20,7 +20,7 @@ from testbed.host.swarm import described
 from testbed.plan import Host, Plan, by_node, describe, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.launch import planned_limits
+from testbed.runtimes.docker.launch import planned_limits
 from testbed.topology import machines
 
 GIB = 2**30

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents import config, messages
+from agents import config
 from agents.config import Broker, ClientConfig, Link
 from agents.device_actions import (
     Action,
@@ -29,16 +29,17 @@ from agents.device_actions import (
     Resume,
     SetLink,
 )
-from agents.topics import CONTROLLER as CONTROLLER_COMPONENT
-from agents.topics import ROUTER, Topics
-from agents.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.topics import CONTROLLER as CONTROLLER_COMPONENT
+from agents.mqtt.topics import ROUTER, Topics
+from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.wire import messages
 from testbed.errors import BadInputError, HostError
 from testbed.host import die_with_parent, forkserver, run_module
 from testbed.plan import plan, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import process
-from testbed.runtimes.process import GRACE_SECONDS, ProcessRuntime, Programs
+from testbed.runtimes.process import runtime as process
+from testbed.runtimes.process.runtime import GRACE_SECONDS, ProcessRuntime, Programs
 from testbed.topology import parse
 from tests.waiting import eventually
 
@@ -442,7 +443,7 @@ def test_stop_leaves_what_the_controller_has_started(make: Make, tmp_path: Path)
 
 def test_remove_spares_its_caller_and_the_callers_parents(tmp_path: Path) -> None:
     run = f"ours-{tmp_path.name}"
-    remover = f"from testbed.runtimes.process import remove; print(remove({run!r}))"
+    remover = f"from testbed.runtimes.process.runtime import remove; print(remove({run!r}))"
     parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {remover!r}]))"
     done = subprocess.run(
         python(parent), env={**os.environ, process.RUN: run}, capture_output=True, check=True

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from agents import events
-from agents.topics import AGGREGATOR, CONTROLLER
+from agents.mqtt.topics import AGGREGATOR, CONTROLLER
 from testbed.broker import BROKER
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import process
+from testbed.runtimes.process import runtime
 from tests import chaos
 from tests.chaos import Fault, Outcome
 from tests.testbed import record_factories
@@ -36,7 +36,7 @@ def test_all_clients_go_on_and_no_update_is_applied_twice(recovered: Outcome) ->
     assert recovered.wrong == [], recovered.output
     assert isinstance(recovered.run.records[-1], events.RunEnded)
     assert recovered.run.records[-1].reason == "after"
-    assert not [info for info in process.find() if info.run == recovered.run.path.name]
+    assert not [info for info in runtime.find() if info.run == recovered.run.path.name]
 
 
 def test_the_verdict_says_what_broke_down(recovered: Outcome) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agents import events, messages
+from agents import events
 from agents.config import Link
 from agents.device_actions import (
     Action,
@@ -25,8 +25,9 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
 )
-from agents.messages import AddressedOrder
-from agents.nanoseconds import from_seconds
+from agents.timing.nanoseconds import from_seconds
+from agents.wire import messages
+from agents.wire.messages import AddressedOrder
 from testbed.api.handle import RunHandle
 from testbed.errors import BadInputError
 from testbed.fidelity import requested

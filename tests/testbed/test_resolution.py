@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from agents.device_actions import SetLink
-from agents.nanoseconds import SECOND
+from agents.timing.nanoseconds import SECOND
 from testbed import plan
 from testbed import topology as testbed_topology
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
 from testbed.plan import here, resolution
-from testbed.plan.calibration import Calibration, Host
 from testbed.plan.resolution import needs_calibration, on_host, on_nodes, resolved, with_shares
-from testbed.plan.work import Work
 from testbed.run import planning, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
+from testbed.speed.calibration import Calibration, Host
+from testbed.speed.kinds import Work
 from testbed.topology import Topology, load, profiles, traces
 from testbed.topology.devices import LinkTrace
 from testbed.topology.profiles import Training

@@ -11,7 +11,8 @@ import pytest
 from agents import events
 from agents.config import Local
 from testbed import topology
-from testbed.plan import Host, costs, plan, preparation, rounds
+from testbed.data import preparation
+from testbed.plan import Host, costs, plan, rounds
 from testbed.plan.rounds import Round
 from testbed.topology import Topology
 from tests.running import Testbed

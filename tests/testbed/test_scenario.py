@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents import config, durations
+from agents import config
 from agents.device_actions import (
     Action,
     Crash,
@@ -27,8 +27,9 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
 )
-from agents.durations import DISTRIBUTIONS, Distribution
-from agents.nanoseconds import SECOND, from_seconds, to_seconds
+from agents.timing import durations
+from agents.timing.durations import DISTRIBUTIONS, Distribution
+from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
 from testbed.errors import BadInputError
 from testbed.topology import scenario, validation_errors, yamlfile
 from testbed.topology.devices import DeviceGroup

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agents import messages
 from agents.device_actions import SetLink
-from agents.topics import AGGREGATOR, ROUTER
+from agents.mqtt.topics import AGGREGATOR, ROUTER
+from agents.wire import messages
 from testbed import broker
 from testbed.errors import BadInputError
 from testbed.plan import Host, agent_configs, plan
@@ -18,7 +18,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
 from testbed.run import manifest
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.container_actions import Device, respond
+from testbed.runtimes.docker.container_actions import Device, respond
 from testbed.topology import Topology, parse
 from testbed.traits import RUNTIMES
 

@@ -14,15 +14,15 @@ import torch
 import yaml
 from torch import nn
 
-from agents import wire
-from agents.buffers import Buffers
 from agents.client.training import Trainer
 from agents.config import Local
-from agents.flat import buffers_of, initial
+from agents.models.buffers import Buffers
+from agents.models.flat import buffers_of, initial
+from agents.models.vectors import Vector
 from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.vectors import Vector
+from agents.wire import payloads
 from analysis.load import Run
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
@@ -88,7 +88,7 @@ def finished(folder: Path, parts: int, rounds: int, **other: Any) -> tuple[Run, 
         },
     )
     run = _run(topology, folder)
-    w, _, buffers = wire.unpack((run.path / "models" / "final.safetensors").read_bytes())
+    w, _, buffers = payloads.unpack((run.path / "models" / "final.safetensors").read_bytes())
     return run, w, buffers
 
 
@@ -158,7 +158,7 @@ from agents.tasks.interface import Task
     done = cli("up", tmp_path / "exact.yaml", "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
-    w, _, buffers = wire.unpack((run.path / "models" / "final.safetensors").read_bytes())
+    w, _, buffers = payloads.unpack((run.path / "models" / "final.safetensors").read_bytes())
     module = plain(Images(), ROUNDS)
     np.testing.assert_array_equal(w, initial(module))
     assert buffers.equals(buffers_of(module))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from testbed.images import Images
-from testbed.runtimes.containers import Attachment, Container, CpuLimits, Mount, Network
-from testbed.runtimes.swarm_context import without_group
-from testbed.runtimes.swarm_images import pushes
-from testbed.runtimes.swarm_services import ServiceFile, ServiceOptions, Volume, network, service, short
+from testbed.runtimes.docker.containers import Attachment, Container, CpuLimits, Mount, Network
+from testbed.runtimes.swarm.context import without_group
+from testbed.runtimes.swarm.node_images import pushes
+from testbed.runtimes.swarm.services import ServiceFile, ServiceOptions, Volume, network, service, short
 
 DEVICE = Container(
     component="pi",

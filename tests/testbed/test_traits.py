@@ -10,7 +10,10 @@ import pytest
 
 from testbed.errors import BadInputError
 from testbed.plan import Host, plan
-from testbed.runtimes import Emulator, Simulator, docker, emulator, process, simulator, swarm
+from testbed.runtimes import Emulator, Simulator, emulator, simulator
+from testbed.runtimes.docker import runtime as docker
+from testbed.runtimes.process import runtime as process
+from testbed.runtimes.swarm import runtime as swarm
 from testbed.topology import parse
 from testbed.traits import RUNTIMES, emulated, is_simulated, those, traits
 from testbed.virtual import run as virtual

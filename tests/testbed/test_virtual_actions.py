@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from agents import wire
 from agents.client.uploads import Memory
 from agents.device_actions import (
     Action,
@@ -22,8 +21,9 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
 )
-from agents.nanoseconds import SECOND, Nanoseconds
 from agents.rules.interface import ClientSide
+from agents.timing.nanoseconds import SECOND, Nanoseconds
+from agents.wire import payloads
 from testbed.virtual import faults
 from testbed.virtual.device import Device, Work
 from testbed.virtual.event_queue import DEVICE, SCENARIO, EventQueue
@@ -60,7 +60,7 @@ class World:
         return self.queue.now
 
     def say_last(
-        self, device: Device, words: Sequence[wire.UpdateMessage], heard: Callable[[], None]
+        self, device: Device, words: Sequence[payloads.UpdateMessage], heard: Callable[[], None]
     ) -> None:
         def passes() -> None:
             for word in words:

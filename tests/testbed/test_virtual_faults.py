@@ -13,9 +13,9 @@ import yaml
 
 from agents import events
 from agents.device_actions import to_json
-from agents.nanoseconds import SECOND, to_seconds
+from agents.models.vectors import Vector
 from agents.rules.area import AreaState
-from agents.vectors import Vector
+from agents.timing.nanoseconds import SECOND, to_seconds
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import planning, preparing
 from testbed.run.options import Options

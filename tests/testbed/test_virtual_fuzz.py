@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import yaml
 
-from agents import events, wire
+from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, recording
 from agents.aggregator.core import AggregatorCore, Setup
+from agents.models.vectors import Vector
 from agents.rules import RULES
 from agents.rules.area import AreaState
 from agents.rules.interface import Server
-from agents.vectors import Vector
+from agents.wire import payloads
 from testbed.run import planning, up
 from testbed.run.options import Options
 from testbed.run.replay import replay
@@ -228,14 +229,14 @@ def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
     entries = recording.read(directory.inputs)
     setup = next(entries)
     assert isinstance(setup, Setup)
-    w = wire.unpack((directory.models / "000000.safetensors").read_bytes())[0].copy()
+    w = payloads.unpack((directory.models / "000000.safetensors").read_bytes())[0].copy()
     core, server = setup.core(w)
     mean = Mean(core, server)
     handed_in = 0
     for event in entries:
         assert not isinstance(event, Setup | recording.Torn | recording.Cut | recording.Written)
         over = core.ended is not None
-        if isinstance(event, inputs.UpdateArrived) and event.message.kind != wire.FAREWELL:
+        if isinstance(event, inputs.UpdateArrived) and event.message.kind != payloads.FAREWELL:
             handed_in += not over
         actions = core.handle(event)
         if isinstance(core._rule, AreaState) and not over:

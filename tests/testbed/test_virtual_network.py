@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.config import Access, Link, Local
-from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.virtual.event_queue import SCENARIO, EventQueue
 from testbed.virtual.network import Line, Network, Pipe

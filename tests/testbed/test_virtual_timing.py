@@ -9,7 +9,7 @@ import pytest
 
 from agents.client.timing import Timing
 from agents.config import Duration, Local
-from agents.nanoseconds import to_seconds
+from agents.timing.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost, StepTime, goodput, update_time
 from testbed.topology import Runtime

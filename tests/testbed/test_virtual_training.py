@@ -15,7 +15,7 @@ from torch import nn
 
 from agents.client.training import Trainer
 from agents.config import Local, Schedule, Start
-from agents.flat import initial
+from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks.cnn import Cifar10Cnn, MnistCnn
 from agents.tasks.interface import Task

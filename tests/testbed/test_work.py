@@ -15,9 +15,10 @@ from agents.tasks.cnn import MnistCnn
 from agents.tasks.interface import Task
 from agents.tasks.logreg import DigitsLogreg
 from agents.tasks.quadratic import Quadratic
-from testbed.plan import datasets, work
-from testbed.plan.datasets import Columns
-from testbed.plan.work import Work
+from testbed.data import datasets
+from testbed.data.datasets import Columns
+from testbed.plan import work
+from testbed.speed.kinds import Work
 from testbed.topology.data import Data
 
 

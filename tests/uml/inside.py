@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agents import packettrain, probe_server
 from agents.config import Link
-from agents.control_group import ControlGroup
 from agents.device import link, probe
+from agents.device.control_group import ControlGroup
+from agents.links import packet_train, probe_server
 from testbed.relay.probe import download, listen, upload
 from tests.uml.table import (
     DELAYS,
@@ -99,7 +99,7 @@ def main() -> None:
         threading.Thread(
             target=probe_server.ProbeServer((BROKER, probe_server.PORT)).serve_forever, daemon=True
         ).start()
-        packettrain.listen(BROKER)
+        packet_train.listen(BROKER)
         listen(BROKER, TRANSFERS)
     limits()
     shaped = Shaped()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from agents.config import Link
-from agents.messages import NO_LIMIT, Limits
+from agents.wire.messages import NO_LIMIT, Limits
 
 RATES = (
     (256_000, 512_000),

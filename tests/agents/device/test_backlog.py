@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agents.device.backlog import Backlog
-from agents.messages import QueueUse
+from agents.wire.messages import QueueUse
 
 RATE = 8_000_000
 """bit/s: 1,000,000 bytes a second."""

@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents import messages
 from agents.config import Broker, DeviceConfig, Link
 from agents.device import link
 from agents.device.main import Init
@@ -30,7 +29,8 @@ from agents.device_actions import (
     SetLink,
     Switching,
 )
-from agents.transport import Received
+from agents.mqtt.transport import Received
+from agents.wire import messages
 from tests.waiting import eventually
 
 SLOW_GOODBYE = """

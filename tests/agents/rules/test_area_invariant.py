@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from agents import events
 from agents.client.uploads import Memory
+from agents.models.vectors import Vector
 from agents.rules.area import Area, AreaState
-from agents.vectors import Vector
 from tests.agents.fleet import Fleet, random_lives
 
 IMPORTANCE = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}

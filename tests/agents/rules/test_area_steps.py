@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.nanoseconds import SECOND, to_seconds
 from agents.rules.area import Area, theorem7
 from agents.rules.interface import Aggregated, Send, SetPeriodicTimer, SetTimer
+from agents.timing.nanoseconds import SECOND, to_seconds
 from tests.agents.helpers import make_server, update, weights
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.nanoseconds import SECOND
 from agents.rules.favano import Favano
 from agents.rules.interface import (
     Actions,
@@ -18,6 +17,7 @@ from agents.rules.interface import (
     Send,
     SetPeriodicTimer,
 )
+from agents.timing.nanoseconds import SECOND
 from tests.agents.helpers import make_server, sent, update, weights
 
 ROUNDS = SetPeriodicTimer("round", 2 * SECOND)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.nanoseconds import SECOND
 from agents.rules.fedavg import FedAvg
 from agents.rules.interface import Aggregated, Ignored, SetTimer
+from agents.timing.nanoseconds import SECOND
 from tests.agents.helpers import make_server, sent, update, weights
 
 

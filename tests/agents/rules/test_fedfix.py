@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agents.nanoseconds import SECOND
 from agents.rules.fedfix import FedFix
 from agents.rules.interface import Aggregated, Send, SetPeriodicTimer
+from agents.timing.nanoseconds import SECOND
 from tests.agents.helpers import make_server, sent, update, weights
 
 TICKS = SetPeriodicTimer("tick", 2 * SECOND)

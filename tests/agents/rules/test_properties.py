@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from agents import events
 from agents.aggregator import actions as act
 from agents.config import Stop
+from agents.models.vectors import Vector
 from agents.rules import RULES
 from agents.rules.area import Area
 from agents.rules.as_fedavg import AsFedAvg
@@ -33,7 +34,6 @@ from agents.rules.fedfa import FedFa
 from agents.rules.fedfix import FedFix
 from agents.rules.interface import Request, Rule
 from agents.rules.port import Port
-from agents.vectors import Vector
 from tests.agents.fleet import Fleet, random_lives
 from tests.agents.helpers import Simulation, records
 

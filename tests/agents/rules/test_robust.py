@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from agents.models.vectors import trimmed_mean
 from agents.rules import RULES
 from agents.rules.asysg import AsySG
 from agents.rules.defedavg_niid import DeFedAvgNiid
@@ -17,7 +18,6 @@ from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
 from agents.rules.parts import RobustSum, Trim, WeightedSum, gathered, trimmed
-from agents.vectors import trimmed_mean
 from tests.agents.helpers import make_server, update, weights
 
 VALUES = (1.0, 2.0, 4.0, 7.0, 1000.0)

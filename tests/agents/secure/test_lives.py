@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from agents import events
 from agents.client.uploads import Memory
 from agents.config import SecureRun
+from agents.models.vectors import Vector
 from agents.rules.area import Area, AreaState
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
-from agents.vectors import Vector
 from tests.agents.fleet import Fleet, random_lives
 from tests.agents.helpers import records
 

@@ -11,23 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import events, wire
+from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, snapshot
 from agents.config import SecureRun
-from agents.nanoseconds import from_seconds
+from agents.models.vectors import Vector
 from agents.rules.area import Area
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
-from agents.secure import wire as secure_wire
+from agents.secure import secure_messages as secure_wire
 from agents.secure.channels import ChannelError, Channels
 from agents.secure.field import FIELD, Words
 from agents.secure.masked import Masked, bits_of, holders_of
 from agents.secure.party import Party
 from agents.secure.quantised import Grid
-from agents.secure.wire import PartyError, SecureWireError
-from agents.vectors import Vector
+from agents.secure.secure_messages import PartyError, SecureWireError
+from agents.timing.nanoseconds import from_seconds
+from agents.wire import payloads
 from tests.agents.helpers import done, make_core, message, records
 
 _D = 7
@@ -129,7 +130,7 @@ class Run:
             masked=party.masked(dispatch.number, change, np.random.default_rng(dispatch.number)),
             **done(self.now),
         )
-        decoded = wire.decode_update(wire.encode(update))
+        decoded = payloads.decode_update(payloads.encode(update))
         self.execute(self.core.update(name, decoded, 1, self.now))
         self.execute(self.core.end_of_instant(self.now))
         if (timer := self.core.next_timer) is not None and timer <= self.now:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from agents.aggregator.secure_sums import Asked, Losses, Lost, Opened, SecureSums
 from agents.config import SecureRun
+from agents.models.vectors import Vector
 from agents.rules.interface import Contribution, SumUp
 from agents.secure.field import FIELD
 from agents.secure.masked import Masked
 from agents.secure.sums import Summand, Sums
-from agents.vectors import Vector
 
 _CLIENTS = ["a", "b", "c", "d"]
 _SETTINGS = SecureRun(

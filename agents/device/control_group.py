@@ -1,0 +1,191 @@
+"""The control group of a process, of cgroup v1 or v2: what the kernel has as its limits and counters.
+
+Where its files lie is read from the kernel: engines give a container a cgroup namespace of its own or
+the host's, and distributions mount the hierarchies of v1 at places and in combinations of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.wire.messages import NO_LIMIT, Limits
+
+_PROC, _MEMINFO = Path("/proc"), Path("/proc/meminfo")
+_UNIFIED = ""
+"""Stands for the hierarchy of v2 among controllers of v1."""
+_FILE_BYTES = 4096
+"""More than any of the files read here has."""
+_V1_UNLIMITED_BYTES = 2**62
+"""v1 has no word for no limit, but a number of bytes that no machine has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """The control group of one process."""
+
+    folders: Mapping[str, Path]
+    """Folder of the group in each hierarchy, by controller; of v2, with the empty name."""
+
+    @classmethod
+    def of(cls, process: int | str = "self", proc: Path = _PROC) -> ControlGroup:
+        """The group of `process` as this process sees it; without folders if it is not visible here."""
+        found: dict[str, Path] = {}
+        with suppress(OSError, ValueError):
+            paths = dict(_paths(proc / str(process) / "cgroup"))
+            for controllers, root, mounted in _mounts(proc / "self" / "mountinfo"):
+                for controller in controllers & paths.keys() - found.keys():
+                    folder = mounted / _below(paths[controller], root)
+                    if folder.is_dir():
+                        found[controller] = folder
+        return cls(found)
+
+    def limits(self) -> Limits | None:
+        """Return the limits that the kernel enforces now; None if they cannot be read."""
+        try:
+            return self._limits_v1() if "cpu" in self.folders else self._limits_v2()
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def _limits_v1(self) -> Limits:
+        quota, period = self._quota()
+        cpu, memory = self.folders["cpu"], self.folders.get("memory")
+        most = None if memory is None else _bytes(memory / "memory.limit_in_bytes")
+        both = None if memory is None else _bytes(memory / "memory.memsw.limit_in_bytes")
+        return Limits(
+            quota=quota,
+            period=period,
+            shares=int(_read(cpu / "cpu.shares")),
+            cpus=_read(self.folders["cpuset"] / "cpuset.cpus") if "cpuset" in self.folders else None,
+            memory=most,
+            swap=_swap(both if most is None or both in (None, NO_LIMIT) else both - most),
+        )
+
+    def _limits_v2(self) -> Limits:
+        quota, period = self._quota()
+        folder = self.folders[_UNIFIED]
+        cpus = folder / "cpuset.cpus"
+        return Limits(
+            quota=quota,
+            period=period,
+            weight=int(_read(folder / "cpu.weight")),
+            cpus=_read(cpus) if cpus.exists() else None,
+            memory=_bytes(folder / "memory.max"),
+            swap=_swap(_bytes(folder / "memory.swap.max")),
+        )
+
+    def cores(self) -> float | None:
+        """Cores that its quota is worth; None without a quota."""
+        with suppress(OSError, ValueError, KeyError):
+            quota, period = self._quota()
+            return None if quota == NO_LIMIT else quota / period
+        return None
+
+    def _quota(self) -> tuple[int, int]:
+        """µs of CPU time per period, and µs of a period. Raises OSError, ValueError, KeyError."""
+        if (v1 := self.folders.get("cpu")) is not None:
+            quota, period = _read(v1 / "cpu.cfs_quota_us"), _read(v1 / "cpu.cfs_period_us")
+        else:
+            quota, period = _read(self.folders[_UNIFIED] / "cpu.max").split()
+        return NO_LIMIT if quota in ("max", "-1") else int(quota), int(period)
+
+    def cpu_seconds(self) -> float | None:
+        """CPU seconds used; None if the kernel does not count them for this group."""
+        with suppress(OSError, KeyError):
+            if (v1 := self.folders.get("cpuacct")) is not None:
+                return int(_read(v1 / "cpuacct.usage")) / 1e9
+            return _pairs(self.folders[_UNIFIED] / "cpu.stat")["usage_usec"] / 1e6
+        return None
+
+    def throttling(self) -> tuple[int, int, float]:
+        """CFS periods in which the group ran, those in which it was throttled, and for how many seconds.
+        Raises OSError, KeyError."""
+        if (v1 := self.folders.get("cpu")) is not None:
+            stat = _pairs(v1 / "cpu.stat")
+            return stat["nr_periods"], stat["nr_throttled"], stat["throttled_time"] / 1e9
+        stat = _pairs(self.folders[_UNIFIED] / "cpu.stat")
+        throttled = stat.get("throttled_usec", 0) / 1e6  # all three only with a quota, in some kernels
+        return stat.get("nr_periods", 0), stat.get("nr_throttled", 0), throttled
+
+    def killed_for_memory(self) -> int | None:
+        """The memory limit in bytes, if the kernel has killed a process of the group to keep it."""
+        with suppress(OSError, KeyError):
+            if (v1 := self.folders.get("memory")) is not None:
+                kills, limit = _pairs(v1 / "memory.oom_control"), v1 / "memory.limit_in_bytes"
+            else:
+                folder = self.folders[_UNIFIED]
+                kills, limit = _pairs(folder / "memory.events"), folder / "memory.max"
+            return _bytes(limit) if kills["oom_kill"] else None
+        return None
+
+
+def weights_of(shares: int) -> tuple[int, int]:
+    """The weights of v2 that container runtimes make of CPU shares: linear (runc before 1.4), and the
+    newer curve, which maps the default 1024 to the default 100 (opencontainers/cgroups)."""
+    linear = 1 + (shares - 2) * 9999 // 262142
+    logarithm = math.log2(shares)
+    curve = math.ceil(10 ** ((logarithm * logarithm + 125 * logarithm) / 612 - 7 / 34))
+    return linear, 1 if shares <= 2 else min(10_000, curve)
+
+
+def _paths(file: Path) -> Iterator[tuple[str, str]]:
+    """Each controller of v1 and its group's path; that of v2."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            yield controller, path
+
+
+def _mounts(file: Path) -> Iterator[tuple[set[str], str, Path]]:
+    """Controllers, the path of the group that is the root of the mount, and where it is mounted."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        root, mounted = before.split(" ")[3:5]
+        if kind == "cgroup2":
+            yield {_UNIFIED}, root, Path(mounted)
+        elif kind == "cgroup":
+            yield set(options.split(",")), root, Path(mounted)
+
+
+def _below(path: str, root: str) -> str:
+    """`path` relative to `root`; empty if it is not below: then the mount shows the group itself."""
+    if root == "/":
+        return path.lstrip("/") if not path.startswith("/..") else ""
+    inside = path.removeprefix(root)
+    return inside.lstrip("/") if inside != path and inside[:1] in ("", "/") else ""
+
+
+def _bytes(file: Path) -> int | None:
+    """None if this kernel has no such limit."""
+    try:
+        text = _read(file)
+    except FileNotFoundError:
+        return None
+    return NO_LIMIT if text == "max" or int(text) >= _V1_UNLIMITED_BYTES else int(text)
+
+
+def _swap(limit: int | None) -> int | None:
+    """`limit`, or 0 if the kernel has none but this host has no swap either."""
+    if limit is not None:
+        return limit
+    return 0 if re.search(r"^SwapTotal: +0 kB$", _MEMINFO.read_text(), re.MULTILINE) else None
+
+
+def _pairs(file: Path) -> dict[str, int]:
+    lines = (line.split() for line in _read(file).splitlines())
+    return {name: int(value) for name, value in lines}
+
+
+def _read(file: Path) -> str:
+    """Return the content. By system calls alone: a device reads each second, on its own CPU share."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        return os.read(descriptor, _FILE_BYTES).decode("ascii").strip()
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Files: written whole, checked by checksums, read though anybody may have written them."""

@@ -1,0 +1,200 @@
+"""Measurement of a link's rate: a train of packets each way, timed at the receiver.
+
+Trains use UDP, so that neither a long round trip nor loss slows them, as they do a short TCP transfer. A
+train is one second of large packets, sent slightly faster than the rate requested of the link. Its rate
+is computed from the packets that arrive between the first and the last, by the kernel's timestamps;
+packets that the receiver was too slow to fetch, which the kernel counts, are included.
+
+The server uses one port. A device sends the request `up RATE` or `down RATE` and repeats it until the
+server answers: with permission to start the train, or with the first packet of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+
+from agents.links import packet_times
+
+PORT = 1884
+FRAME = 1464
+"""Bytes of each packet on the wire, Ethernet header included: what fits through an overlay network."""
+_PAYLOAD = bytes(FRAME - 14 - 20 - 8)
+_GO = b"go"
+_TRAIN_SECONDS = 1.0
+_MIN_PACKETS, _MAX_PACKETS = 12, 2_700
+_SEND_RATE_FACTOR = 1.1
+"""Of the rate requested of the link, so that the link is the bottleneck."""
+_SEND_AHEAD_SECONDS = 0.15
+"""Part of the train that may queue for the link, so that a sender on a busy host keeps it full."""
+_SILENCE_TIMEOUT_SECONDS = 1.0
+"""Time without a packet after which a train that lost packets is over; longer on slow links."""
+_FIRST_PACKET_TIMEOUT_SECONDS = 10.0
+_MAX_REQUESTS = 10
+_SO_RXQ_OVFL = 40
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+_SOCKET_BUFFER_BYTES = 4 << 20
+
+
+def length(rate: int) -> int:
+    """Number of packets in a train for a link of `rate` bit/s."""
+    return min(max(_MIN_PACKETS, round(rate * _TRAIN_SECONDS / (8 * FRAME))), _MAX_PACKETS)
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """A train as its receiver has seen it so far; times in ns."""
+
+    first: int = 0
+    last: int = 0
+    count: int = 0
+    missed: int = 0
+    """Packets dropped because the receiver did not fetch them in time, up to the last one that it
+    fetched."""
+    _missed_before: int = 0
+
+    def add(self, at: int, missed: int) -> None:
+        if not self.count:
+            self.first, self._missed_before = at, missed
+        self.last, self.missed = at, missed - self._missed_before
+        self.count += 1
+
+    @property
+    def rate(self) -> float:
+        """Rate in bit/s on the wire; 0 for fewer than two packets."""
+        if self.last <= self.first:
+            return 0.0
+        return 8e9 * FRAME * (self.count - 1 + self.missed) / (self.last - self.first)
+
+
+def upload(host: str, rate: int, timeout: float) -> float:
+    """Measured rate in bit/s on the wire from here to the server, on a link of `rate` bit/s.
+
+    `timeout`: seconds within which each answer must come, in addition to the train. Raises OSError.
+    """
+    with closing(_socket()) as sock:
+        sock.connect((host, PORT))
+        _request(sock, f"up {rate}".encode(), timeout)
+        _send_train(sock, rate)
+        sock.settimeout(timeout + 2 * _silence(rate) + 2 * _TRAIN_SECONDS)
+        while True:
+            answer = sock.recv(2048)
+            if answer.startswith(b"{"):
+                return Arrivals(**json.loads(answer)).rate
+
+
+def download(host: str, rate: int, timeout: float) -> float:
+    """Measured rate from the server to here; see `upload`."""
+    with closing(_socket()) as sock:
+        sock.connect((host, PORT))
+        first = _request(sock, f"down {rate}".encode(), timeout)
+        return _receive_train(sock, rate, first).rate
+
+
+def listen(address: str, port: int = PORT) -> None:
+    """Serve devices at `address` in threads of this process until it ends. Raises OSError."""
+    listening = _bound(address, port)
+    threading.Thread(target=_serve, args=(listening,), name="packettrain", daemon=True).start()
+
+
+def _serve(listening: socket.socket) -> None:
+    """Answer each device on a socket of its own, as the kernel counts dropped packets by socket."""
+    busy: set[tuple[str, int]] = set()
+
+    def answer(peer: tuple[str, int], request: bytes) -> None:
+        with suppress(OSError, ValueError), closing(_bound(*listening.getsockname())) as sock:
+            sock.connect(peer)
+            _answer(sock, request)
+        busy.discard(peer)
+
+    while True:
+        request, peer = listening.recvfrom(2048)
+        if peer not in busy:  # else a repeated request that is being answered
+            busy.add(peer)
+            threading.Thread(target=answer, args=(peer, request), daemon=True).start()
+
+
+def _answer(sock: socket.socket, request: bytes) -> None:
+    way, rate = request.decode().split()
+    if way == "down":
+        _send_train(sock, int(rate))
+    elif way == "up":
+        sock.send(_GO)
+        found = _receive_train(sock, int(rate), Arrivals())
+        result = {name: getattr(found, name) for name in ("first", "last", "count", "missed")}
+        for _ in range(3):  # at least one of them arrives, most likely
+            sock.send(json.dumps(result).encode())
+            time.sleep(0.1)
+
+
+def _request(sock: socket.socket, request: bytes, timeout: float) -> Arrivals:
+    """Send `request` until a packet arrives: the first of a train, or the permission to start one."""
+    sock.settimeout(timeout)
+    for _ in range(_MAX_REQUESTS):
+        sock.send(request)
+        with suppress(TimeoutError):
+            found = Arrivals()
+            _, at, missed = _arrival(sock)
+            found.add(at, missed)
+            return found
+    raise TimeoutError(f"no answer in {_MAX_REQUESTS * timeout:.0f} s")
+
+
+def _send_train(sock: socket.socket, rate: int) -> None:
+    interval = 8 * FRAME / (rate * _SEND_RATE_FACTOR)
+    begin = time.monotonic()
+    for number in range(length(rate)):
+        if (ahead := begin + number * interval - time.monotonic()) > _SEND_AHEAD_SECONDS:
+            time.sleep(ahead - _SEND_AHEAD_SECONDS / 2)
+        with suppress(BlockingIOError, ConnectionRefusedError):
+            sock.send(_PAYLOAD)
+
+
+def _receive_train(sock: socket.socket, rate: int, found: Arrivals) -> Arrivals:
+    """Receive a train until it is over, adding to `found`. A repeated request is answered again, as the
+    first answer was lost."""
+    with suppress(TimeoutError):
+        while found.count + found.missed < length(rate):
+            sock.settimeout(_silence(rate) if found.count else _FIRST_PACKET_TIMEOUT_SECONDS)
+            size, at, missed = _arrival(sock)
+            if size == len(_PAYLOAD):
+                found.add(at, missed)
+            else:
+                sock.send(_GO)
+    return found
+
+
+def _silence(rate: int) -> float:
+    return max(_SILENCE_TIMEOUT_SECONDS, 20 * 8 * FRAME / rate)
+
+
+def _arrival(sock: socket.socket) -> tuple[int, int, int]:
+    """Size of the next packet in bytes, its arrival time in ns, and the number of packets that the
+    kernel has dropped at this socket until then."""
+    data, ancillary, _, _ = sock.recvmsg(2048, 128)
+    missed = 0
+    for level, kind, value in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, _SO_RXQ_OVFL):
+            missed = int.from_bytes(value[:4], "little")
+    return len(data), packet_times.in_ancillary(ancillary), missed
+
+
+def _socket() -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    packet_times.timestamp(sock)
+    sock.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
+    for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
+        with suppress(PermissionError):
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+    return sock
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    sock = _socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((address, port))
+    return sock

@@ -1,0 +1,77 @@
+"""Server that devices measure their links against, in the aggregator's container.
+
+    python -m agents.links.probe_server COMMAND ...
+
+listens on this container's address in a process of its own, and then executes COMMAND in its place.
+UDP carries the packet trains (agents.links.packet_train). TCP serialises devices that share a link: a
+device sends a line with the link's name, receives one byte once it has the link to itself, and keeps it
+until it closes the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import socketserver
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+from agents.links import packet_train
+
+PORT = packet_train.PORT
+_CONNECT_TIMEOUT_SECONDS = 30.0
+_RESERVATION_TIMEOUT_SECONDS = 600.0
+"""Limit on waiting for a link, and on holding it."""
+
+
+def main() -> None:
+    address = socket.gethostbyname(socket.gethostname())
+    listening = ProbeServer((address, PORT))
+    if os.fork() == 0:
+        packet_train.listen(address)
+        listening.serve_forever()
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606
+
+
+@contextmanager
+def reserved_link(host: str, name: str) -> Iterator[None]:
+    """Exclusive use of the link `name`, granted by the server at `host`. Raises OSError."""
+    with closing(socket.create_connection((host, PORT), _CONNECT_TIMEOUT_SECONDS)) as sock:
+        sock.settimeout(_RESERVATION_TIMEOUT_SECONDS)
+        sock.sendall(f"{name}\n".encode())
+        if not sock.recv(1):
+            raise ConnectionError(f"{host} does not grant this device the link")
+        yield
+
+
+class ProbeServer(socketserver.ThreadingTCPServer):
+    """TCP server that grants each shared link to one device at a time."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__(address, _Handler)
+        self.link_locks: defaultdict[bytes, threading.Lock] = defaultdict(threading.Lock)
+        """By name of the link."""
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: ProbeServer
+    timeout = _CONNECT_TIMEOUT_SECONDS
+
+    def handle(self) -> None:
+        with suppress(OSError):  # the device has disconnected
+            if name := self.rfile.readline(512):  # empty: a check whether the server is up
+                with self.server.link_locks[name]:
+                    self.wfile.write(b"!")
+                    self.connection.settimeout(_RESERVATION_TIMEOUT_SECONDS)
+                    self.rfile.read(1)  # until the device closes the connection
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Models as flat vectors, and their buffers."""

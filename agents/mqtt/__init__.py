@@ -1,0 +1,1 @@
+"""MQTT: topics, the connection, large payloads in chunks, what waits and what is refused."""

@@ -1,0 +1,1 @@
+"""Clocks, whole nanoseconds, random durations."""

@@ -1,0 +1,1 @@
+"""What is sent: models and updates as safetensors, compressed updates, control messages."""

@@ -1,0 +1,1 @@
+"""Data of a run: the files of datasets, their columns, who has which samples."""

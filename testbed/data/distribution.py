@@ -1,0 +1,153 @@
+"""How samples and classes are distributed among the devices, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.charts.chart import Axis, Chart, Layer, arrays, group_ticks
+from testbed.data import datasets, preparation
+from testbed.data.preparation import Prepared
+from testbed.topology import Topology
+
+_MAX_DRAWN = 2_000
+"""Devices in a chart; of more it shows every so many."""
+_MAX_NAMED = 10
+"""Devices in a chart that are named; more are in the order of their samples, each group by itself."""
+_APART = 0.12
+"""Of the width: nearer to each other, names of groups would overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    name: str
+    """Of the dataset, and how it is dealt out."""
+    devices: tuple[str, ...]
+    groups: tuple[str, ...]
+    """The group of each device."""
+    samples: NDArray[np.int64]
+    """Of each device."""
+    counts: NDArray[np.int64]
+    """Samples by device and class, shape (devices, classes); no classes where labels are none."""
+    labels: Mapping[str, tuple[float, float, float]]
+    """Least, mean and greatest label of each device, where labels are numbers."""
+    total: int
+    """Training samples of the dataset, transformed copies not counted."""
+    test: int
+    """Samples that the model is evaluated on."""
+    shape: tuple[int, ...]
+    """Of one input."""
+    remarks: tuple[str, ...]
+
+    @property
+    def classes_held(self) -> NDArray[np.int64]:
+        """How many classes each device has."""
+        found: NDArray[np.int64] = (self.counts > 0).sum(axis=1)
+        return found
+
+    @property
+    def skew(self) -> float:
+        """How far devices' shares of the classes are from those of all devices together: total variation
+        distance, 0 where all have the same and near 1 where each has a class of its own; the mean over
+        devices."""
+        whole = self.counts.sum(axis=0) / self.counts.sum()
+        own = self.counts / np.maximum(1, self.counts.sum(axis=1, keepdims=True))
+        return float(np.abs(own - whole).sum(axis=1).mean() / 2)
+
+    def draw(self, to: Path) -> None:
+        """Draw it to a .png, .pdf or .svg file."""
+        from analysis.charts import paper
+
+        paper.stack(charts(self)).savefig(to)
+
+    def as_dict(self) -> dict[str, Any]:
+        devices = []
+        for place, (device, group) in enumerate(zip(self.devices, self.groups, strict=True)):
+            row: dict[str, Any] = {"device": device, "group": group, "samples": int(self.samples[place])}
+            if self.counts.size:
+                row["labels"] = self.counts[place].tolist()
+            elif device in self.labels:
+                row["least"], row["mean"], row["greatest"] = self.labels[device]
+            devices.append(row)
+        return {
+            "training_samples": self.total,
+            "evaluated_on": self.test,
+            "shape": list(self.shape),
+            "remarks": list(self.remarks),
+            "devices": devices,
+        }
+
+
+def distribution(topology: Topology, prepared: Prepared) -> Distribution:
+    """What each device of `topology` has of `prepared`."""
+    groups = tuple(group.name for group in topology.devices for _ in group.device_names)
+    y = prepared.train.y
+    numbers = y.ndim == 1 and y.dtype.kind == "f"
+    chosen, task = datasets.source(topology), topology.task
+    return Distribution(
+        task.name if chosen is None else f"{chosen.name}, {task.partition.scheme} partition",
+        topology.device_names,
+        groups,
+        np.array([len(chosen) for chosen in prepared.indices.values()]),
+        np.array([*preparation.label_counts(prepared).values()], np.int64).reshape(len(groups), -1),
+        {
+            name: (float(own.min()), float(own.mean()), float(own.max()))
+            for name, own in ((name, y[chosen]) for name, chosen in prepared.indices.items())
+        }
+        if numbers
+        else {},
+        prepared.total,
+        len(prepared.test),
+        prepared.train.x.shape[1:],
+        prepared.remarks,
+    )
+
+
+def charts(found: Distribution) -> list[Chart]:
+    """Samples of each device; and below it, what share of these is of each class, darker for more."""
+    every = -(-len(found.devices) // _MAX_DRAWN)
+    order = np.arange(len(found.devices))
+    if len(order) > _MAX_NAMED:
+        group = {name: place for place, name in enumerate(dict.fromkeys(found.groups))}
+        order = np.lexsort((-found.samples, np.array([group[name] for name in found.groups])))
+    places = order[::every]
+    x = np.arange(len(places))
+    names = [found.devices[place] for place in places]
+    ticks = group_ticks(names, [found.groups[place] for place in places], _MAX_NAMED)
+    axis = Axis("device", ticks=_apart(ticks, len(places)))
+    sizes = arrays(x=x, y=found.samples[places], width=np.full(len(x), 0.9 if len(x) < 100 else 1.0))
+    note = f"every {every}th of {len(found.devices):,} devices" if every > 1 else ""
+    layer = Layer("samples", "bars", sizes, legend=False)
+    made = [Chart("Training samples", axis, Axis("samples", limits=(0.0, None)), (layer,), note=note)]
+    if found.counts.size:
+        counts = found.counts[places]
+        device, label = np.nonzero(counts)
+        share = counts[device, label] / counts.sum(axis=1)[device]
+        columns = arrays(
+            y=label.astype(float),
+            height=np.ones(len(label)),
+            begin=device - 0.5,
+            end=device + 0.5,
+            color=np.zeros(len(label), int),
+            shade=0.1 + 0.9 * share,
+        )
+        heat = Layer("classes", "spans", columns, legend=False)
+        classes = Axis("class", limits=(-0.5, counts.shape[1] - 0.5))
+        made.append(Chart("Share of each class in a device's samples", axis, classes, (heat,)))
+    return made
+
+
+def _apart(ticks: Mapping[float, str], width: int) -> dict[float, str]:
+    """Those that do not overlap, from the left."""
+    if width <= _MAX_NAMED:
+        return dict(ticks)
+    kept: dict[float, str] = {}
+    for place in sorted(ticks):
+        if not kept or place - max(kept) > _APART * width:
+            kept[place] = ticks[place]
+    return kept

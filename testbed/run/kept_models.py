@@ -1,0 +1,63 @@
+"""The models that a run has kept, evaluated afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from agents.aggregator.evaluation import Evaluator
+from agents.disk import files
+from agents.models.flat import first_model
+from agents.wire import payloads
+from testbed.data import preparation
+from testbed.errors import BadInputError
+from testbed.plan.agent_configs import start_of
+from testbed.plan.models import task_of
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import load
+
+_MAX_BYTES = 2**33
+
+
+def of_run(
+    directory: RunDirectory, root: Path | None, *, classes: bool = False, devices: int | None = None
+) -> pd.DataFrame:
+    """A row for each kept model, and for each part of the data: `model` (its file's name), `version`,
+    `part` (`test set`, `class`, `device`), `name`, `samples`, `loss`, `accuracy`, and `perplexity` where
+    the task has one.
+
+    On the data of `root` and as the run's topology says; with `classes` and with `devices` samples of
+    each device also where that does not. Raises BadInputError.
+    """
+    topology = load(directory.topology)
+    evaluate = topology.evaluate
+    changes = {"classes": classes or evaluate.classes, "devices": devices or evaluate.devices}
+    topology = topology.model_copy(update={"evaluate": evaluate.model_copy(update=changes)})
+    prepared = preparation.prepare(topology, root)
+    task, start = task_of(topology, directory), start_of(topology, directory)
+    parts = preparation.evaluation_parts(prepared, topology)
+    evaluator = Evaluator(task, prepared.test, lambda _: None, start=start, parts=parts)
+    _, _, schema = first_model(task, topology.seed, start)
+    rows = []
+    for path in sorted(directory.models.glob("*.safetensors")):
+        try:
+            w, metadata, buffers = payloads.unpack(files.read(path, _MAX_BYTES))
+            if metadata.get("schema") != schema:
+                raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
+            version = int(metadata["version"])
+        except (OSError, ValueError, LookupError, payloads.WireError) as error:
+            raise BadInputError(
+                f"{path} cannot be read as a model of {directory.path}: {error}"
+            ) from error
+        found = evaluator.evaluate(version, w, buffers)
+        whole = ("test set", "", len(prepared.test), found.loss, found.accuracy)
+        named = [(one.part, one.name, one.samples, one.loss, one.accuracy) for one in found.parts]
+        rows += [(path.stem, version, *figures) for figures in (whole, *named)]
+    columns = ["model", "version", "part", "name", "samples", "loss", "accuracy"]
+    table = pd.DataFrame(rows, columns=columns)
+    if task.has_perplexity:
+        with np.errstate(over="ignore"):
+            table["perplexity"] = np.exp(table["loss"])
+    return table

@@ -1,0 +1,1 @@
+"""The `docker` runtime: devices in containers of one engine."""

@@ -1,0 +1,136 @@
+"""Devices in containers, and what actions do to them: CPU limits, and orders to other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from agents.device_actions import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+)
+from agents.mqtt.topics import ROUTER
+from agents.wire.messages import AddressedOrder, DeviceOrder
+from testbed.errors import BadInputError
+from testbed.plan import PlannedDevice, dilated
+from testbed.plan.agent_configs import IMPAIRMENTS, RunSpec
+from testbed.runtimes.docker.containers import CpuLimits
+from testbed.runtimes.docker.launch import UNLIMITED, planned_limits, starting_limits
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device's state after the actions so far."""
+
+    planned: PlannedDevice
+    away: bool
+    """Whether its client is absent or was ordered to end, and may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """Result of an action: the device's new state, orders to others, and its container's limits."""
+
+    device: Device
+    orders: list[AddressedOrder]
+    limits: CpuLimits | None = None
+    """None: unchanged."""
+
+
+def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None = None) -> Response:
+    """The response to `action`; `exit_code` is that of the device's container, None while it runs. Pure.
+
+    Raises BadInputError for what cannot be done.
+    """
+    name = device.planned.name
+    match action:
+        case SetCpu(share):
+            planned = replace(device.planned, cpu=share)
+            return Response(replace(device, planned=planned), [], planned_limits(spec, planned))
+        case SetLink(changes):
+            return Response(device, _of_link(spec, name, changes))
+        case Crash() | Leave():
+            return Response(replace(device, away=True), [(name, DeviceOrder(name, action))])
+        case Restart() | Join() if exit_code is not None:
+            raise BadInputError(
+                f"{name} cannot start again: its container has ended (exit code {exit_code}) with "
+                "its client, which nobody had told to end. See its log."
+            )
+        case Restart() | Join() if device.away:  # else it is there, and stays under its quota
+            return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], UNLIMITED)
+        case Restart() | Join() | Pause() | Resume() | Disconnect() | Reconnect():
+            return Response(device, [(name, DeviceOrder(name, action))])
+        case _:
+            assert_never(action)
+
+
+def _of_link(spec: RunSpec, device: str, requested: Mapping[str, float | None]) -> list[AddressedOrder]:
+    """Orders that change a device's link. Raises BadInputError."""
+    changes = dilated(requested, spec.plan.dilation)
+    impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
+    rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
+    if impaired and not spec.routed:
+        raise BadInputError(
+            f"{', '.join(impaired)} cannot change in this run, which has no router: no "
+            "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
+        )
+    if spec.netem:
+        return [(device, DeviceOrder(device, SetLink(rates | impaired)))]
+    orders: list[AddressedOrder] = [(device, DeviceOrder(device, SetLink(rates)))] if rates else []
+    if impaired:
+        orders.append((ROUTER, DeviceOrder(device, SetLink(impaired))))
+    return orders
+
+
+class Devices:
+    """The devices of a run. `exit_code` tells that of a device's container, None while it runs;
+    `set_limits` has the engine set what it may use of the CPU."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        exit_code: Callable[[str], int | None],
+        set_limits: Callable[[str, CpuLimits], None],
+    ) -> None:
+        self._spec = spec
+        self._exit_code = exit_code
+        self._set_limits = set_limits
+        absent = spec.absent
+        self.states = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
+        self._limited: set[str] = set()
+
+    def memory(self, name: str) -> int:
+        """Memory limit of the device in bytes."""
+        return self.states[name].planned.memory
+
+    def limit(self, name: str) -> None:
+        """Put the device under its CPU quota."""
+        self._limit(name, planned_limits(self._spec, self.states[name].planned))
+
+    def begin(self) -> None:
+        """Limit those that have not been limited: the run clock starts."""
+        for name in self.states.keys() - self._limited:
+            self._limit(name, starting_limits(self._spec, name))
+
+    def act(self, name: str, action: Action) -> list[AddressedOrder]:
+        """Do `action` as far as the engine does it; the orders for others. Raises BadInputError."""
+        code = self._exit_code(name) if isinstance(action, Restart | Join) else None
+        response = respond(self._spec, self.states[name], action, code)
+        if response.limits is not None:
+            self._limit(name, response.limits)
+        self.states[name] = response.device
+        return response.orders
+
+    def _limit(self, name: str, limits: CpuLimits) -> None:
+        self._set_limits(name, limits)
+        self._limited.add(name)

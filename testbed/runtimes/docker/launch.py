@@ -1,0 +1,325 @@
+"""Specifications of all that the `docker` runtime launches: one container per device, one each for
+broker and aggregator, and networks.
+
+    data network     (internal)  broker, aggregator, devices: FL's own traffic, over the devices' links
+    control network  (no NAT)    broker, and the controller through 127.0.0.1
+
+Where devices have links, a router stands between them and the broker, which then has its alias on the
+data network; broker and aggregator are on a third, behind it:
+
+    server network   (internal)  broker, aggregator, router
+
+Where devices share a GPU by limits, NVIDIA's MPS is a container too, on no network: these devices, and
+they alone, have the folder of its pipes and its inter-process communication.
+
+The router is on the control network too. A device's container has its link and nothing else: its init
+reaches the broker through a Unix socket, which the client may not use. Init runs as root with the few
+capabilities that shaping and dropping privileges need, in its own namespaces, and in the group of the
+run's files; the client in it is an ordinary user. Everything is labelled with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.mqtt.topics import AGGREGATOR, ROUTER
+from agents.node import mps
+from testbed.broker import BROKER, MOSQUITTO_CONF, mosquitto_command
+from testbed.host import cgroups, kernel
+from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
+from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.gpus import MPS
+from testbed.plan import Plan, PlannedDevice, agent_configs, memory
+from testbed.plan.agent_configs import MQTT_PORT, RunSpec
+from testbed.plan.gpus import PlannedGpu
+from testbed.plan.planned import DEVICES_WEIGHT
+from testbed.runtimes.docker.containers import (
+    COMPONENT_LABEL,
+    DIRECTORY_LABEL,
+    RUN_LABEL,
+    Attachment,
+    Container,
+    CpuLimits,
+    Launch,
+    Mount,
+    Network,
+)
+
+if TYPE_CHECKING:  # which brings the Docker SDK
+    from testbed.images import Images
+
+BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
+"""Where the broker finds its files and the folder of its Unix socket."""
+
+_MIN_WEIGHT = 2
+"""The kernel's least CPU weight of a container."""
+UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
+"""Limits of a client that starts in mid-run: start-up is no part of the experiment, but must not take
+CPU that others are entitled to."""
+INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 10.0, 1.0
+"""CPU weights of the control groups, beside DEVICES_WEIGHT, per core, in those of a single process of
+the host. Against two busy ones on its core, the devices' group gets 96 %, and never more than the
+devices' quotas, which the run was promised. With far more it would keep the kernel's own threads, which
+move packets, waiting. The groups are siblings, each with its weight on its own cores: in one group, the
+busier would draw the weight from the other's cores."""
+
+
+def group_weights(plan: Plan, *, started: bool) -> dict[str, float]:
+    """CPU weights of the control groups, in those of a single process of the host. Until all devices
+    have `started`, they give way: start-up has no quota, and links are measured meanwhile."""
+    weight = DEVICES_WEIGHT if started else _START_UP_WEIGHT
+    return {
+        DEVICES: weight * len(cpu_numbers(plan.device_cpus)),
+        INFRASTRUCTURE: INFRASTRUCTURE_WEIGHT * len(cpu_numbers(plan.aggregator_cpus)),
+    }
+
+
+def launch(
+    spec: RunSpec,
+    images: Images,
+    *,
+    owner: tuple[int, int],
+    congestion_control: str | None,
+    cgroup_driver: str,
+) -> Launch:
+    """The specifications of a run whose files belong to the user and group `owner`.
+
+    `congestion_control` is that of all TCP in containers; None: the host's. `cgroup_driver` is the
+    engine's, `cgroupfs` or `systemd`.
+    """
+    sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
+    builder = _SpecificationBuilder(spec, images, owner, sysctls, cgroup_driver)
+    return Launch(
+        networks=builder.networks(),
+        broker=builder.broker(),
+        aggregator=builder.aggregator(),
+        devices=tuple(map(builder.device, spec.plan.devices)),
+        router=builder.router() if spec.routed else None,
+        mps=builder.mps() if spec.shared_gpus else None,
+    )
+
+
+def name_of(run: str, what: str) -> str:
+    """Name of a component's container, or of a network: `data`, `control` or `server`."""
+    return f"testbed-{run}-{what}"
+
+
+def appended(spec: RunSpec) -> list[Path]:
+    """Files that the aggregator appends to; they exist before it starts, as mounting needs that."""
+    directory = spec.directory
+    recorded = [directory.inputs] if spec.topology.record == "updates" else []
+    return [directory.events, *recorded]
+
+
+def planned_limits(spec: RunSpec, device: PlannedDevice) -> CpuLimits:
+    """CPU limits of a device whose client is ready."""
+    return CpuLimits(
+        quota=device.quota,
+        period=device.period,
+        weight=device.weight,
+        cpus=spec.plan.cpus_of(device.name),
+    )
+
+
+def starting_limits(spec: RunSpec, device: str) -> CpuLimits:
+    """CPU limits of a device that has had none when the run clock starts: its client gets ready, or
+    joins, in mid-run."""
+    return replace(UNLIMITED, cpus=spec.plan.cpus_of(device))
+
+
+@dataclass(frozen=True, slots=True)
+class _SpecificationBuilder:
+    spec: RunSpec
+    images: Images
+    owner: tuple[int, int]
+    sysctls: Mapping[str, str]
+    cgroup_driver: str
+
+    def networks(self) -> tuple[Network, ...]:
+        data, control, server = map(self._network, ("data", "control", "server"))
+        control = replace(
+            control,
+            internal=False,  # an internal one cannot publish the broker's port on 127.0.0.1
+            options={
+                "com.docker.network.bridge.enable_ip_masquerade": "false",
+                "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
+            },
+        )
+        return (data, control, server) if self.spec.routed else (data, control)
+
+    def broker(self) -> Container:
+        return replace(
+            self._container(BROKER, self.images.broker),
+            command=mosquitto_command("mosquitto", f"{BROKER_FILES}/{MOSQUITTO_CONF}", "/tmp/log"),  # noqa: S108
+            networks=(
+                self._on("control", agent_configs.CONTROL),
+                self._on(self._server, agent_configs.SERVER, agent_configs.ROUTED_BROKER),
+            ),
+            published=(MQTT_PORT,),
+            mounts=(
+                Mount(str(self.spec.directory.work / BROKER), BROKER_FILES),
+                Mount(str(self.spec.directory.control), BROKER_SOCKET, read_only=False),
+            ),
+            cpu=self._infrastructure,
+            memory=self.spec.limits.container,
+        )
+
+    def aggregator(self) -> Container:
+        run = self.spec.directory
+        inside = Path(agent_configs.RUN_DIRECTORY)
+        probes = ("python3", "-m", "agents.links.probe_server") if self.spec.routed else ()
+        return replace(
+            self._container(AGGREGATOR, self.images.agent),
+            command=(
+                *probes,
+                "python3",
+                "-m",
+                "agents.aggregator.main",
+                agent_configs.AGGREGATOR_CONFIG,
+            ),
+            networks=(self._on(self._server, AGGREGATOR),),
+            mounts=(
+                Mount(str(run.config(AGGREGATOR)), agent_configs.AGGREGATOR_CONFIG),
+                Mount(str(run.test_set), agent_configs.TEST_SET),
+                *self._device_set,
+                *self._start,
+                *(
+                    Mount(str(path), str(inside / path.relative_to(run.path)), read_only=False)
+                    for path in (*appended(self.spec), run.models, run.aggregator_state)
+                ),
+            ),
+            cpu=CpuLimits(cpus=self.spec.plan.aggregator_cpus),
+            memory=self.spec.plan.aggregator_memory,
+        )
+
+    def device(self, device: PlannedDevice) -> Container:
+        run, name, gpu = self.spec.directory, device.name, device.gpu
+        disk = Mount(str(run.disk(name)), agent_configs.DISK, read_only=False)
+        limits = self._mps_variables(gpu) if gpu is not None and gpu.limited else {}
+        return replace(
+            self._container(name, self._image_of(device)),
+            user=0,  # and in the group of the run's files
+            command=("python3", "-m", "agents.device.main", agent_configs.DEVICE_CONFIG),
+            environment={
+                **dict.fromkeys(agent_configs.THREAD_VARIABLES, str(device.threads)),
+                **limits,
+            },
+            networks=(self._on("data", name),),
+            mounts=(
+                Mount(str(run.control), agent_configs.CONTROL_FOLDER),
+                Mount(str(run.config(agent_configs.init_name(name))), agent_configs.DEVICE_CONFIG),
+                Mount(str(run.config(name)), agent_configs.CLIENT_CONFIG),
+                Mount(str(run.shard(name)), agent_configs.SHARD),
+                *self._start,
+                disk,
+                *((self._mps_folder,) if limits else ()),
+            ),
+            memory=device.memory,
+            gpus=() if gpu is None else (gpu.uuid,),
+            ipc=f"container:{self._named(MPS)}" if limits else None,
+            cgroup_parent=self._cgroup(DEVICES),
+            cap_add=("SETUID", "SETGID", "KILL", "NET_ADMIN"),
+            # It measures its link by echoes.
+            sysctls={**self.sysctls, "net.ipv4.ping_group_range": "0 2147483647"},
+        )
+
+    def _image_of(self, device: PlannedDevice) -> str:
+        ours = self.images.agent if device.gpu is None else self.images.gpu
+        return self.images.groups.get(device.group, ours)
+
+    def mps(self) -> Container:
+        """As the user of the devices' clients, whom alone it serves; without any network."""
+        spec = self.spec
+        return replace(
+            self._container(MPS, self.images.gpu),
+            user=agent_configs.CLIENT_USER,
+            group=agent_configs.CLIENT_USER,
+            command=("python3", "-m", "agents.node.mps", agent_configs.MPS_FOLDER),
+            mounts=(self._mps_folder,),
+            cpu=self._infrastructure,
+            memory=memory.mps(len(spec.plan.devices)),
+            gpus=spec.shared_gpus,
+            ipc="shareable",
+        )
+
+    def router(self) -> Container:
+        return replace(
+            self._container(ROUTER, self.images.agent),
+            user=0,
+            command=("python3", "-m", "agents.router.main", agent_configs.ROUTER_CONFIG),
+            environment={"XTABLES_LOCKFILE": "/tmp/xtables.lock"},  # noqa: S108  # iptables-legacy's
+            networks=(
+                self._on("data", agent_configs.SERVER),
+                self._on("server", ROUTER),
+                self._on("control", ROUTER),
+            ),
+            mounts=(Mount(str(self.spec.directory.config(ROUTER)), agent_configs.ROUTER_CONFIG),),
+            cpu=self._infrastructure,
+            memory=memory.router(len(self.spec.plan.devices)),
+            cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
+            sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
+        )
+
+    @property
+    def _mps_folder(self) -> Mount:
+        return Mount(str(self.spec.directory.mps), agent_configs.MPS_FOLDER, read_only=False)
+
+    def _mps_variables(self, gpu: PlannedGpu) -> dict[str, str]:
+        """What makes a client's CUDA one of MPS's, within its limits."""
+        limits = mps.limits(gpu.share, gpu.memory, len(self.spec.shared_gpus))
+        return {**mps.environment(agent_configs.MPS_FOLDER), **limits}
+
+    @property
+    def _device_set(self) -> tuple[Mount, ...]:
+        """The devices' samples, where they are evaluated one by one."""
+        if self.spec.topology.evaluate.devices is None:
+            return ()
+        return (Mount(str(self.spec.directory.device_set), agent_configs.DEVICE_SET),)
+
+    @property
+    def _start(self) -> tuple[Mount, ...]:
+        """The state that modules are built from, where the run has one."""
+        weights = self.spec.start.weights
+        return () if weights is None else (Mount(weights, agent_configs.START),)
+
+    @property
+    def _server(self) -> str:
+        """The network that broker and aggregator are on."""
+        return "server" if self.spec.routed else "data"
+
+    @property
+    def _infrastructure(self) -> CpuLimits:
+        """Limits of broker, aggregator and router; on a host with one core the devices share it."""
+        return CpuLimits(cpus=self.spec.plan.infrastructure_cpus)
+
+    def _cgroup(self, group: str) -> str:
+        return cgroups.parent(self.spec.directory.run, group, self.cgroup_driver)
+
+    def _named(self, what: str) -> str:
+        return name_of(self.spec.directory.run, what)
+
+    def _labels(self, component: str) -> dict[str, str]:
+        run = self.spec.directory
+        return {RUN_LABEL: run.run, COMPONENT_LABEL: component, DIRECTORY_LABEL: str(run.path)}
+
+    def _network(self, name: str) -> Network:
+        return Network(name=self._named(name), labels=self._labels(name))
+
+    def _on(self, network: str, *aliases: str) -> Attachment:
+        return Attachment(self._named(network), aliases)
+
+    def _container(self, component: str, image: str) -> Container:
+        """A container with what all have in common."""
+        return Container(
+            component=component,
+            name=self._named(component),
+            image=image,
+            user=self.owner[0],
+            group=self.owner[1],
+            labels=self._labels(component),
+            sysctls=self.sysctls,
+            cgroup_parent=self._cgroup(INFRASTRUCTURE),
+        )

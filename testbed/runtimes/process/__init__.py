@@ -1,0 +1,1 @@
+"""The `process` runtime: devices as processes of this host."""

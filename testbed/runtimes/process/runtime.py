@@ -1,0 +1,562 @@
+"""The `process` runtime: devices are ordinary processes of this machine, limited by a duty cycle.
+
+The embedded default where no Docker engine answers. It limits CPU; memory it only reports. Where devices
+have links, a relay (testbed.relay) stands between them and the broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+import psutil
+
+from agents.config import Broker
+from agents.device.usage import is_stopped, schedstat
+from agents.device_actions import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+)
+from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
+from agents.wire.messages import AddressedOrder, DeviceOrder, Probe, Sample, Telemetry
+from testbed import broker
+from testbed.broker import BROKER, Account, Identity, Listeners
+from testbed.broker.identity import new_identity
+from testbed.errors import BadInputError, HostError, of_os
+from testbed.fidelity.host_load import HostSample
+from testbed.host import descriptors, die_with_parent, forkserver, run_module
+from testbed.host.forkserver import Forked, ForkServer
+from testbed.plan import agent_configs, dilated
+from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
+from testbed.relay import launch as relay
+from testbed.relay.traffic import Traffic
+from testbed.rundir.directory import RunDirectory
+from testbed.runtimes import LiveRun
+from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
+from testbed.runtimes.process.log_writer import LogWriter
+from testbed.view import View
+
+HOST = "127.0.0.1"
+BROKER_TIMEOUT_SECONDS = 10.0
+"""Until the broker must accept connections."""
+GRACE_SECONDS = 2.0
+"""Between SIGTERM and SIGKILL."""
+
+_MODULE = tuple(run_module.command(""))[:-1]
+"""What the command of a Python module begins with."""
+_LATER = {"agents.client.main": ("agents.client.training",)}
+"""Modules that a program imports when it runs."""
+
+# The environment variables that mark a process as a component of a run.
+RUN, COMPONENT, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
+
+
+def find_mosquitto() -> str | None:
+    """Path of the Mosquitto broker, or None. Debian keeps it where only root's PATH leads."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
+
+
+def available() -> bool:
+    """True: it needs nothing but this machine."""
+    return True
+
+
+def check_host() -> None:
+    """Nothing: it needs no more than this machine."""
+
+
+@contextlib.contextmanager
+def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
+    """See `testbed.runtimes.Emulator`."""
+    runtime = ProcessRuntime(spec)
+    if runtime.broker_kind != "mosquitto":
+        view.progress(
+            "The broker is the embedded one, which may lose messages when a connection breaks, and "
+            "keeps without limit what waits for a slow process; where mosquitto is installed, that is "
+            "taken"
+        )
+    yield runtime
+
+
+def live_runs() -> list[LiveRun]:
+    """Runs of any runtime that have a process here; in other runtimes than this it is the controller."""
+    runs: defaultdict[str, list[ProcessInfo]] = defaultdict(list)
+    for info in find():
+        runs[info.run].append(info)
+    found = []
+    for run, infos in runs.items():
+        components = sum(info.component not in (CONTROLLER, forkserver.NAME) for info in infos)
+        runtime = "process" if components else None
+        found.append(LiveRun.labelled(run, runtime, components, infos[0].directory))
+    return found
+
+
+def take_down(run: str, directory: RunDirectory | None) -> bool:
+    """See `testbed.runtimes.Emulator`; the controller goes too."""
+    remove(run)
+    return True
+
+
+def logs(run: str, tail: int) -> dict[str, list[str]]:
+    """None: they grow in the run directory."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Command of each component. The agents get the path of their configuration in addition; where they
+    are Python modules with a function `main`, all are forked from one process that has imported them."""
+
+    mosquitto: str | None = field(default_factory=find_mosquitto)
+    """None: the embedded broker."""
+    aggregator: tuple[str, ...] = (*run_module.command("agents.aggregator.main"),)
+    client: tuple[str, ...] = (*run_module.command("agents.client.main"),)
+    relay: tuple[str, ...] = (*run_module.command("testbed.relay.main"),)
+
+
+class ProcessRuntime:
+    """Implements `testbed.runtimes.Runtime`. Use it from the main thread (`host.die_with_parent`)."""
+
+    def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
+        self._spec = spec
+        self._directory = spec.directory
+        self._devices = {device.name: device for device in spec.plan.devices}
+        self._programs = programs or Programs()
+        self._children: dict[str, psutil.Popen | Forked] = {}
+        self._forks: ForkServer | None = None
+        self._commands: dict[str, list[str]] = {}
+        """Of broker and aggregator, for when they are started again."""
+        self._logs = LogWriter()
+        self._duty_cycle: DutyCycle | None = None
+        self._away: set[str] = set()
+        """Devices that were ended by an action, and may come back."""
+        self._restarting: set[str] = set()
+        """Devices that are to start as soon as their old process has gone."""
+        self._paused: set[str] = set()
+        self._used: dict[tuple[str, int], float] = {}
+        """CPU seconds of each device's processes, by id, when last looked at."""
+        self._relayed = relay.needed(spec)
+        self._probes: Sequence[Probe] = ()
+        """Probes that have not been reported yet."""
+        self._traffic: Traffic | None = None
+        """The relay's counters, where there is one."""
+
+    @property
+    def broker_kind(self) -> str:
+        """`mosquitto` or `amqtt (embedded)`."""
+        return "mosquitto" if self._programs.mosquitto else "amqtt (embedded)"
+
+    def start(self) -> Broker:
+        """Start broker, aggregator and every device; return the controller's broker.
+
+        Before the devices, so that nothing disturbs it, their links are measured. Raises HostError if
+        the broker or the relay does not come up, a link cannot be measured, or the host allows too few
+        file descriptors.
+        """
+        count = len(self._devices)
+        descriptors.allow((4 if self._relayed else 1) * count, f"{count:,} devices")
+        accounts = broker.accounts(
+            self._directory.run, self._devices, secure=self._spec.topology.secure is not None
+        )
+        identity = new_identity(HOST) if self._spec.topology.broker.tls else None
+        port, tls_port = free_ports(2)
+        at = Listeners(HOST, port, tls_port if identity else None)
+        self._commands[BROKER] = self._broker_command(accounts, at, identity)
+        self._commands[AGGREGATOR] = [*self._programs.aggregator, self._config(AGGREGATOR)]
+        self._spawn(BROKER, self._commands[BROKER])
+        self._wait_for_broker(at.port)
+        login = accounts[ROUTER].at(HOST, at.port)
+        ports = self._start_relay(login, at.clients_port) if self._relayed else {}
+        places = Places(
+            clients=(HOST, at.clients_port),
+            aggregator=(HOST, at.port),
+            router=(HOST, at.port),
+            certificate=identity.certificate if identity else None,
+            ports=ports,
+        )
+        self._forks = self._fork_server()  # not before the links are measured, which it would disturb
+        agent_configs.write(self._spec, accounts, places)
+        self._spawn(AGGREGATOR, self._commands[AGGREGATOR])
+        absent = self._spec.absent
+        for name in self._devices:
+            if name not in absent:
+                self._spawn_client(name)
+        return accounts[CONTROLLER].at(HOST, at.port)
+
+    def limit(self, device: str) -> None:
+        """Put `device`, whose client is ready, under its duty cycle; one that has ended is left alone.
+        Nothing where the client was not started: then somebody else has its login.
+
+        Not before: suspended before its request to die with the parent, it would outlive the controller.
+        """
+        if device not in self._children:
+            return
+        if self._duty_cycle is None:
+            self._duty_cycle = DutyCycle()
+        self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].share)
+
+    def begin(self) -> None:
+        """Nothing: processes have no weights."""
+
+    def act(self, device: str, action: Action) -> list[AddressedOrder]:
+        """Do an action: the relay changes links, signals do all else. Raises BadInputError."""
+        if isinstance(action, SetLink | Disconnect | Reconnect):
+            return [(ROUTER, DeviceOrder(device, self._of_link(action)))]
+        match action:
+            case SetCpu(share):
+                self._devices[device] = replace(self._devices[device], cpu=share)
+                if self._works(device) and device not in self._paused:
+                    self.limit(device)
+            case Crash():
+                self._end(device, signal.SIGKILL)
+            case Leave():
+                self._paused.discard(device)
+                self._end(device, signal.SIGTERM)
+            case Restart() if not self._works(device):
+                self._restarting.add(device)
+                self._start_restarting()
+            case Join():  # which also ends a pause or disconnection
+                reconnect = [*self.act(device, Reconnect())] if self._relayed else []
+                return [*reconnect, *self.act(device, Resume()), *self.act(device, Restart())]
+            case Pause():
+                self._paused.add(device)
+                if self._works(device):  # a process that is ending must not be suspended
+                    self._release(device)
+                    self._children[device].send_signal(signal.SIGSTOP)
+            case Resume() if device in self._paused:
+                self._paused.discard(device)
+                if self._works(device):
+                    self._children[device].send_signal(signal.SIGCONT)
+                    self.limit(device)
+            case Restart() | Resume():
+                pass  # it works already
+            case _:
+                assert_never(action)
+        return []
+
+    def _of_link(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
+        """The relay's order for `action`. Raises BadInputError."""
+        if not self._relayed:
+            raise BadInputError(
+                "links cannot change in this run, which has no relay: no device has a link. Give one a "
+                "link in its topology, as in link: {rtt: 1ms}"
+            )
+        if not isinstance(action, SetLink):
+            return action
+        if action.changes.get("loss"):
+            raise BadInputError(
+                "the process runtime, whose links are TCP relays, loses no packets: use the docker "
+                "runtime"
+            )
+        changes = dilated(action.changes, self._spec.plan.dilation)
+        rates = ("up", "down")
+        return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
+
+    def _alive(self, device: str) -> bool:
+        return device in self._children and self._children[device].poll() is None
+
+    def _works(self, device: str) -> bool:
+        """Whether it has a process that is not ending."""
+        return self._alive(device) and device not in self._away
+
+    def _end(self, device: str, how: signal.Signals) -> None:
+        """End a device that may come back. A suspended process reacts only to SIGKILL, so it is
+        continued."""
+        self._restarting.discard(device)
+        if self._alive(device):
+            self._away.add(device)
+            self._release(device)
+            self._children[device].send_signal(how)
+            self._children[device].send_signal(signal.SIGCONT)
+
+    def _start_restarting(self) -> None:
+        """Start the devices that are to restart and whose old process has ended."""
+        for device in [device for device in self._restarting if not self._alive(device)]:
+            self._restarting.discard(device)
+            self._away.discard(device)
+            self._spawn_client(device)
+            if device in self._paused:  # while it was down
+                self._children[device].send_signal(signal.SIGSTOP)
+
+    def _release(self, device: str) -> None:
+        if self._duty_cycle is not None:
+            self._duty_cycle.release(device)
+
+    def ended(self) -> dict[str, int]:
+        """Exit code of each component that has ended by itself: negative for the number of a signal.
+        Devices that waited for their old process to end start now."""
+        self._start_restarting()
+        codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def stopped(self) -> set[str]:
+        """Devices that are suspended to keep their shares, or paused, are none of them."""
+        found = set()
+        for name in (*filter(self._children.__contains__, (BROKER, AGGREGATOR, ROUTER)), *self._devices):
+            if name in self._paused or not self._alive(name):
+                continue
+            if self._duty_cycle is not None and self._duty_cycle.suspends(name):
+                continue
+            if is_stopped(self._children[name].pid):
+                found.add(name)
+        return found
+
+    def restart(self, component: str) -> int | None:
+        self._spawn(component, self._commands[component])
+        return None
+
+    def telemetry(self) -> list[Telemetry]:
+        """A sample of each living device, named as the device init's: seconds and bytes. Bytes
+        sent and received continue over a restart; without a relay they are not counted."""
+        samples: list[Telemetry] = list(self._probes)
+        self._probes = ()
+        for name in filter(self._alive, self._devices):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                memory = self._children[name].memory_info().rss
+                cpu = cpu_clock(self._children[name])()
+                passed = {} if self._traffic is None else self._traffic.of(name)
+                demand = schedstat(self._children[name].pid)
+                if demand and self._duty_cycle is not None:
+                    demand["waited"] += self._duty_cycle.suspended_s(name)
+                at = time.monotonic()
+                samples.append(Sample(device=name, at=at, cpu=cpu, memory=memory, **passed, **demand))
+        return samples
+
+    def server_pids(self) -> list[int]:
+        components = (BROKER, AGGREGATOR, ROUTER)
+        return [self._children[component].pid for component in components if component in self._children]
+
+    def device_cpu_seconds(self) -> float | None:
+        """Clients that have ended have theirs in their last reading."""
+        for name in filter(self._alive, self._devices):
+            child = self._children[name]
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._used[name, child.pid] = cpu_clock(child)()
+        return math.fsum(self._used.values())
+
+    def clocks(self) -> dict[str, float]:
+        return {}
+
+    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
+        return {}
+
+    def stop(self) -> None:
+        """End every process of the run: agents first, so that none reports a lost broker. Idempotent.
+
+        Raises HostError, once all have ended, where not all that they printed could be kept.
+        """
+        self._restarting.clear()
+        if self._duty_cycle is not None:
+            self._duty_cycle.close()
+        last = (ROUTER, BROKER)
+        end([child for component, child in self._children.items() if component not in last])
+        end([child for component, child in self._children.items() if component in last])
+        for child in self._children.values():
+            child.wait()
+        if self._forks is not None:
+            self._forks.close()
+        # What is not in self._children: their children, and one whose start was interrupted. What the
+        # controller itself has started, such as trackers, has the end of the run still before it.
+        remove(self._directory.run, spare=CONTROLLER)
+        if failures := self._logs.close():
+            told = "; ".join(str(of_os(failure)) for failure in failures)
+            run = self._directory.run
+            raise HostError(f"everything of {run} is removed, but logs could not be saved: {told}")
+
+    def _log_tail(self, component: str) -> str:
+        self._logs.catch_up()
+        return self._directory.log_tail(component)
+
+    def _start_relay(self, login: Broker, port: int) -> Mapping[str, int]:
+        """Start the relay and measure the links; return each device's port to the broker."""
+        command = [*self._programs.relay, self._config(ROUTER)]
+        try:
+            started = relay.launch(
+                self._spec, login, port, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
+            )
+        except OSError as error:
+            log = self._log_tail(ROUTER)
+            raise HostError(f"the relay does not answer ({error}).{log}") from error
+        self._probes = started.probes
+        self._traffic = started.traffic
+        return started.ports
+
+    def _spawn_client(self, name: str) -> None:
+        command = [*self._programs.client, self._config(name)]
+        self._spawn(name, command, self._devices[name].threads)
+
+    def _config(self, name: str) -> str:
+        return str(self._directory.config(name))
+
+    def _broker_command(
+        self, accounts: Mapping[str, Account], at: Listeners, identity: Identity | None
+    ) -> list[str]:
+        folder = self._directory.work / BROKER
+        if self._programs.mosquitto is None:
+            config = broker.write_embedded(folder, accounts, at, identity, limits=self._spec.limits)
+            return run_module.command("testbed.broker.embedded", str(config))
+        conf = broker.write_mosquitto(folder, accounts, at, identity, limits=self._spec.limits)
+        pipe = str(folder / "log")
+        return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
+
+    def _fork_server(self) -> ForkServer | None:
+        """A process that has imported the agents, where they are modules."""
+        programs = self._programs.aggregator, self._programs.client
+        modules: list[str] = []
+        for *start, module in programs:
+            if tuple(start) == _MODULE:
+                modules += (module, *_LATER.get(module, ()))
+        if not (modules and forkserver.AVAILABLE):
+            return None
+        room = max(len(name) for name in (AGGREGATOR, *self._devices))
+        return ForkServer(modules, self._environment(forkserver.NAME), COMPONENT, room)
+
+    def _spawn(
+        self, name: str, command: list[str], threads: int = 1, pass_fds: Sequence[int] = ()
+    ) -> None:
+        """Start `command` in a session of its own: Ctrl-C in the terminal is the controller's alone."""
+        plan = self._spec.plan
+        cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
+        log = self._logs.pipe(self._directory.log(name))
+        *start, module, argument = command
+        forks = self._forks
+        try:
+            # Libraries learn the number of threads when they are imported: it is 1 in the fork server.
+            if forks and tuple(start) == _MODULE and module in forks.modules and threads == 1:
+                self._children[name] = forks.fork(module, argument, name=name, cpus=cpus, log=log)
+                return
+            self._children[name] = psutil.Popen(
+                [*die_with_parent.prefix(cpus), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(name, threads),
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+        finally:
+            os.close(log)
+
+    def _environment(self, component: str, threads: int = 1) -> dict[str, str]:
+        return {
+            **os.environ,
+            **environment(self._directory, component),
+            **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        }
+
+    def _wait_for_broker(self, port: int) -> None:
+        deadline = time.monotonic() + BROKER_TIMEOUT_SECONDS
+        while time.monotonic() < deadline and self._children[BROKER].poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+                return
+            time.sleep(0.02)
+        code = self._children[BROKER].poll()
+        what = "does not answer" if code is None else f"ended with exit code {code}"
+        raise HostError(
+            f"the broker ({self.broker_kind}) on {HOST}:{port} {what}.{self._log_tail(BROKER)}"
+        )
+
+
+def environment(directory: RunDirectory, component: str) -> dict[str, str]:
+    """Environment variables that mark a process as `component` of a run, and have its log written line
+    by line."""
+    return {
+        RUN: directory.run,
+        COMPONENT: component,
+        DIRECTORY: str(directory.path),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A living process that belongs to a run."""
+
+    process: psutil.Process
+    """Remembers when the process began: a later process with the same pid is not mistaken for it."""
+    run: str
+    component: str
+    directory: str | None
+
+
+def find() -> list[ProcessInfo]:
+    """Every process of any run that belongs to this user, by the marks in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marks = process.environ() if process.uids().real == os.getuid() else {}
+        except psutil.Error:  # ended meanwhile, or another user's
+            continue
+        if RUN in marks:
+            component = marks.get(COMPONENT, "").rstrip()  # a fork's has room for the longest
+            found.append(ProcessInfo(process, marks[RUN], component, marks.get(DIRECTORY)))
+    return found
+
+
+def remove(run: str | None = None, spare: str | None = None) -> int:
+    """End every process of `run`, or of all runs, suspended ones too; return how many there were.
+
+    The caller's own process and its ancestors are spared, and those of the component `spare`.
+    """
+    me = psutil.Process()
+    spared = {me.pid, *(parent.pid for parent in me.parents())}
+    marked = [info.process for info in find() if run in (None, info.run) and info.component != spare]
+    processes = [process for process in marked if process.pid not in spared]
+    end(processes)
+    return len(processes)
+
+
+def end(processes: Sequence[psutil.Process]) -> None:
+    """End processes, suspended ones too: SIGTERM, and SIGKILL after GRACE_SECONDS. It reaps none."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+            process.resume()
+    for process in still_alive(processes, GRACE_SECONDS):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    still_alive(processes, GRACE_SECONDS)
+
+
+def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
+    """Wait up to `timeout` seconds until all have ended, reaping none; return those that have not."""
+    deadline = time.monotonic() + timeout
+    alive = list(processes)
+    while alive := [process for process in alive if is_alive(process)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return alive
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs or is suspended: a zombie has ended, even if it has not been reaped."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports of the loopback interface that nobody listens on."""
+    with contextlib.ExitStack() as opened:
+        probes = [opened.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]

@@ -1,0 +1,179 @@
+"""Node agents: a service on each node of a run. It is the proxy between the node's devices and the
+broker (a Unix socket there, TLS to the broker), compares the node's clock with the manager's, and reads
+the counters of the node's CPUs."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from testbed.broker import SOCKET
+from testbed.errors import HostError
+from testbed.fidelity.host_load import CpuTimes, HostSample, Sampler, cpu_times
+from testbed.plan import agent_configs
+from testbed.plan.agent_configs import TLS_PORT
+from testbed.runtimes.docker import executor
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, Attachment
+from testbed.runtimes.swarm import swarm_executor
+from testbed.runtimes.swarm.context import SwarmContext
+from testbed.runtimes.swarm.engine_proxies import IDENTITY, NAME, node_container
+
+NODE_AGENT, MANAGER_AGENT = "node.agent", "node.manager-agent"
+"""Their components: on other nodes, and on this one, the manager."""
+_STAT = "stat"
+"""Name of the file in the control folder with the counters of a node's CPUs."""
+_CLOCK_PORT = 7001
+_CLOCK = "clock"
+"""Host name of the agent of this node, whose clock is the run's."""
+_TIMEOUT_SECONDS = 30.0
+
+
+class NodeAgents:
+    """Those of one run."""
+
+    def __init__(self, context: SwarmContext) -> None:
+        self._context = context
+        self._containers: dict[str, str] = {}
+        """Id, by node."""
+        self._samplers: dict[str, Sampler] = {}
+        """Of the load of other nodes, by node."""
+        self._latest: dict[str, tuple[dict[int, CpuTimes], float]] = {}
+        """What these read: counters of the CPUs, and CPU seconds of the devices, by node."""
+
+    def create(self, certificate: str) -> dict[str, tuple[str, int]]:
+        """Create the services; return the component of each, by id, and how many tasks it is to have.
+        `certificate` is the broker's, as PEM."""
+        context = self._context
+        control = context.volume("control", agent_configs.CONTROL_FOLDER)
+        trust = swarm_executor.create_config(
+            context.manager,
+            context.named("broker-pem"),
+            certificate.encode(),
+            context.labels,
+            "/testbed/broker.pem",
+        )
+        to_broker = {
+            "host": agent_configs.CONTROL,
+            "port": TLS_PORT,
+            "name": agent_configs.CONTROL,
+            "trust": trust.target,
+        }
+        proxies = [{"listen": {"path": f"{control.target}/{SOCKET}"}, "to": to_broker}]
+        clock = {"host": "0.0.0.0", "port": _CLOCK_PORT, "identity": IDENTITY}  # noqa: S104
+        ask = {"host": _CLOCK, "port": _CLOCK_PORT, "identity": IDENTITY, "name": NAME}
+        file = f"{control.target}/{agent_configs.CLOCK}"
+        here, others = f"node.id == {context.proxies.here}", len(context.proxies.others)
+        made = {}
+        for component, config, node, count, aliases in (
+            (MANAGER_AGENT, {"serve_clock": clock}, here, 1, (_CLOCK,)),
+            (
+                NODE_AGENT,
+                {
+                    "compare_clock": {"ask": ask, "write": file},
+                    "cpu_counters": f"{control.target}/{_STAT}",
+                },
+                here.replace("==", "!="),
+                others,
+                (),
+            ),
+        ):
+            if count == 0:
+                continue
+            container = node_container(
+                component,
+                context.named(component),
+                context.base,
+                {**context.labels, COMPONENT_LABEL: component},
+                (Attachment(context.named("control"), aliases),),
+            )
+            service = context.proxies.service(
+                container,
+                {"proxies": proxies, **config},
+                (node,),
+                everywhere=component == NODE_AGENT,
+                volumes=[control],
+                more_configs=[trust],
+            )
+            made[service] = component, count
+        return made
+
+    def started(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+        """Take note of the running `tasks` of the services that `create` has made."""
+        for task in tasks:
+            self._containers[task["NodeID"]] = task["Status"]["ContainerStatus"]["ContainerID"]
+
+    def check(self, alive: Collection[str]) -> None:
+        """Raises HostError where one is not among the containers that are `alive`: its devices can be
+        told nothing any more, nor tell anything."""
+        for node, container in self._containers.items():
+            if container not in alive:
+                name = self._context.names.get(node, node)
+                raise HostError(f"the node agent of {name} has ended: see its log")
+
+    def put(self, node: str, name: str, content: bytes) -> None:
+        """Put a file into the control folder of a node."""
+        engine, where = self._context.proxies.engines[node], agent_configs.CONTROL_FOLDER
+        executor.put(engine, self._containers[node], where, {name: content})
+
+    def await_clocks(self, nodes: Sequence[str]) -> None:
+        """Until each of `nodes` has an estimate of this one's clock; this one's own is exact. Raises
+        HostError."""
+        exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
+        self.put(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        for node in nodes:
+            while self._clock(node) is None:
+                if time.monotonic() > deadline:
+                    name = self._context.names[node]
+                    raise HostError(f"the clock of {name} cannot be compared with this host's")
+                time.sleep(0.1)
+
+    def _clock(self, node: str) -> dict[str, Any] | None:
+        """The estimate that a node's agent has of this node's clock."""
+        text = self._read(node, agent_configs.CLOCK)
+        return None if text is None else dict(json.loads(text))
+
+    def _read(self, node: str, name: str) -> bytes | None:
+        path = f"{agent_configs.CONTROL_FOLDER}/{name}"
+        return executor.read_file(self._context.proxies.engines[node], self._containers[node], path)
+
+    def clocks(self) -> dict[str, float]:
+        """See `testbed.runtimes.Runtime`."""
+        found = {}
+        for node in self._containers:
+            if node != self._context.proxies.here:
+                name = self._context.names[node]
+                with self._context.requests_to(node):
+                    estimate = self._clock(node)
+                found[name] = math.inf if estimate is None else estimate["uncertainty"] / 1e9
+        return found
+
+    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
+        """See `testbed.runtimes.Runtime`."""
+        found = {}
+        for planned in self._context.spec.plan.nodes:
+            node = planned.id
+            if planned.here or node not in self._containers:
+                continue
+            with self._context.requests_to(node):
+                text = self._read(node, _STAT)
+            if text is None:
+                continue
+            own = math.fsum(used.get(name, 0.0) for name in self._context.devices_on(node))
+            self._latest[node] = cpu_times(text.decode("ascii")), own
+            if node not in self._samplers:
+                self._samplers[node] = Sampler(
+                    {*planned.infrastructure, *planned.devices},
+                    set(planned.devices),
+                    own=lambda node=node: self._latest[node][1],  # type: ignore[misc]
+                    read=lambda node=node: self._latest[node][0],  # type: ignore[misc]
+                    dilation=self._context.spec.plan.dilation,
+                    controlled=False,
+                )
+            sample = self._samplers[node].sample(at, 0.0)
+            if sample is not None:
+                found[planned.name] = sample
+        return found

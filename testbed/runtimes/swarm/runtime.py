@@ -1,0 +1,508 @@
+"""The `swarm` runtime: devices as services of a Docker Swarm, on all of its nodes.
+
+    this node      broker, aggregator, proxy client, node agent, router, and devices
+    other nodes    engine proxy, node agent, router, and devices
+
+    data           a bridge on each node, for itself: its devices, and its router
+    server         overlay: broker, aggregator, routers
+    control        overlay: broker, node agents, routers
+    engines        overlay: proxy client, engine proxies
+
+A device's only network is its link, as in the docker runtime, and its container is made of the same
+specification (`testbed.runtimes.docker.launch`). Its init reaches the broker by a Unix socket of the
+node agent (`testbed.runtimes.swarm.node_agents`), which is a proxy to the broker over TLS, and compares
+the node's clock with the manager's. The Swarm places and starts the services, where the plan says, and
+carries their secrets. The node's engine is reached through its engine proxy
+(`testbed.runtimes.swarm.engine_proxies`): it gets the shards, isolates the devices, limits their CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import docker
+
+from agents.config import Broker
+from agents.device.control_group import ControlGroup
+from agents.device_actions import Action, SetCpu
+from agents.mqtt.topics import CONTROLLER, ROUTER
+from agents.wire.messages import AddressedOrder, Telemetry
+from testbed import broker as brokers
+from testbed import images
+from testbed.broker import BROKER, SOCKET
+from testbed.broker.identity import new_identity
+from testbed.errors import BadInputError, HostError
+from testbed.fidelity.host_load import HostSample
+from testbed.host import docker_engine, kernel, swarm
+from testbed.host.nodes import Node
+from testbed.images import Images, own
+from testbed.plan import agent_configs
+from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
+from testbed.rundir.directory import RunDirectory, last_lines
+from testbed.runtimes import LiveRun
+from testbed.runtimes.docker import container_files, executor
+from testbed.runtimes.docker.container_actions import Devices
+from testbed.runtimes.docker.containers import (
+    COMPONENT_LABEL,
+    DIRECTORY_LABEL,
+    RUN_LABEL,
+    Container,
+    CpuLimits,
+)
+from testbed.runtimes.docker.executor import as_host_error
+from testbed.runtimes.docker.launch import launch
+from testbed.runtimes.swarm import engine_proxies, node_images, removal, swarm_executor
+from testbed.runtimes.swarm.context import (
+    INFRASTRUCTURE_PER_CORE,
+    ContainerRef,
+    SwarmContext,
+    without_group,
+)
+from testbed.runtimes.swarm.engine_proxies import EngineProxies
+from testbed.runtimes.swarm.node_agents import NodeAgents
+from testbed.runtimes.swarm.routers import FILES, Routers
+from testbed.runtimes.swarm.services import ServiceOptions, short
+from testbed.view import View
+
+_MTU = 1450
+"""Of the bridges: what an overlay carries of 1500."""
+_PARALLEL = 8
+_ANSWER_TIMEOUT_SECONDS = 20
+"""Within which a node has to answer while a run goes: the scenario waits meanwhile."""
+
+
+def available() -> bool:
+    """Whether an engine answers within 2 s and manages a Swarm."""
+    with _manager() as manager:
+        return manager is not None
+
+
+@contextmanager
+def _manager() -> Iterator[docker.DockerClient | None]:
+    with docker_engine.if_present() as client:
+        try:
+            manages = client is not None and swarm.manages(client.info())
+        except docker_engine.ERRORS:
+            manages = False
+        yield client if manages else None
+
+
+def check_host() -> None:
+    """See `testbed.runtimes.Emulator`."""
+    swarm.here()
+
+
+@contextmanager
+def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
+    """See `testbed.runtimes.Emulator`."""
+    with closing(docker_engine.connect()) as client:
+        nodes = swarm.nodes(client)
+        there = {node.id for node in nodes}
+        if gone := [node.name for node in spec.plan.nodes if node.id not in there]:
+            raise HostError(
+                f"the Swarm has changed since the run was planned: {', '.join(gone)} can take no work "
+                "now. Start the run again"
+            )
+        built = images.ensure(client, view.progress, container_files.own_image(spec))
+        labels = executor.helper(spec.directory.run)
+        groups = own.of_groups(client, spec.topology, built, view.progress, labels)
+        built = replace(built, groups=groups)
+        registry = spec.topology.runtime.registry
+        built = node_images.pushed(client, built, registry, view.progress)
+        spec.directory.write_manifest(images=asdict(built))
+        runtime = SwarmRuntime(client, nodes, built, spec, view)
+        spec.directory.write_manifest(
+            congestion_control=runtime.congestion_control,
+            nodes={
+                node.id: {"name": node.name, "engine": node.engine, "cores": node.cores}
+                for node in nodes
+            },
+            placement=dict(spec.plan.placement),
+        )
+        yield runtime
+
+
+def live_runs() -> list[LiveRun]:
+    """Runs that have a service, network, secret or configuration in this Swarm."""
+    with _manager() as manager:
+        if manager is None:
+            return []
+        components: Counter[str] = Counter()
+        directories: dict[str, str | None] = {}
+        with as_host_error("list the services"):
+            for kind, labels in removal.things(manager):
+                run = labels[RUN_LABEL]
+                if directories.get(run) is None:
+                    directories[run] = labels.get(DIRECTORY_LABEL)
+                proxy = labels.get(COMPONENT_LABEL) in engine_proxies.COMPONENTS
+                components[run] += kind == "service" and not proxy
+    return [
+        LiveRun.labelled(run, "swarm", components[run], folder) for run, folder in directories.items()
+    ]
+
+
+def take_down(run: str, directory: RunDirectory | None) -> bool:
+    """See `testbed.runtimes.Emulator`."""
+    with _manager() as manager:
+        if manager is None:
+            return False
+        with as_host_error("list the services"):
+            if not any(removal.things(manager, run)):
+                return True
+        nodes = swarm.nodes(manager)
+        current = images.current_tags(images.FOLDER, images.AGENTS)
+        image = engine_proxies.image_of(manager, run) or current["base"]
+        with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
+            # The keys of proxies that may be there are those of the process that started them.
+            suffix = f"-{secrets.token_hex(2)}"
+            proxies = EngineProxies(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder), suffix)
+            try:
+                with as_host_error("reach the other nodes"):
+                    proxies.open()
+            except HostError:
+                connected = proxies.engines.keys()
+                proxies.unreachable |= {node.id for node in proxies.others} - connected
+                raise
+            finally:
+                removal.remove(manager, proxies, run, directory)
+        return True
+
+
+def logs(run: str, tail: int) -> dict[str, list[str]]:
+    """The last `tail` lines of each service of `run`, by its component; none where no Swarm answers."""
+    with _manager() as manager:
+        if manager is None:
+            return {}
+        api: Any = manager.api
+        texts = {}
+        with as_host_error("read the logs"):
+            for one in swarm_executor.services(manager, run):
+                component = one["Spec"]["Labels"][COMPONENT_LABEL]
+                if component not in engine_proxies.COMPONENTS:
+                    text = api.service_logs(one["ID"], stdout=True, stderr=True, tail=tail, is_tty=False)
+                    texts[component] = last_lines(text, tail)
+        return texts
+
+
+class SwarmRuntime:
+    """Implements `testbed.runtimes.Runtime`."""
+
+    def __init__(
+        self,
+        manager: docker.DockerClient,
+        nodes: Sequence[Node],
+        built: Images,
+        spec: RunSpec,
+        view: View,
+    ) -> None:
+        self._manager = manager
+        self._spec = spec
+        self._images = built
+        self._view = view
+        self._directory = spec.directory
+        self._run = spec.directory.run
+        self._owner = container_files.owner()
+        self.congestion_control = kernel.congestion_control()
+        """Of all containers' TCP; None: the hosts'."""
+        self._launch = launch(
+            spec,
+            built,
+            owner=self._owner,
+            congestion_control=self.congestion_control,
+            cgroup_driver="cgroupfs",
+        )
+        labels = {RUN_LABEL: self._run, DIRECTORY_LABEL: str(self._directory.path)}
+        folder = self._directory.work / "engines"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._proxies = EngineProxies(manager, nodes, built.base, self._run, labels, folder)
+        self._context = SwarmContext(
+            manager=manager,
+            names={node.id: node.name for node in nodes},
+            spec=spec,
+            launch=self._launch,
+            base=built.base,
+            labels=labels,
+            proxies=self._proxies,
+        )
+        self._node_agents, self._routers = NodeAgents(self._context), Routers(self._context)
+        self._devices = Devices(spec, self._exit_code, self._set_limits)
+        self._containers: dict[str, ContainerRef] = {}
+        """By component."""
+        self._services: dict[str, str] = {}
+        """Of broker and aggregator, by component."""
+        self._pids: dict[str, int] = {}
+        """Of the devices on this node, as `_used`."""
+        self._used: dict[str, float] = {}
+        """CPU seconds, when last looked at."""
+        self._codes: dict[str, int] = {}
+        self._frozen: set[str] = set()
+        """Ids of the containers that were paused when last listed."""
+        self._server_pids: list[int] = []
+        self._pool = ThreadPoolExecutor(_PARALLEL)
+        self._folder_fd: int | None = None
+
+    def start(self) -> Broker:
+        used = list(dict.fromkeys(self._spec.plan.placement.values()))
+        accounts = brokers.accounts(
+            self._run, self._devices.states, used, secure=self._spec.topology.secure is not None
+        )
+        tls = self._spec.topology.broker.tls
+        identity = new_identity(agent_configs.SERVER, agent_configs.CONTROL)
+        places = replace(
+            agent_configs.in_containers(identity.certificate if tls else None),
+            router=(agent_configs.CONTROL, TLS_PORT),
+            clock=f"{agent_configs.CONTROL_FOLDER}/{agent_configs.CLOCK}",
+        )
+        agent_configs.write(self._spec, accounts, places)
+        container_files.prepare(self._spec, self._owner, accounts, identity)
+        with as_host_error("start the services"):
+            self._proxies.open()
+            if self._spec.topology.runtime.registry is None:
+                self._copy_images(used)
+            self._make_networks()
+            self._start_servers(identity.certificate)
+            routers = self._routers.start(used)
+            for planned in self._spec.plan.nodes:  # another may have come since
+                self._context.pin_infrastructure(planned.id)
+            self._start_devices(routers)
+            self._containers |= self._routers.containers
+            for node in used:
+                self._pool.submit(self._isolate, node).result()
+            self._routers.send_configs(self._containers, accounts, places, identity.certificate)
+            self._node_agents.await_clocks(used)
+            for node in used:
+                self._node_agents.put(node, agent_configs.ISOLATED, b"")
+        return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
+
+    def _broker_socket(self) -> str:
+        """By the folder's number, as a path of a Unix socket has at most 107 characters."""
+        self._folder_fd = os.open(self._directory.control, os.O_PATH)
+        return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
+
+    def _copy_images(self, nodes: Sequence[str]) -> None:
+        """Copy the images of agents and of device groups to the nodes that lack them."""
+        for image in dict.fromkeys((self._images.agent, *self._images.groups.values())):
+            node_images.copy(self._manager, self._proxies, nodes, image, self._view.progress)
+            self._context.ids.update(node_images.ids(self._manager, self._proxies, nodes, image))
+        here = (self._proxies.here,)
+        broker = self._images.broker
+        self._context.ids.update(node_images.ids(self._manager, self._proxies, here, broker))
+
+    def _make_networks(self) -> None:
+        for network in self._launch.networks:
+            bridge = network.name == self._context.named("data")
+            options = {"com.docker.network.driver.mtu": f"{_MTU}"} if bridge else {}
+            swarm_executor.create_network(
+                self._manager, replace(network, internal=True, options=options)
+            )
+
+    def _start_servers(self, certificate: str) -> None:
+        """Start broker, aggregator and the node agents."""
+        options = ServiceOptions(nodes=(f"node.id == {self._proxies.here}",), binds=True)
+        servers = (self._launch.broker, self._launch.aggregator)
+        made = {self._context.create(one, options): (one.component, 1) for one in servers}
+        made |= self._node_agents.create(certificate)
+        found = self._context.running(
+            {one: count for one, (_, count) in made.items()},
+            {one: component for one, (component, _) in made.items()},
+        )
+        tasks = {component: found[one] for one, (component, _) in made.items()}
+        self._services = {component: one for one, (component, _) in made.items()}
+        for container in servers:
+            self._server_started(container.component, tasks.pop(container.component)[0])
+        self._node_agents.started([task for agents in tasks.values() for task in agents])
+
+    def _server_started(self, component: str, task: Mapping[str, Any]) -> None:
+        """Take note of the `task` of broker or aggregator, and limit its CPU."""
+        container = self._launch.broker if component == BROKER else self._launch.aggregator
+        self._containers[component] = self._context.container_of(task)
+        limits = replace(container.cpu, weight=INFRASTRUCTURE_PER_CORE)
+        executor.limit(self._manager, self._containers[component].id, limits, container.memory)
+
+    def _start_devices(self, routers: Mapping[str, str]) -> None:
+        """Start the devices, and give each its files, which it waits for; `routers` are the addresses of
+        the routers, by node."""
+        servers = [routers[self._spec.plan.placement[one.component]] for one in self._launch.devices]
+        made = dict(
+            zip(
+                self._pool.map(self._start_device, self._launch.devices, servers),
+                (one.component for one in self._launch.devices),
+                strict=True,
+            )
+        )
+        for service, found in self._context.running(dict.fromkeys(made, 1), made).items():
+            self._containers[made[service]] = self._context.container_of(found[0])
+        list(self._pool.map(self._send_files, self._launch.devices))
+
+    def _start_device(self, container: Container, server: str) -> str:
+        name = container.component
+        planned = self._devices.states[name].planned
+        configs = [
+            swarm_executor.create_secret(
+                self._manager,
+                self._context.named(f"{name}-{kind}"),
+                self._directory.config(config).read_bytes(),
+                container.labels,
+                target,
+                user=user,
+            )
+            for kind, config, target, user in (
+                ("init", agent_configs.init_name(name), agent_configs.DEVICE_CONFIG, 0),
+                ("client", name, agent_configs.CLIENT_CONFIG, agent_configs.CLIENT_USER),
+            )
+        ]
+        options = ServiceOptions(
+            nodes=(f"node.id == {self._spec.plan.placement[name]}",),
+            secrets=configs,
+            volumes=[
+                self._context.volume(f"{name}-files", FILES),
+                self._context.volume("control", agent_configs.CONTROL_FOLDER, read_only=True),
+            ],
+            names={agent_configs.SERVER: server},
+            cores=0.0 if self._spec.plan.oversubscribed else planned.share,
+        )
+        container = replace(container, group=0)
+        return self._context.create(container, options)
+
+    def _send_files(self, container: Container) -> None:
+        """Send a device its shard, and what else it reads: checked by hash, in pieces."""
+        made = self._containers[container.component]
+        planned = self._devices.states[container.component].planned
+        update: Any = made.engine.api
+        update.update_container(made.id, mem_limit=planned.memory, memswap_limit=planned.memory)
+        sent = agent_configs.sent(self._spec, container.component)
+        files: dict[str, bytes | Path] = {Path(path).name: source for path, source in sent.items()}
+        disk, client = Path(agent_configs.DISK).name, agent_configs.CLIENT_USER
+        kept = self._directory.disk(container.component)  # of an earlier segment of the run
+        files |= {f"{disk}/{path.name}": path for path in kept.iterdir() if path.is_file()}
+        executor.put(made.engine, made.id, FILES, files, folders={disk: client})
+
+    def _isolate(self, node: str) -> None:
+        """Isolate the devices of a node from each other."""
+        engine = self._proxies.engines[node]
+        network = short(self._context.named("data"))
+        ids = {self._containers[name].id for name in self._context.devices_on(node)}
+        found = executor.addresses(engine, network)
+        endpoints = {key: each for key, each in found.items() if key in ids}
+        executor.isolate(engine, self._images.agent, self._run, network, endpoints, here=False)
+
+    def limit(self, device: str) -> None:
+        """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
+        self._devices.limit(device)
+
+    def begin(self) -> None:
+        self._devices.begin()
+        self._proxies.set_timeout(_ANSWER_TIMEOUT_SECONDS)
+
+    def act(self, device: str, action: Action) -> list[AddressedOrder]:
+        """Do an action: as in the docker runtime, by the engine of the device's node."""
+        if isinstance(action, SetCpu):
+            self._check_share(device, action.share)
+        return self._devices.act(device, action)
+
+    def _check_share(self, device: str, share: float) -> None:
+        """Raises BadInputError where the device's node has not as many cores."""
+        node = self._spec.plan.node_of(device)
+        on = self._context.devices_on(node.id) if node else ()
+        shares = {name: self._devices.states[name].planned.share for name in on}
+        shares[device] = share / self._spec.plan.dilation
+        if node and not self._spec.plan.oversubscribed and sum(shares.values()) > node.capacity + 1e-9:
+            raise BadInputError(
+                f"{device} cannot have {share:g} cpu: the devices on {node.name} would ask for "
+                f"{sum(shares.values()):g} cores, and it has {node.capacity:g} for them"
+            )
+
+    def ended(self) -> dict[str, int]:
+        alive: set[str] = set()
+        self._frozen.clear()
+        for node, engine in self._proxies.engines.items():
+            with self._context.requests_to(node):
+                found = executor.containers(engine, self._run)
+            alive |= {one["Id"] for one in found if one["State"] not in ("exited", "dead")}
+            self._frozen |= {one["Id"] for one in found if one["State"] == "paused"}
+        self._node_agents.check(alive)
+        with as_host_error("look at the containers"):
+            for component, one in self._containers.items():
+                if one.id in alive or component in self._codes:
+                    continue
+                if (code := executor.exit_code(one.engine, one.id)) is not None:
+                    self._codes[component] = code
+        routers = self._routers.containers
+        return {ROUTER if name in routers else name: code for name, code in self._codes.items()}
+
+    def stopped(self) -> set[str]:
+        """Those that were paused when `ended` was called last."""
+        return {component for component, one in self._containers.items() if one.id in self._frozen}
+
+    def restart(self, component: str) -> int | None:
+        with as_host_error(f"start the {component} again"):
+            self._pool.submit(self._start_again, component).result()
+        self._codes.pop(component, None)
+        self._server_pids.clear()
+        return None  # the broker has the same socket here
+
+    def _start_again(self, component: str) -> None:
+        service = self._services[component]
+        earlier = swarm_executor.start_again(self._manager, service)
+        found = self._context.running({service: 1}, {service: component}, earlier)
+        self._server_started(component, found[service][0])
+
+    def telemetry(self) -> list[Telemetry]:
+        """Nothing: the devices send their own."""
+        return []
+
+    def server_pids(self) -> list[int]:
+        if not self._server_pids:
+            with as_host_error("look at the servers"):
+                servers = [
+                    one for name, one in self._containers.items() if name not in self._devices.states
+                ]
+                here = [one for one in servers if one.engine is self._manager]
+                pids = [executor.pid(one.engine, one.id) for one in here]
+            self._server_pids = [pid for pid in pids if pid]
+        return self._server_pids
+
+    def device_cpu_seconds(self) -> float | None:
+        """Of the devices on this node; those that have ended have their own in their last reading."""
+        here = self._context.devices_on(self._proxies.here)
+        for name in here:
+            one = self._containers[name]
+            if name not in self._pids:
+                with as_host_error(f"look at {name}"):
+                    self._pids[name] = executor.pid(one.engine, one.id)
+            if (used := ControlGroup.of(self._pids[name]).cpu_seconds()) is not None:
+                self._used[name] = used
+        return math.fsum(self._used.values()) if self._used or not here else None
+
+    def clocks(self) -> dict[str, float]:
+        return self._node_agents.clocks()
+
+    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
+        return self._node_agents.loads(at, used)
+
+    def stop(self) -> None:
+        self._proxies.set_timeout()
+        self._pool.shutdown(cancel_futures=True)
+        if self._folder_fd is not None:
+            os.close(self._folder_fd)
+            self._folder_fd = None
+        removal.remove(self._manager, self._proxies, self._run, self._directory)
+
+    def _exit_code(self, device: str) -> int | None:
+        with as_host_error(f"look at {device}"):
+            return executor.exit_code(self._containers[device].engine, self._containers[device].id)
+
+    def _set_limits(self, device: str, limits: CpuLimits) -> None:
+        with as_host_error(f"limit the CPU of {device}"):
+            container, memory = self._containers[device], self._devices.memory(device)
+            executor.limit(container.engine, container.id, without_group(limits), memory)

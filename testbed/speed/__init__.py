@@ -1,0 +1,1 @@
+"""How fast this host and other machines are in the work that training consists of."""

@@ -1,0 +1,309 @@
+"""How fast a machine is in the kinds of work that training consists of, and in a step of training.
+
+This file needs nothing of the testbed, only Python 3.9 or newer and PyTorch: copy it to a Raspberry Pi
+or a laptop and run it there (`testbed profiles --script FILE` writes it out). It takes about a minute.
+
+    python3 device_benchmark.py my-pi      prints an entry for profiles.yaml, and writes my-pi.yaml
+
+Back on the testbed's machine `testbed profiles --add my-pi.yaml` adds it to the profiles.yaml beside a
+topology. All cores work at once, as they do in training; close other programs meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+SIZE = 1024
+"""Rows of a matrix: three of 8 MB each do not fit into the caches that a core has for itself."""
+LEAST_RUNS = 3
+"""Of a piece of work, however long one takes."""
+KIND_PART = 0.25
+"""Of the seconds for the double-precision products of a core, for each kind of work in training."""
+_QUIET = 0.3
+"""Other programs, on average, that are not worth a word."""
+_STEADY = 1.1
+"""How many times as long a step may take at the end as at the beginning."""
+_DISTURBED = 0.5
+"""Relative error of the predicted step above which something came between the measurements."""
+
+WORK = {
+    "convolution": 3 * 2 * (4 * 128 * 28 * 28) * (128 * 3 * 3) / 1e9,
+    "depthwise": 3 * 2 * (4 * 128 * 28 * 28) * (3 * 3) / 1e9,
+    "matrix": 3 * 2 * SIZE**3 / 1e9,
+    "memory": 0.12845,
+}
+"""Of each kind in its piece, forward and backward: Gflop, of memory GB (`testbed.speed.kinds`)."""
+STEP = {"convolution": 5.6938, "depthwise": 0.056623, "matrix": 0.025657, "memory": 0.15871}
+"""The same of one step of `step`."""
+
+
+def piece(kind: str) -> Callable[[], object]:
+    """A piece of work of that `kind`, as a network's training has it, to be called again and again."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator).requires_grad_()
+
+    def backward(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Callable[[], object]:
+        gradient = torch.rand_like(run(*inputs))
+        return lambda: torch.autograd.grad(run(*inputs), inputs, gradient)
+
+    functional = torch.nn.functional
+    if kind == "convolution":
+        x, w = rand(4, 128, 28, 28), rand(128, 128, 3, 3)
+        return backward(lambda x, w: functional.conv2d(x, w, padding=1), x, w)
+    if kind == "depthwise":
+        x, w = rand(4, 128, 28, 28), rand(128, 1, 3, 3)
+        return backward(lambda x, w: functional.conv2d(x, w, padding=1, groups=128), x, w)
+    if kind == "matrix":
+        return backward(torch.mm, rand(SIZE, SIZE), rand(SIZE, SIZE))
+    if kind == "memory":
+        x, w = rand(16, 64, 56, 56), rand(64)
+        return backward(
+            lambda x, w: functional.relu(functional.batch_norm(x, None, None, w, training=True)), x, w
+        )
+    raise ValueError(f"there is no kind of work called {kind}")
+
+
+def double_product() -> Callable[[], object]:
+    """A product of matrices in double precision, of 2 × SIZE³ operations."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.rand((SIZE, SIZE), dtype=torch.float64, generator=generator) for _ in range(2))
+    product = torch.empty((SIZE, SIZE), dtype=torch.float64)
+    return lambda: torch.mm(left, right, out=product)
+
+
+def step() -> Callable[[], object]:
+    """A training step of a small network, with 16 images of 64 × 64, which has all kinds of work."""
+    import torch
+    from torch import nn
+
+    def block(
+        channels: int, out: int, size: int = 3, stride: int = 1, groups: int = 1
+    ) -> list[nn.Module]:
+        convolution = nn.Conv2d(channels, out, size, stride, size // 2, groups=groups, bias=False)
+        return [convolution, nn.BatchNorm2d(out), nn.ReLU()]
+
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        *block(3, 32, stride=2),
+        *block(32, 64),
+        *block(64, 64, groups=64),
+        *block(64, 128, size=1, stride=2),
+        *block(128, 128),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )
+    x, y = torch.rand(16, 3, 64, 64), torch.zeros(16, dtype=torch.int64)
+
+    def run() -> None:
+        loss: Any = nn.functional.cross_entropy(network(x), y)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=0.0)
+
+    return run
+
+
+def times(
+    run: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """What each of the runs takes, by `clock`, of those that fit into `seconds`."""
+    run()  # sets the library up
+    found: list[float] = []
+    end = time.monotonic() + seconds
+    while len(found) < LEAST_RUNS or time.monotonic() < end:
+        begin = clock()
+        run()
+        found.append(clock() - begin)
+    return found
+
+
+def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
+    """The figures of this machine, all its cores at once, with about `seconds` for each kind of work."""
+    import torch
+
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    busy = _load()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        speeds = {}
+        for kind, amount in WORK.items():
+            speeds[kind] = amount / statistics.median(times(piece(kind), seconds))
+            tell(f"{kind}: {speeds[kind]:.3g} {'GB/s' if kind == 'memory' else 'Gflop/s'}")
+        gflops = 2 * SIZE**3 / 1e9 / statistics.median(times(double_product(), seconds))
+        tell(f"products in double precision: {gflops:.3g} Gflop/s")
+        took = times(step(), seconds)
+    finally:
+        torch.set_num_threads(threads)
+    predicted = sum(STEP[kind] / speeds[kind] for kind in WORK)
+    third = max(1, len(took) // 3)
+    slower = statistics.median(took[-third:]) / statistics.median(took[:third])
+    return {
+        "model": model(),
+        "cores": cores,
+        "memory": memory(),
+        "gflops": gflops,
+        "speeds": speeds,
+        "step": statistics.median(took),
+        "predicted": predicted,
+        "slower": slower,
+        "busy": busy,
+        "torch": torch.__version__,
+    }
+
+
+def core(seconds: float) -> dict[str, Any]:
+    """The speeds of one core, on one thread: Gflop/s of each of the products in double precision, which
+    take about `seconds`, and of each kind of work in training.
+
+    In CPU time, as that is what a device gets a share of: work of others on this machine does not count.
+    """
+    import torch  # late: a second, that a calibration from the cache does not need
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        products = times(double_product(), seconds, time.thread_time)
+        kinds = {kind: times(piece(kind), KIND_PART * seconds, time.thread_time) for kind in WORK}
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        "gflops": [2 * SIZE**3 / each / 1e9 for each in products],
+        "training": {kind: WORK[kind] / statistics.median(took) for kind, took in kinds.items()},
+        "cpu": processor(),
+        "torch": torch.__version__,
+    }
+
+
+def entry(name: str, found: dict[str, Any]) -> str:
+    """What `measure` has found, as the text of a profiles file with one device."""
+    training = ", ".join(f"{kind}: {speed:.3g}" for kind, speed in found["speeds"].items())
+    today = datetime.datetime.now(datetime.timezone.utc).date()  # noqa: UP017  (Python before 3.11)
+    lines = [
+        "devices:",
+        f"  {name}:",
+        f"    description: {json.dumps(found['model'], ensure_ascii=False)}",
+        f"    gflops: {found['gflops']:.3g}",
+        f"    cores: {found['cores']}",
+        *([f"    memory: {found['memory'] >> 20}MiB"] if found["memory"] else []),
+        f"    training: {{{training}, error: {_error(found):.2g}}}",
+        f"    source: measured, {today}, PyTorch {found['torch']}, {found['cores']} threads. A step",
+        f"      of training took {1e3 * found['step']:.3g} ms, and {1e3 * found['predicted']:.3g} ms by "
+        "these speeds. gflops",
+        "      are of double-precision products in PyTorch, not of HPL",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _error(found: dict[str, Any]) -> float:
+    """Of the predicted step, relative; above 1 where work of others came in between."""
+    return float(abs(found["predicted"] / found["step"] - 1))
+
+
+def remarks(found: dict[str, Any]) -> list[str]:
+    """Sentences on what speaks against the figures."""
+    said = []
+    if found["busy"] > _QUIET:
+        said.append(
+            f"Other programs ran on {found['busy']:.1f} cores just before, so the figures are too low: "
+            "measure again without them."
+        )
+    if found["slower"] > _STEADY:
+        said.append(
+            f"Steps took {found['slower']:.2f} times as long at the end as at the beginning: heat, or "
+            "other work. If it is heat, add thermal: {after: ..., to: ...}; else measure again."
+        )
+    if (error := _error(found)) > _DISTURBED:
+        said.append(
+            f"The time of a step that these speeds predict is off by {error:.0%}: other work, or heat, "
+            "came between the measurements. Measure again, for longer (--seconds)."
+        )
+    return said
+
+
+def _load() -> float:
+    """Programs that ran or wanted to in the last minute, on average."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on Windows
+        return 0.0
+
+
+def model() -> str:
+    """What the machine is: the board where the kernel names it, else the processor."""
+    board = Path("/proc/device-tree/model")
+    if board.is_file():
+        return board.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
+    return processor()
+
+
+def processor() -> str:
+    """As the kernel calls it; on Arm the kernel names the board, if anything."""
+    facts: dict[str, str] = {}
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip(), value.strip())
+    named = (facts.get(key) for key in ("model name", "Model", "Hardware"))
+    return next(filter(None, named), None) or platform.processor() or platform.machine()
+
+
+def memory() -> int:
+    """Bytes of the machine, 0 where they are not known."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure this machine for a device profile.")
+    parser.add_argument("--core", action="store_true", help="one core alone, as JSON")
+    parser.add_argument(
+        "name", nargs="?", help="of the profile: lower-case letters, digits and -, such as my-pi"
+    )
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each kind of work (8)")
+    chosen = parser.parse_args()
+    if chosen.core:
+        sys.stdout.write(json.dumps(core(chosen.seconds)) + "\n")
+        return
+    if chosen.name is None:
+        parser.error("name the profile")
+    found = measure(chosen.seconds, lambda line: print(line, file=sys.stderr))  # noqa: T201
+    text = entry(chosen.name, found)
+    Path(f"{chosen.name}.yaml").write_text(text, encoding="utf-8")
+    for line in remarks(found):
+        print(line, file=sys.stderr)  # noqa: T201
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
