@@ -21,7 +21,7 @@ from testbed.plan.planned import Plan, PlannedDevice
 from testbed.plan.work import of_step
 from testbed.speed.calibration import Calibration, seconds, share
 from testbed.speed.kinds import KINDS, Work
-from testbed.topology import Topology, profiles, traces
+from testbed.topology import Topology, link_traces, profiles
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, Link
 from testbed.topology.profiles import DeviceProfile, Profiles
 from testbed.topology.units import format_duration, format_size
@@ -296,7 +296,7 @@ def _with_trace(
         return group, ()
     folder = Path(topology.source.name).parent.absolute()
     try:
-        read = traces.read(group.link.trace, folder)
+        read = link_traces.read(group.link.trace, folder)
     except (ValueError, OSError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         where: Where = ("devices", index, "link", "trace")

@@ -16,7 +16,7 @@ from agents.timing.durations import Distribution
 from agents.wire.compression import METHODS
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
-from testbed.topology.data import DeviceData
+from testbed.topology.data_settings import DeviceData
 from testbed.topology.fields import (
     Cpu,
     Duration,

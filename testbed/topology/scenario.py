@@ -1,6 +1,6 @@
 """The topology's `scenario` and `churn`: what is done to devices during a run, as it is written.
 
-`testbed.topology.timeline` turns them into steps with times.
+`testbed.topology.action_timeline` turns them into steps with times.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from agents.rules import RULES
 from agents.tasks import TASKS
 from testbed.own_code.code import Code
 from testbed.topology import yamlfile
-from testbed.topology.data import Data
+from testbed.topology.data_settings import Data
 from testbed.topology.devices import DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
     Choice,

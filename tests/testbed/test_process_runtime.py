@@ -209,7 +209,7 @@ def test_a_run_does_not_start_on_a_link_that_nobody_knows(
     def measure(*_: object) -> dict[str, float]:
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr("testbed.relay.probe.measure", measure)
+    monkeypatch.setattr("testbed.relay.relay_probe.measure", measure)
     run = spec(tmp_path, more="scenario: [{at: 1s, set: d-1, link: {rtt: 1ms}}]")
     linked = [replace(device, link=Link(rtt=0.01)) for device in run.plan.devices]
     runtime = make(replace(run, plan=replace(run.plan, devices=tuple(linked))))

@@ -32,10 +32,10 @@ from agents.timing.durations import DISTRIBUTIONS, Distribution
 from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
 from testbed.errors import BadInputError
 from testbed.topology import scenario, validation_errors, yamlfile
+from testbed.topology.action_timeline import Step, timeline
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Model
 from testbed.topology.scenario import Churn, Entry
-from testbed.topology.timeline import Step, timeline
 
 
 class _Fleet(Model):

@@ -25,7 +25,7 @@ from testbed.errors import BadInputError
 from testbed.plan import PlannedDevice, dilated
 from testbed.plan.agent_configs import IMPAIRMENTS, RunSpec
 from testbed.runtimes.docker.containers import CpuLimits
-from testbed.runtimes.docker.launch import UNLIMITED, planned_limits, starting_limits
+from testbed.runtimes.docker.specifications import UNLIMITED, planned_limits, starting_limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The `docker` runtime: the engine makes and changes what `testbed.runtimes.docker.launch` describes."""
+"""The `docker` runtime: the engine makes and changes what `…docker.specifications` describes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from testbed.runtimes.docker import container_files, executor
 from testbed.runtimes.docker.container_actions import Devices
 from testbed.runtimes.docker.containers import DIRECTORY_LABEL, RUN_LABEL, Container, CpuLimits
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.launch import (
+from testbed.runtimes.docker.specifications import (
     group_weights,
     launch,
     name_of,

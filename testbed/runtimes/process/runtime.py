@@ -47,7 +47,7 @@ from testbed.host import descriptors, die_with_parent, forkserver, run_module
 from testbed.host.forkserver import Forked, ForkServer
 from testbed.plan import agent_configs, dilated
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
-from testbed.relay import launch as relay
+from testbed.relay import relay_process as relay
 from testbed.relay.traffic import Traffic
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun

@@ -9,10 +9,10 @@
     engines        overlay: proxy client, engine proxies
 
 A device's only network is its link, as in the docker runtime, and its container is made of the same
-specification (`testbed.runtimes.docker.launch`). Its init reaches the broker by a Unix socket of the
-node agent (`testbed.runtimes.swarm.node_agents`), which is a proxy to the broker over TLS, and compares
-the node's clock with the manager's. The Swarm places and starts the services, where the plan says, and
-carries their secrets. The node's engine is reached through its engine proxy
+specification (`testbed.runtimes.docker.specifications`). Its init reaches the broker by a Unix socket
+of the node agent (`testbed.runtimes.swarm.node_agents`), which is a proxy to the broker over TLS, and
+compares the node's clock with the manager's. The Swarm places and starts the services, where the plan
+says, and carries their secrets. The node's engine is reached through its engine proxy
 (`testbed.runtimes.swarm.engine_proxies`): it gets the shards, isolates the devices, limits their CPU.
 """
 
@@ -43,7 +43,7 @@ from testbed.broker import BROKER, SOCKET
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError
 from testbed.fidelity.host_load import HostSample
-from testbed.host import docker_engine, kernel, swarm
+from testbed.host import docker_engine, kernel, swarm_nodes
 from testbed.host.nodes import Node
 from testbed.images import Images, own
 from testbed.plan import agent_configs
@@ -60,7 +60,7 @@ from testbed.runtimes.docker.containers import (
     CpuLimits,
 )
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.launch import launch
+from testbed.runtimes.docker.specifications import launch
 from testbed.runtimes.swarm import engine_proxies, node_images, removal, swarm_executor
 from testbed.runtimes.swarm.context import (
     INFRASTRUCTURE_PER_CORE,
@@ -91,7 +91,7 @@ def available() -> bool:
 def _manager() -> Iterator[docker.DockerClient | None]:
     with docker_engine.if_present() as client:
         try:
-            manages = client is not None and swarm.manages(client.info())
+            manages = client is not None and swarm_nodes.manages(client.info())
         except docker_engine.ERRORS:
             manages = False
         yield client if manages else None
@@ -99,14 +99,14 @@ def _manager() -> Iterator[docker.DockerClient | None]:
 
 def check_host() -> None:
     """See `testbed.runtimes.Emulator`."""
-    swarm.here()
+    swarm_nodes.here()
 
 
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with closing(docker_engine.connect()) as client:
-        nodes = swarm.nodes(client)
+        nodes = swarm_nodes.nodes(client)
         there = {node.id for node in nodes}
         if gone := [node.name for node in spec.plan.nodes if node.id not in there]:
             raise HostError(
@@ -159,7 +159,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
         with as_host_error("list the services"):
             if not any(removal.things(manager, run)):
                 return True
-        nodes = swarm.nodes(manager)
+        nodes = swarm_nodes.nodes(manager)
         current = images.current_tags(images.FOLDER, images.AGENTS)
         image = engine_proxies.image_of(manager, run) or current["base"]
         with tempfile.TemporaryDirectory(prefix="testbed-") as folder:

@@ -25,8 +25,8 @@ from agents.device_actions import SetLink
 from agents.disk import files
 from agents.timing.nanoseconds import from_seconds
 from testbed.topology import old_words
+from testbed.topology.action_timeline import Step
 from testbed.topology.devices import Link, LinkTrace
-from testbed.topology.timeline import Step
 
 PACKET_BYTES = 1500
 """Size of one opportunity in mahimahi's format."""
