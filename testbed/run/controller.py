@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, Never
 
 from agents import events, own_code
-from agents.config import Broker, Link
+from agents.config import LOGGED, Broker, Link
 from agents.device_actions import Crash, DeviceState, SetCpu
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
 from agents.mqtt.inbox import Inbox
@@ -534,7 +534,7 @@ class Controller:
     def _start_again(self, name: str, code: int) -> bool:
         """Start broker or aggregator again, if the run can go on with it. What an aggregator without a
         log told the clients last, a new one does not know."""
-        keeps_all = self._spec.topology.durability == "update"
+        keeps_all = self._spec.topology.durability in LOGGED
         if self._connection is None or self.epoch is None or self._over:
             return False
         if name in (ROUTER, MPS) or (name == AGGREGATOR and not keeps_all):
