@@ -363,7 +363,6 @@ def _aggregator(
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
         patient=spec.eventful,
-        record=topology.record == "updates",
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,

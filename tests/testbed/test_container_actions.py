@@ -57,7 +57,7 @@ class Engine:
         self.refuses = False
         self.devices = Devices(spec, self.ended.get, self._set)
 
-    def _set(self, name: str, limits: CpuLimits) -> None:
+    def _set(self, name: str, limits: CpuLimits, memory: int) -> None:
         if self.refuses:
             raise HostError("refused")
         self.told.append((name, limits))

@@ -110,7 +110,7 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
     runtime = DockerRuntime(engine, built, spec)
     try:
         runtime.start()
-        container = engine.containers.get(runtime._containers["d"])
+        container = engine.containers.get(runtime._containers["d"].id)
 
         def quota() -> tuple[int, int]:
             container.reload()

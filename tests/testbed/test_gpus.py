@@ -28,7 +28,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
-from testbed.runtimes.docker.runtime import together
+from testbed.runtimes.docker.meter import together
 from testbed.topology import Topology, parse
 from testbed.topology.profiles import Profiles
 

@@ -42,7 +42,7 @@ devices:
   - {name: pi, cpu: 0.5, memory: 1GiB, link: {up: 1mbit, rtt: 80ms}}
   - {name: nano, cpu: 0.02}
 dilation: 2
-record: updates
+durability: recording
 """,
     "gpus": FLEET
     + """
