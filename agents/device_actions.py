@@ -152,14 +152,13 @@ def from_json(details: Mapping[str, Any]) -> Action | None:
 def parsed(details: Mapping[str, Any]) -> Action:
     """As `from_json`. Raises msgspec.ValidationError, which has the path of what is wrong."""
     action = msgspec.convert({"action": details}, _Form).action
-    match action:
-        case _Set(cpu=None, link=None):
-            raise msgspec.ValidationError("Expected `cpu` or `link` - at `$.action`")
-        case _Set(cpu=None):
-            return SetLink(details["link"])
-        case _Set(cpu=share):
-            return SetCpu(share)
-    return action
+    if not isinstance(action, _Set):
+        return action
+    if action.cpu is not None:
+        return SetCpu(action.cpu)
+    if action.link is None:
+        raise msgspec.ValidationError("Expected `cpu` or `link` - at `$.action`")
+    return SetLink(details["link"])
 
 
 @dataclass(frozen=True, slots=True)
