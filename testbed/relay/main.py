@@ -23,7 +23,7 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, Received
 from agents.timing.realtime import realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
-from testbed.relay.server import Lane, Relay
+from testbed.relay.sockets import Lane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
 _RECORD_SECONDS = 0.5
@@ -140,7 +140,7 @@ def main() -> None:
 
     def fail(reason: str) -> None:
         sys.stderr.write(f"relay: {reason}\n")
-        failure = messages.Failure(ROUTER, messages.clipped(reason))
+        failure = messages.Failure(ROUTER, reason)
         connection.publish(names.failure(ROUTER), messages.encode(failure))
 
     refusals = messages.Refusals(fail)

@@ -25,10 +25,10 @@ from testbed.host import gpus
 from testbed.host.gpus import Gpu, Gpus, Lack, Meter, Use
 from testbed.plan import Host, Plan, describe, plan, resolution
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import manifest
+from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
-from testbed.runtimes.docker.runtime import together
+from testbed.runtimes.docker.meter import together
 from testbed.topology import Topology, parse
 from testbed.topology.profiles import Profiles
 
@@ -399,7 +399,7 @@ def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory
 
 def test_a_device_within_mpss_limits_is_told_and_its_share_is_not_judged(tmp_path: Path) -> None:
     on = GpuFigures(1500 * 2**20, None, mps=True)
-    found, validity = judged(tmp_path, GpuFigures(0, 0.0), on, replace(on, memory=2**30))
+    found, validity = judged(tmp_path, GpuFigures(0, 0.0), on, GpuFigures(2**30, None, mps=True))
     one, other = found.devices
     assert other.gpu is None
     assert (one.gpu.samples, one.gpu.memory, one.gpu.outside) == (2, 1500 * 2**20, 0)
@@ -419,7 +419,7 @@ def test_a_client_that_did_not_find_mps_makes_the_run_not_valid(tmp_path: Path) 
 def test_the_manifest_tells_which_gpu_a_device_had(tmp_path: Path) -> None:
     topology = fleet("name: a, gpu: {share: 25%}", "name: b")
     spec = RunSpec(RunDirectory(tmp_path), topology, planned(topology, AMPERE), {"a": 1, "b": 1})
-    told = manifest.describe(spec, {"a": [], "b": []})["devices"]
+    told = provenance.describe(spec, {"a": [], "b": []})["devices"]
     assert told["a"]["gpu"] == {"uuid": "GPU-a", "share": 0.25, "memory": None, "limited": True}
     assert "gpu" not in told["b"]
 
