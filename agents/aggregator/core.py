@@ -415,11 +415,11 @@ class AggregatorCore:
     # Updates arrive
 
     def _update_arrived(self, event: inputs.UpdateArrived) -> Actions:
-        if self._ending.is_cut_short:
+        at, message, is_over = event.at, event.message, self._phase is RunPhase.ENDED
+        if is_over and self._ending.is_cut_short:
             return []  # it stays with the client until the run continues
-        at, message = event.at, event.message
         if message.kind == FAREWELL:
-            return [] if self._phase is RunPhase.ENDED else self._farewell(event.sender, message, at)
+            return [] if is_over else self._farewell(event.sender, message, at)
         runs = self._phase is RunPhase.RUNNING
         verdict = self._intake.judge(event, self._epoch, clock_runs=runs)
         done = verdict.first
@@ -472,8 +472,9 @@ class AggregatorCore:
         return done
 
     def _version_made(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
-        made = self._versions.made(aggregated, at)
-        return [*made, *self._end("updates", at)] if self._versions.is_limit_reached else made
+        made, limit = self._versions.made(aggregated, at), self._settings.stop.updates
+        is_enough = limit is not None and self._versions.applied >= limit
+        return [*made, *self._end("updates", at)] if is_enough else made
 
     def _unused(self, client: str, dispatch: int, reason: str, at: Nanoseconds) -> list[Action]:
         """Nothing comes of the update of `client` that answered `dispatch`."""

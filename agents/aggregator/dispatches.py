@@ -23,6 +23,17 @@ class Dispatched:
     """Step size that went with it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known of the dispatch that an update answers, as it says."""
+
+    dispatch: Dispatched | None = None
+    """None if the update is not taken, or the dispatch is not open."""
+    is_known: bool = True
+    """Whether there was such a dispatch."""
+    is_duplicate: bool = False
+
+
 class Dispatches:
     """Dispatches are numbered through the run. A client answers them in order: what it has passed over,
     it will not answer any more. One number of a broadcast is open to every client."""
@@ -72,13 +83,24 @@ class Dispatches:
         self._open[client] = later
         self._answered[client] = number
 
-    def deal_with(self, client: str, number: int) -> None:
-        """An update of `client` answers dispatch `number`: if it comes again, it is a duplicate."""
-        self._dealt_with.setdefault(client, deque(maxlen=_REMEMBERED)).append(number)
-
-    def were_dealt_with(self, client: str, number: int) -> bool:
-        """Whether an update of `client` that answers dispatch `number` is a duplicate."""
-        return number in self._dealt_with.get(client, ())
+    def answer(self, client: str, number: int, *, is_valid: bool, is_taken: bool) -> Answer:
+        """An update of `client` says that it answers dispatch `number`. If that `is_valid`, the dispatch
+        is dealt with, whatever becomes of the update: if it comes again, it is a duplicate. If it
+        `is_taken`, too, and the dispatch is open, it and those before it are not any more."""
+        dealt_with = self._dealt_with.get(client)
+        if dealt_with is not None and number in dealt_with:
+            return Answer(is_duplicate=True)
+        if not 0 < number <= self._count:
+            return Answer(is_known=False)
+        if not is_valid:
+            return Answer()
+        if dealt_with is None:
+            dealt_with = self._dealt_with[client] = deque(maxlen=_REMEMBERED)
+        dealt_with.append(number)
+        found = self.find(client, number) if is_taken else None
+        if found is not None:
+            self.answered(client, number)
+        return Answer(dispatch=found)
 
     def first_open(self, client: str) -> Dispatched | None:
         """The oldest dispatch that `client` may still answer, broadcasts included."""

@@ -157,7 +157,7 @@ class DurableCore:
                 self._log.sync()
             else:
                 self._log.flush()
-        if self._log is not None or self._durability == "none":
+        if self._evaluated and (self._log is not None or self._durability == "none"):
             self._remove_evaluated()
         self._journal.flush()  # with a log it can be made again; else a checkpoint syncs it, and the end
         most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)

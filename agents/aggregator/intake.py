@@ -8,7 +8,7 @@ from typing import cast
 from agents import events
 from agents.aggregator.actions import Acknowledge, Action, Answered, Log
 from agents.aggregator.dispatches import Dispatched
-from agents.aggregator.ending import End, Ending
+from agents.aggregator.ending import Ending
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.progress import Progress
 from agents.aggregator.secure_sums import SecureSums
@@ -20,7 +20,6 @@ from agents.mqtt.rate_limit import RateLimit
 from agents.rules.interface import Kind, Server, Update
 from agents.texts import visible
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
-from agents.wire.payloads import UpdateMessage
 
 _STRAYS = 100, 10.0
 """Records of messages of one client that answer no dispatch: at once, and per second."""
@@ -59,6 +58,7 @@ class Intake:
         self._ending = ending
         self._sums = sums
         self._validation = Validation(settings, server, None if sums is None else sums.sums)
+        self._bounds_norm = settings.bounds.norm is not None
         self._strays = RateLimit(*_STRAYS)
 
     def unfit(self, vector: Vector) -> str | None:
@@ -68,39 +68,34 @@ class Intake:
     def judge(self, event: UpdateArrived, epoch: Nanoseconds, *, clock_runs: bool) -> Verdict:
         """Decide about an update. `epoch` is what its client's clock showed at time 0."""
         at, sender, message = event.at, event.sender, event.message
-        number, was_sent = message.dispatch, self._dispatches.were_sent(message.dispatch)
-        if self._dispatches.were_dealt_with(sender, number):
-            return Verdict([Acknowledge(sender, number)])  # a duplicate
+        number, end = message.dispatch, self._ending.end
         is_ours = (message.run, message.client) == (self._settings.run, sender)
-        is_update = message.sequence > 0
-        acknowledged: tuple[Action, ...] = ()
-        if is_update and is_ours and was_sent:
-            self._dispatches.deal_with(sender, number)
-            acknowledged = (Acknowledge(sender, number),)
-        if (end := self._ending.end) is not None:
-            return Verdict([_late(event, end, number if was_sent else 0), *acknowledged])
-        dispatch = self._open_dispatch(sender, message)
-        if isinstance(dispatch, str):
-            if is_update:
-                self._outgoing.request_again(sender)
-            stray = self.stray(sender, dispatch, at, number if was_sent else 0)
-            return Verdict([*stray, *acknowledged])
-        self._dispatches.answered(sender, number)
-        return self._use(
-            event, dispatch, epoch, (Answered(sender), *acknowledged), clock_runs=clock_runs
+        is_present, is_update = sender in self._server.clients, message.sequence > 0
+        answer = self._dispatches.answer(
+            sender, number, is_valid=is_update and is_ours, is_taken=is_present and end is None
         )
-
-    def _open_dispatch(self, sender: str, message: UpdateMessage) -> Dispatched | str:
-        """The open dispatch of `sender` that `message` answers, or why it answers none: a stray, by
-        which nothing changes."""
-        if sender not in self._server.clients:
-            return "from a client that is not present"
-        if (message.run, message.client) != (self._settings.run, sender):
-            return f"says it is from {message.client} in run {message.run}"
-        if message.sequence < 1:
-            return f"duplicate: sequence {message.sequence}"
-        dispatch = self._dispatches.find(sender, message.dispatch)
-        return dispatch or f"answers dispatch {message.dispatch}, which is not open"
+        if answer.is_duplicate:
+            return Verdict([Acknowledge(sender, number)])
+        known = number if answer.is_known else 0
+        acknowledged = (Acknowledge(sender, number),) if is_update and is_ours and known else ()
+        if end is not None:
+            late = "arrived after the run had ended"
+            record = events.UpdateRejected(to_seconds(end.at), sender, late, known)
+            return Verdict([Log(record), *acknowledged])
+        if answer.dispatch is not None:
+            last = (Answered(sender), *acknowledged)
+            return self._use(event, answer.dispatch, epoch, last, clock_runs=clock_runs)
+        if is_update:
+            self._outgoing.request_again(sender)
+        if not is_present:
+            why = "from a client that is not present"
+        elif not is_ours:
+            why = f"says it is from {message.client} in run {message.run}"
+        elif not is_update:
+            why = f"duplicate: sequence {message.sequence}"
+        else:
+            why = f"answers dispatch {number}, which is not open"
+        return Verdict([*self.stray(sender, why, at, known), *acknowledged])
 
     def _use(
         self,
@@ -115,7 +110,7 @@ class Intake:
         at, sender, number = event.at, event.sender, event.message.dispatch
         # While the clock stands still a client that outlived it is ahead of it.
         end = epoch + event.arrived if clock_runs else MAX_COUNT
-        base, begin = self._sending.base(dispatch), epoch + dispatch.at
+        base, begin = self._sending.bases.get(dispatch.version), epoch + dispatch.at
         message = self._validation.usable(event, dispatch, base, begin, end)
         stall = self._progress.arrived(sender, event.arrived - dispatch.at, at)
         if isinstance(message, str):
@@ -126,7 +121,7 @@ class Intake:
             self._outgoing.request_again(sender)
             return Verdict(rejected, last=last)
         vector, first = message.vector, cast(list[Action], stall)
-        if (length := self._validation.over_norm(message)) is not None:
+        if self._bounds_norm and (length := self._validation.over_norm(message)) is not None:
             vector = self._validation.clipped(message, length)
             first.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._outgoing.satisfied(sender)
@@ -169,8 +164,3 @@ class Intake:
             Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))
             for client, count in self._strays.refused.items()
         ]
-
-
-def _late(event: UpdateArrived, end: End, dispatch: int) -> Log:
-    late = "arrived after the run had ended"
-    return Log(events.UpdateRejected(to_seconds(end.at), event.sender, late, dispatch))

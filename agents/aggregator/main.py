@@ -292,13 +292,13 @@ class Aggregator:
                 self._carry_out(event)
 
     def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
-        sender = self._topics.name_in(topic)
+        kind, sender = self._topics.kind_in(topic), self._topics.name_in(topic)
         if sender != topics.AGGREGATOR and not self._flood_guard.passes(sender, time.monotonic()):
             self._refuse(topic, sender)
             return
-        if topic == self._topics.update(sender):
+        if kind == "update":
             self._receive_update(sender, payload, arrived)
-        elif topic == self._topics.sums(sender):
+        elif kind == "sums":
             self._receive_sum(sender, payload)
         else:
             self._receive_control_message(topic, payload)

@@ -53,7 +53,8 @@ class Outgoing:
     def take(self) -> tuple[bool, list[Send], list[Request]]:
         """Whether there is a broadcast, the deferred models, and the requests: they leave now."""
         taken = self._broadcast, [*self._sends.values()], [*self._requests.values()]
-        self.clear()
+        if any(taken):
+            self.clear()
         return taken
 
     def problems(self, present: Container[str]) -> Iterator[str]:

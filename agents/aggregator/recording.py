@@ -116,7 +116,7 @@ class Recording:
 
     def sync(self) -> None:
         """Put all on the disk."""
-        self.flush()
+        self._file.flush()
         os.fdatasync(self._file.fileno())
 
     def cut(self) -> None:

@@ -32,7 +32,7 @@ class Sending:
         self.outgoing = Outgoing()
         self._acknowledged: dict[str, int] = {}
         """By client: sequence number of its last update that the rule was given."""
-        self._bases: dict[int, Vector] = {}
+        self.bases: dict[int, Vector] = {}
         """With `keeps_models`, by version: the models that updates may be differences to."""
         self._losses = Losses()
 
@@ -63,15 +63,11 @@ class Sending:
     def _keep_model(self) -> None:
         """Keep a copy of the model about to be sent: the update may come back as a difference to it."""
         version = self._server.version
-        if version in self._bases:
+        if version in self.bases:
             return
         wanted = self.dispatches.open_versions(self._server.clients)
-        self._bases = {known: w for known, w in self._bases.items() if known in wanted}
-        self._bases[version] = self._server.w.copy()
-
-    def base(self, dispatch: Dispatched) -> Vector | None:
-        """The model of `dispatch`, shape (d,); None if models are not kept."""
-        return self._bases.get(dispatch.version)
+        self.bases = {known: w for known, w in self.bases.items() if known in wanted}
+        self.bases[version] = self._server.w.copy()
 
     # What clients know
 
@@ -121,7 +117,7 @@ class Sending:
         present = self._server.clients
         yield from self.dispatches.problems(present, is_over=is_over)
         yield from self.outgoing.problems(present)
-        if self._keeps_models and self.dispatches.open_versions(present) - self._bases.keys():
+        if self._keeps_models and self.dispatches.open_versions(present) - self.bases.keys():
             yield "a model that may be answered is not kept"
         if not all(sequence > 0 for sequence in self._acknowledged.values()):
             yield f"acknowledged are {self._acknowledged}"

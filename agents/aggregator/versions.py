@@ -27,12 +27,6 @@ class Versions:
         self.applied = 0
         """Number of updates in all versions."""
 
-    @property
-    def is_limit_reached(self) -> bool:
-        """Whether so many updates are applied that the run is to end."""
-        limit = self._settings.stop.updates
-        return limit is not None and self.applied >= limit
-
     def made(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
         """The rule has moved the model; noise, buffers and records follow."""
         version, used = aggregated.version, aggregated.contributions

@@ -755,7 +755,7 @@ def test_few_models_are_kept_for_updates_that_are_differences_to_them() -> None:
     for number in range(3, 40):
         sent = {"sequence": number, "base_version": max(0, number - 3), **done(0.0)}
         core.update("b", message("b", number - 1, kind="model", **sent), 4, 1.0)
-    assert len(core.core._sending._bases) == 2
+    assert len(core.core._sending.bases) == 2
 
 
 def test_a_time_that_no_clock_has_is_rejected_while_the_clock_stands_still() -> None:

@@ -189,7 +189,7 @@ def again(durable: DurableCore, folder: Path, **options: Any) -> DurableCore:
 
 def dealt_with(durable: DurableCore, client: str, dispatch: int) -> bool:
     """Whether an update that answers `dispatch` would be a duplicate."""
-    return durable.core._dispatches.were_dealt_with(client, dispatch)
+    return dispatch in durable.core._dispatches._dealt_with.get(client, ())
 
 
 def written(folder: Path) -> list[events.Record]:
