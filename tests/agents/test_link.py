@@ -232,13 +232,13 @@ from pathlib import Path
 from agents.config import Link
 from agents.device import link
 from agents.timing.nanoseconds import to_seconds
-from testbed.topology import traces
+from testbed.topology import link_traces
 from testbed.topology.devices import LinkTrace
 
 now, interface = Link(), link.interface_towards("10.213.0.1")
 begin = time.time()
 print(begin, flush=True)
-for step in traces.steps("device", traces.read(LinkTrace(up=sys.argv[1]), Path())):
+for step in link_traces.steps("device", link_traces.read(LinkTrace(up=sys.argv[1]), Path())):
     at = to_seconds(step.at)
     if at >= float(sys.argv[2]):
         break
