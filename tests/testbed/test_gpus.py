@@ -392,7 +392,7 @@ def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory
 
 def test_a_device_within_mpss_limits_is_told_and_its_share_is_not_judged(tmp_path: Path) -> None:
     on = GpuFigures(1500 * 2**20, None, mps=True)
-    found, validity = judged(tmp_path, GpuFigures(0, 0.0), on, replace(on, memory=2**30))
+    found, validity = judged(tmp_path, GpuFigures(0, 0.0), on, GpuFigures(2**30, None, mps=True))
     one, other = found.devices
     assert other.gpu is None
     assert (one.gpu.samples, one.gpu.memory, one.gpu.outside) == (2, 1500 * 2**20, 0)
