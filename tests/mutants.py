@@ -81,7 +81,12 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
         "tests/agents/secure/test_*.py",
     ],
-    "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
+    "agents/aggregator/run_phase.py": ["tests/agents/test_run_phase.py"],
+    "agents/aggregator/reports.py": ["tests/agents/test_recovery.py", PROPERTIES],
+    **{
+        f"agents/aggregator/{name}.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN]
+        for name in ("inputs", "recording", "settings", "snapshot", "storage")
+    },
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
@@ -107,11 +112,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "agents/aggregator/core.py",
         "self._epoch: Nanoseconds = 0",
         "self._epoch: Nanoseconds = 1",
-    ): "`Started`, the first input that counts, sets it",
-    (
-        "agents/aggregator/core.py",
-        "self._applied = 0",
-        "self._applied = 1",
     ): "`Started`, the first input that counts, sets it",
     (
         "agents/aggregator/evaluations.py",
