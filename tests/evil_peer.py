@@ -22,10 +22,10 @@ from agents.config import ClientConfig
 from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, Received
-from agents.secure import secure_messages as secure_wire
-from agents.secure.field import FIELD
-from agents.secure.party import Party
-from agents.secure.secure_messages import PartyError
+from agents.pipeline.secure import secure_messages as secure_wire
+from agents.pipeline.secure.field import FIELD
+from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.secure_messages import PartyError
 from agents.wire import messages, payloads
 from agents.wire.payloads import UpdateMessage
 

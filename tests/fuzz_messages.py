@@ -37,13 +37,13 @@ from agents.mqtt.rate_limit import RateLimit
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
 from agents.mqtt.transport import Received
 from agents.router.main import Router
-from agents.secure import secure_messages as secure_wire
-from agents.secure.masked import Masked
-from agents.secure.party import Party
-from agents.secure.secure_messages import PartyError
+from agents.pipeline.secure import secure_messages as secure_wire
+from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.secure_messages import PartyError
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
-from agents.wire.compression import METHODS, Compressor
+from agents.pipeline.compression import METHODS, Compressor
 from testbed.run.controller import Controller
 from testbed.view import View
 from tests.testbed.test_controller import Idle

@@ -76,10 +76,10 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/aggregator/secure_sums.py": ["tests/agents/secure/test_*.py"],
-    "agents/secure/*.py": [
-        "tests/agents/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
-        "tests/agents/secure/test_*.py",
+    "agents/aggregator/secure_sums.py": ["tests/agents/pipeline/secure/test_*.py"],
+    "agents/pipeline/secure/*.py": [
+        "tests/agents/pipeline/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
+        "tests/agents/pipeline/secure/test_*.py",
     ],
     "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],

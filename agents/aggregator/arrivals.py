@@ -7,9 +7,10 @@ updates go into it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agents import events
 from agents.aggregator.actions import Log
@@ -42,10 +43,19 @@ class Arrivals:
         """Client and dispatch of each."""
         return iter(self._waiting)
 
-    def add(self, event: UpdateArrived, dispatch: Dispatched, epoch: Nanoseconds) -> None:
-        """It answers `dispatch`; `epoch` is what the client's clock showed at time 0."""
+    def add(
+        self,
+        event: UpdateArrived,
+        dispatch: Dispatched,
+        epoch: Nanoseconds,
+        parameters: int,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """It answers `dispatch`; `epoch` is what the client's clock showed at time 0, and `facts` are
+        further fields of its record."""
         key = event.sender, event.message.dispatch
-        self._waiting[key] = _Arrival(_record(event, dispatch, epoch), event.message.buffers)
+        record = _record(event, dispatch, epoch, parameters, facts)
+        self._waiting[key] = _Arrival(record, event.message.buffers)
 
     def of(self, client: str) -> tuple[int, ...]:
         """The dispatches that the waiting updates of `client` have answered."""
@@ -81,15 +91,16 @@ class Arrivals:
 
 
 def _record(
-    event: UpdateArrived, dispatch: Dispatched, epoch: Nanoseconds
+    event: UpdateArrived,
+    dispatch: Dispatched,
+    epoch: Nanoseconds,
+    parameters: int,
+    facts: Mapping[str, Any],
 ) -> partial[events.UpdateApplied]:
     """All but what is known at application."""
     message, before = event.message, event.size
-    masked = message.masked
-    if message.compressed is not None:
-        before = plain_size(message, message.compressed.size)
-    elif masked is not None:
-        before = plain_size(message, masked.words.size)
+    if message.encoded is not None:
+        before = plain_size(message, parameters)
     return partial(
         events.UpdateApplied,
         client=event.sender,
@@ -108,8 +119,7 @@ def _record(
         sent=to_seconds(message.sent - epoch),
         arrived=to_seconds(event.arrived),
         dispatch=message.dispatch,
-        masking=0.0 if masked is None else to_seconds(masked.took),
-        outside=0 if masked is None else masked.outside,
+        **facts,
     )
 
 

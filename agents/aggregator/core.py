@@ -3,7 +3,7 @@
 It guards the rule (who is present, which updates are valid), keeps the run's books (records, stop
 conditions, when to evaluate) and leaves the mathematics, and who gets a model when, to the rule. What it
 has to remember is in parts, each pure and in a module of its own: `dispatches`, `arrivals`, `outgoing`,
-`secure_sums`, `evaluations`, `timers`, `progress`; `validation` says which updates a rule can be given.
+`losses`, `evaluations`, `timers`, `progress`; `validation` says which updates a rule can be given.
 
 A shell hands it every input through `handle`, and carries out all the actions of one input before it
 hands in the next: `Started` once, then the others as things happen, `TimersDue` when `next_timer` has
@@ -40,21 +40,22 @@ from agents.aggregator.actions import (
 from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.aggregator.evaluations import Evaluations
+from agents.aggregator.losses import Losses
 from agents.aggregator.outgoing import Outgoing
 from agents.aggregator.progress import Progress
-from agents.aggregator.secure_sums import Asked, Losses, Lost, Opened, SecureSums
 from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timer, Timers
 from agents.aggregator.validation import MAX_COUNT, Validation
-from agents.config import Named, ServerNoise, silence
+from agents.config import Named, silence
 from agents.models import buffers
 from agents.models.buffers import Buffers
-from agents.models.vectors import Vector, add_scaled
+from agents.models.vectors import Vector
 from agents.mqtt.rate_limit import RateLimit
+from agents.pipeline import ServerSteps
+from agents.pipeline.interface import Asked, Lost, Opened, SummingStep
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import Kind, Request, Rule, Send, Server, State, SumUp
-from agents.secure.sums import Sums
 from agents.texts import visible
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
@@ -90,13 +91,15 @@ class Setup:
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         population = self.settings.importance
         server = Server(w, {}, rng, population=population, buffers=model_buffers)
-        server.masked = self.settings.secure is not None
-        return AggregatorCore(self.settings, rule.begin(server), server), server
+        steps = ServerSteps(self.settings.steps, w.size)
+        server.masked = steps.sums is not None
+        return AggregatorCore(self.settings, rule.begin(server), server, steps), server
 
 
 class AggregatorCore:
-    def __init__(self, settings: Settings, rule: State, server: Server) -> None:
+    def __init__(self, settings: Settings, rule: State, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
+        self._steps = steps
         self._rule = rule
         self._server = server
         self._epoch: Nanoseconds = 0
@@ -117,9 +120,8 @@ class AggregatorCore:
         self._arrivals = Arrivals()
         self._bases: dict[int, Vector] = {}
         """With `keeps_models`: by version, the models that are trained from."""
-        secure = None if settings.secure is None else Sums(settings.secure, server.w.size)
-        self._validation = Validation(settings, server, secure)
-        self._sums = None if secure is None else SecureSums(secure)
+        self._validation = Validation(settings, server, steps)
+        self._sums = steps.sums
         self._losses = Losses()
         self._applied = 0
         self._evaluations = Evaluations(several=settings.evaluate_after)
@@ -536,9 +538,8 @@ class AggregatorCore:
             vector = self._validation.clipped(message, length)
             clipped.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._outgoing.satisfied(sender)
-        self._arrivals.add(event, dispatch, self._epoch)
-        if self._sums is not None and message.masked is not None:
-            self._sums.receive(sender, message.dispatch, message.masked)
+        facts = {} if self._sums is None else self._sums.facts(sender, message.dispatch)
+        self._arrivals.add(event, dispatch, self._epoch, self._server.w.size, facts)
         update = rules.Update(
             client=sender,
             dispatch=message.dispatch,
@@ -650,8 +651,8 @@ class AggregatorCore:
 
     def _version_made(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
         version, used = aggregated.version, aggregated.contributions
-        if self._settings.noise is not None and used:
-            self._add_noise(self._settings.noise, version, max(one.weight for one in used))
+        if used:
+            self._steps.add_noise(self._server.w, version, max(one.weight for one in used))
         if self._server.buffers and used:
             self._server.buffers = self._arrivals.averaged_buffers(
                 self._server.buffers, used, shares=self._settings.side.kind in ("model", "residual")
@@ -664,12 +665,6 @@ class AggregatorCore:
             records += self._end("updates", at)
         return records
 
-    def _add_noise(self, noise: ServerNoise, version: int, weight: float) -> None:
-        """w ← w + weight · N(0, std²); what is drawn follows from the version."""
-        rng = np.random.default_rng(SeedSequence(noise.seed, spawn_key=(0, 1, version)))
-        drawn = rng.standard_normal(self._server.w.size, np.float32)
-        add_scaled(self._server.w, drawn, weight * noise.std)
-
     def _unused(self, client: str, dispatch: int, reason: str, at: Nanoseconds) -> list[Action]:
         """Nothing comes of the update of `client` that answered `dispatch`."""
         return [
@@ -679,7 +674,7 @@ class AggregatorCore:
 
     # Secure sums
 
-    def _sum_up(self, wanted: SumUp, sums: SecureSums, at: Nanoseconds) -> list[Action]:
+    def _sum_up(self, wanted: SumUp, sums: SummingStep, at: Nanoseconds) -> list[Action]:
         """Ask those who hold shares of the masks of these updates for their sums."""
         begun = sums.begin(wanted, self._server.clients.keys())
         if not isinstance(begun, Asked):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from agents.secure.field import Words
+from agents.pipeline.secure.field import Words
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import UpdateMessage
 

@@ -35,7 +35,7 @@ from agents.aggregator.core import Setup
 from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, Suspended, UpdateArrived
 from agents.disk import checksum, files
 from agents.disk.checksum import PACKED, Checksum
-from agents.secure import secure_messages as secure_wire
+from agents.pipeline.secure import secure_messages as secure_wire
 from agents.wire import payloads
 
 

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Iterator
 
 from agents import config
+from agents.pipeline.secure import coding, quantised
 from agents.rules.interface import ClientSide
-from agents.secure import coding, quantised
 from agents.wire.messages import MAX_SUMMANDS
 from testbed.topology import scenario, validation_errors
 from testbed.topology.schema import Topology

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from agents import config
-from agents.client.byzantine import ATTACKS
+from agents.pipeline.byzantine import ATTACKS
+from agents.pipeline.compression import METHODS
 from agents.timing import durations
 from agents.timing.durations import Distribution
-from agents.wire.compression import METHODS
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.data import DeviceData
@@ -114,10 +114,6 @@ class Link(ServerLink):
     compression: Annotated[Compression, OneOf(METHODS)] | None = Field(
         default=None, description="Of the updates that go over it; float32 where not given"
     )
-
-    @property
-    def compressed_by(self) -> config.Named | None:
-        return None if self.compression is None else self.compression.named
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -347,6 +343,17 @@ class DeviceGroup(Model):
     def cpu_of(self, device: str) -> float | None:
         """Share of a core of the machine that `device` is on."""
         return self.cpu if self.cpus is None else self.cpus.get(device, self.cpu)
+
+    @property
+    def update_steps(self) -> list[config.Named]:
+        """What its devices do to their updates (`agents.pipeline`), beside what all do."""
+        compression = None if self.link is None else self.link.compression
+        own = {"byzantine": self.byzantine, "compression": compression}
+        return [
+            config.Named(step, {"kind": one.named.name, "params": one.named.params})
+            for step, one in own.items()
+            if one is not None
+        ]
 
     @property
     def memory_limit(self) -> int:

@@ -22,9 +22,9 @@ from agents.client.uploads import Memory
 from agents.config import Local, SecureRun
 from agents.models.vectors import Vector
 from agents.rules.interface import Request, Rule
-from agents.secure.masked import Masked
-from agents.secure.party import Party
-from agents.secure.secure_messages import PartyError, decode_sum
+from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.secure_messages import PartyError, decode_sum
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import ModelMessage, UpdateMessage
 from tests.agents.helpers import make_core, records

@@ -16,16 +16,16 @@ from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.settings import Settings
 from agents.aggregator.validation import Validation
-from agents.client_side import ClientSide, Kind
+from agents.rules.client_half import ClientSide, Kind
 from agents.config import Bounds, SecureRun, Stop
 from agents.models import vectors
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
 from agents.rules.interface import Server
-from agents.secure.masked import DIVERGED, Masked
-from agents.secure.sums import Sums
+from agents.pipeline.secure.masked import DIVERGED, Masked
+from agents.pipeline.secure.sums import Sums
 from agents.timing.nanoseconds import SECOND, from_seconds
-from agents.wire.compression import Compressed, TopK
+from agents.pipeline.compression import Compressed, TopK
 from agents.wire.payloads import UpdateMessage
 from tests.agents.helpers import message
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents.client import core
-from agents.client.byzantine import Attacker, Noise
+from agents.pipeline.byzantine import Attacker, Noise
 from agents.config import Local, Named
 from agents.rules.interface import ClientSide, Kind
 from agents.wire.payloads import ModelMessage, UpdateMessage

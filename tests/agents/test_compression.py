@@ -22,7 +22,7 @@ from agents.config import Named
 from agents.models.buffers import NONE, Buffers
 from agents.rules.fedasync import FedAsync
 from agents.wire import payloads
-from agents.wire.compression import METHODS, Compressed, Compressor, Int8, TopK
+from agents.pipeline.compression import METHODS, Compressed, Compressor, Int8, TopK
 from testbed import simulate
 from testbed.errors import BadInputError
 from testbed.run.replay import replay

@@ -10,12 +10,12 @@ import pytest
 
 from agents.aggregator import actions as act
 from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Trained
-from agents.client.differential import Privatiser
+from agents.pipeline.differential import Privatiser
 from agents.config import Differential, Local, ServerNoise
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, Kind
-from agents.secure.quantised import Grid
+from agents.pipeline.secure.quantised import Grid
 from agents.wire.payloads import ModelMessage, UpdateMessage
 from tests.agents.helpers import done, message, of, started
 

@@ -35,7 +35,7 @@ from agents.rules.fedasync import FedAsync
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
 from agents.timing.nanoseconds import SECOND, from_seconds
-from agents.wire.compression import Compressor
+from agents.pipeline.compression import Compressor
 from tests.agents import fleet as fleets
 from tests.agents.fleet import Fleet
 from tests.agents.helpers import Core, done, message, of, records

@@ -29,7 +29,7 @@ from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
 from agents.mqtt.transport import Received
 from agents.router.main import Router
 from agents.rules.interface import ClientSide
-from agents.secure.party import Party
+from agents.pipeline.secure.party import Party
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages
 

@@ -20,13 +20,13 @@ from agents.rules.area import Area
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
-from agents.secure import secure_messages as secure_wire
-from agents.secure.channels import ChannelError, Channels
-from agents.secure.field import FIELD, Words
-from agents.secure.masked import Masked, bits_of, holders_of
-from agents.secure.party import Party
-from agents.secure.quantised import Grid
-from agents.secure.secure_messages import PartyError, SecureWireError
+from agents.pipeline.secure import secure_messages as secure_wire
+from agents.pipeline.secure.channels import ChannelError, Channels
+from agents.pipeline.secure.field import FIELD, Words
+from agents.pipeline.secure.masked import Masked, bits_of, holders_of
+from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.secure_messages import PartyError, SecureWireError
 from agents.timing.nanoseconds import from_seconds
 from agents.wire import payloads
 from tests.agents.helpers import done, make_core, message, records

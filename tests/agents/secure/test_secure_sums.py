@@ -15,9 +15,9 @@ from agents.aggregator.secure_sums import Asked, Losses, Lost, Opened, SecureSum
 from agents.config import SecureRun
 from agents.models.vectors import Vector
 from agents.rules.interface import Contribution, SumUp
-from agents.secure.field import FIELD
-from agents.secure.masked import Masked
-from agents.secure.sums import Summand, Sums
+from agents.pipeline.secure.field import FIELD
+from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.sums import Summand, Sums
 
 _CLIENTS = ["a", "b", "c", "d"]
 _SETTINGS = SecureRun(

@@ -8,45 +8,23 @@ where what is opened is no sum of such updates.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from agents.models.vectors import Vector
+from agents.pipeline.interface import BASE_LACKS, Asked, Lost, Opened, SummingStep
+from agents.pipeline.secure.field import Words
+from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.secure_messages import sum_size
+from agents.pipeline.secure.sums import Sum, Summand, Sums
 from agents.rules.interface import SumUp
-from agents.secure.field import Words
-from agents.secure.masked import Masked
-from agents.secure.sums import Sum, Summand, Sums
-from agents.timing.nanoseconds import Nanoseconds, from_seconds
+from agents.timing.nanoseconds import from_seconds, to_seconds
+from agents.wire.payloads import Encoded, UpdateMessage
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Sum `number` waits for the shares of `holders`."""
-
-    number: int
-    holders: Set[str]
-    updates: list[tuple[str, int, int]]
-    """Client, dispatch and weight of each update in it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Opened:
-    number: int
-    wanted: SumUp
-    """With the weights that the updates have in `total`."""
-    total: Vector
-    """float64, shape (d,)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lost:
-    number: int
-    wanted: SumUp
-    """Nothing comes of its updates."""
-    reason: str
-    """What follows `its buffer`."""
-    answered: tuple[str, ...] = ()
-    """Clients whose answers opened a sum that is wrong; none: it was not opened."""
+_NOTHING = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +36,13 @@ class _Received:
     """Clients that have left since, and with them their shares of its mask."""
 
 
-class SecureSums:
+class SecureSums(SummingStep):
+    missing = "not masked, in a run with secure aggregation"
+
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
+        self.timeout = from_seconds(sums.settings.timeout)
+        self.answer_size = sum_size(sums.code.length)
         self._received: dict[tuple[str, int], _Received] = {}
         """By client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
@@ -71,21 +53,31 @@ class SecureSums:
         """Numbers of the sums that are neither opened nor lost."""
         return self._wanted.keys()
 
-    @property
-    def timeout(self) -> Nanoseconds:
-        """From when shares were asked for: what has not been opened by then is lost."""
-        return from_seconds(self._sums.settings.timeout)
+    def received(
+        self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
+    ) -> Vector | str:
+        """What is known of a masked update: of a model, what it was trained from."""
+        try:
+            masked = Masked.of(encoded)
+        except ValueError as error:
+            return f"masked: {error}"
+        if (problem := self._sums.unfit(masked)) is not None:
+            return problem
+        if not 0 <= masked.took <= message.sent - message.downloaded:
+            return "a mask that took longer than the round, or less than no time"
+        if message.kind == "model" and base is None:
+            return f"masked, and {BASE_LACKS}"
+        self._received[client, message.dispatch] = _Received(masked)
+        return base if message.kind == "model" and base is not None else _NOTHING
 
-    def receive(self, client: str, dispatch: int, masked: Masked) -> None:
-        """An update that the rule is given."""
-        self._received[client, dispatch] = _Received(masked)
+    def facts(self, client: str, dispatch: int) -> Mapping[str, Any]:
+        masked = self._received[client, dispatch].masked
+        return {"masking": to_seconds(masked.took), "outside": masked.outside}
 
     def drop(self, client: str, dispatch: int) -> None:
-        """The rule has no use for that update."""
         self._received.pop((client, dispatch), None)
 
     def begin(self, wanted: SumUp, present: Set[str]) -> Asked | Lost:
-        """A sum of updates that were received; `present` are those who can answer."""
         summands, lost_by = [], {}
         for used in wanted.contributions:
             key = used.client, used.dispatch
@@ -100,19 +92,16 @@ class SecureSums:
         return Asked(found.number, found.holders, found.wanted)
 
     def awaits(self, client: str, number: int) -> bool:
-        """Whether the shares of `client` for sum `number` are of use."""
         found = self._sums.waiting.get(number)
         return found is not None and client in found.holders and client not in found.answers
 
     def unfit(self, shares: Words) -> str | None:
-        """Why they are no shares of a sum, or None."""
         if shares.size != self._sums.code.length:
             return f"a sum of shares of {shares.size} words"
         return None
 
     def answer(self, number: int, client: str, shares: Words | None) -> Opened | Lost | None:
-        """What comes of sum `number` as `client` has answered, None if it cannot. An answer that comes
-        late, as enough others were faster, is of no use."""
+        """An answer that comes late, as enough others were faster, is of no use."""
         found = self._sums.answer(number, client, shares)
         if found is None:
             return None
@@ -121,13 +110,11 @@ class SecureSums:
         return self._lose(found) if self._sums.lost(found) else None
 
     def gone(self, client: str) -> list[Lost]:
-        """`client` has left: the sums that cannot be opened without it."""
         for received in self._received.values():
             received.lost_by.add(client)
         return [self._lose(found) for found in self._sums.gone(client) if self._sums.lost(found)]
 
     def give_up(self, number: int) -> Lost:
-        """Sum `number`, which is waiting, has waited for too long."""
         return self._lose(self._sums.waiting[number])
 
     def _open(self, found: Sum) -> Opened | Lost:
@@ -149,32 +136,3 @@ class SecureSums:
             f"have answered, and {len(found.holders)} could"
         )
         return Lost(found.number, self._wanted.pop(found.number), reason)
-
-
-class Losses:
-    """Updates that were lost with their sum, of clients that remember what was applied of theirs: every
-    dispatch tells the client, until it has answered one that did."""
-
-    def __init__(self) -> None:
-        self._told: dict[str, dict[int, int]] = {}
-        """By client and lost update's dispatch: the first dispatch that told of it, 0 for none yet."""
-
-    def add(self, client: str, dispatch: int) -> None:
-        """The update that answered `dispatch` is lost."""
-        self._told.setdefault(client, {})[dispatch] = 0
-
-    def tell(self, client: str, number: int) -> tuple[int, ...]:
-        """What dispatch `number` is to tell `client`: which of its dispatches were answered in vain."""
-        told = self._told.get(client, {})
-        for dispatch, first in told.items():
-            told[dispatch] = first or number
-        return tuple(told)
-
-    def heard(self, client: str, number: int) -> None:
-        """`client` has answered dispatch `number`, and so knows what that told it."""
-        if client in self._told:
-            told = self._told[client].items()
-            self._told[client] = {one: first for one, first in told if not 0 < first <= number}
-
-    def forget(self, client: str) -> None:
-        self._told.pop(client, None)
