@@ -30,7 +30,7 @@ from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection
 from testbed import images
 from testbed.broker import Account, Limits, Listeners, accounts, write_mosquitto
-from testbed.host import docker_engine, swarm
+from testbed.host import docker_engine, swarm_nodes
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 from testbed.runtimes.swarm.maintenance import engine_proxies
@@ -100,7 +100,7 @@ def services(engines: Engines) -> None:
             time.sleep(0.1)
         took = time.monotonic() - begin
         print(f"tasks: {_SERVICES / took:.1f}/s started, on both nodes together")
-        nodes = swarm.nodes(manager.client)
+        nodes = swarm_nodes.nodes(manager.client)
         with engine_proxies(manager.client, nodes, base, "services") as found:
             for node, engine in found.engines.items():
                 where = "manager" if node == found.here else "other node, through its engine proxy"

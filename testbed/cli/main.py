@@ -371,6 +371,8 @@ def validate(topology: TopologyFile, as_json: AsJson = False) -> None:
 
     parsed = launching.validated(topology)
     told = {"rule": parsed.rule.name, "task": parsed.task.name, "devices": len(parsed.device_names)}
+    for hint in parsed.hints:
+        (console.err() if as_json else console.out()).print(hint, soft_wrap=True)
     if as_json:
         print_json({"topology": str(topology), **told})
         return
@@ -495,6 +497,8 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
         auto = (launch.options.runtime or launch.topology.runtime.name) == "auto"
         remark(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
     simulated = plan.traits.simulated
+    for hint in launch.hints:
+        remark(hint)
     directory = launch.directory()
     shown = overview.of_plan(launch.topology, plan, directory.run)
     if console.verbosity < 0:

@@ -36,8 +36,8 @@ from testbed.host.die_with_parent import cpu_numbers
 from testbed.plan import model_check, rounds
 from testbed.plan.planned import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, scenario, seeds, traces
-from testbed.topology.timeline import Step, timeline
+from testbed.topology import Topology, link_traces, scenario, seeds
+from testbed.topology.action_timeline import Step, timeline
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -123,10 +123,10 @@ class RunSpec:
         topology = self.topology
         played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
         traced = [
-            traces.steps(name, found)
+            link_traces.steps(name, found)
             for group in topology.devices
             if group.link is not None and group.link.trace is not None
-            for found in [traces.read(group.link.trace, Path())]
+            for found in [link_traces.read(group.link.trace, Path())]
             for name in group.device_names
         ]
         return heapq.merge(played, *traced, key=lambda step: step.at)
@@ -146,7 +146,7 @@ class RunSpec:
         }
         for group in self.topology.devices:
             if group.link is not None and group.link.trace is not None:
-                for trace in traces.read(group.link.trace, Path()):
+                for trace in link_traces.read(group.link.trace, Path()):
                     for name in group.device_names:
                         rates[name] += [*trace.columns.get("up", ()), *trace.columns.get("down", ())]
         by_name = scenario.devices_by_name(self.topology.devices)
@@ -372,7 +372,6 @@ def _aggregator(
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
         patient=spec.eventful,
-        record=topology.record == "updates",
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,

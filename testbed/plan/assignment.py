@@ -15,7 +15,7 @@ from testbed.plan.placement import SHARED_CAPACITY, PlannedNode, Unplaced, Wish,
 from testbed.plan.placement import planned as planned_node
 from testbed.plan.planned import Plan, PlannedDevice, cpuset
 from testbed.plan.shaper import choose
-from testbed.topology import Topology, traces
+from testbed.topology import Topology, link_traces
 from testbed.topology.devices import DeviceGroup
 from testbed.traits import traits
 
@@ -217,7 +217,7 @@ def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevic
             cpu=group.cpu,
             memory=group.memory_limit,
             local=group.local.build(),
-            link=None if group.link is None else traces.link_at_start(group.link),
+            link=None if group.link is None else link_traces.link_at_start(group.link),
             access=None if group.access is None else group.access.build(),
             think=None if group.think is None else group.think.plain(),
             timing=None if group.timing is None else group.timing.plain(),
@@ -233,5 +233,5 @@ def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevic
 def end_to_end(group: DeviceGroup) -> Link:
     """The path from a device of `group` to the server as the run begins, for a device alone on it, in
     device time. Raises ValueError, OSError for a trace that cannot be read."""
-    link = Link() if group.link is None else traces.link_at_start(group.link)
+    link = Link() if group.link is None else link_traces.link_at_start(group.link)
     return link.behind(None if group.access is None else group.access.build())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from agents.texts import counted
-from testbed.topology import Topology, scenario, traces
+from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.fields import LEAST_MEMORY
 from testbed.topology.units import format_size
 from testbed.topology.yamlfile import Problem, Where
@@ -90,7 +90,7 @@ def _lossy(topology: Topology, runtime: str) -> Iterator[Problem]:
         link = group.link
         if link is not None and link.loss:
             found.append(("devices", index, "link", "loss"))
-        if link is not None and link.trace is not None and traces.has_loss(link.trace):
+        if link is not None and link.trace is not None and link_traces.has_loss(link.trace):
             found.append(("devices", index, "link", "trace", "csv"))
     for index, entry in enumerate(topology.scenario):
         if entry.link is not None and entry.link.loss:

@@ -21,7 +21,7 @@ from testbed.plan.planned import Plan, PlannedDevice
 from testbed.plan.work import of_step
 from testbed.speed.calibration import Calibration, seconds, share
 from testbed.speed.kinds import KINDS, Work
-from testbed.topology import Topology, profiles, traces
+from testbed.topology import Topology, link_traces, profiles
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, Link
 from testbed.topology.profiles import DeviceProfile, Profiles
 from testbed.topology.units import format_duration, format_size
@@ -60,7 +60,8 @@ def resolved(topology: Topology) -> Topology:
         raise topology.source.error(problems)
     groups = [_with_profile(_with_link(group, known), known) for group in topology.devices]
     traced = [_with_trace(topology, index, group) for index, group in enumerate(groups)]
-    return topology.with_devices(tuple(traced))
+    hints = [hint for _, found in traced for hint in found]
+    return topology.with_devices(tuple(group for group, _ in traced)).with_hints(hints)
 
 
 def needs_calibration(topology: Topology) -> bool:
@@ -284,13 +285,16 @@ def _with_dockerfiles(topology: Topology) -> Topology:
     return topology.with_devices(tuple(groups))
 
 
-def _with_trace(topology: Topology, index: int, group: DeviceGroup) -> DeviceGroup:
-    """Its files by their absolute paths, so that the run directory's topology finds them too."""
+def _with_trace(
+    topology: Topology, index: int, group: DeviceGroup
+) -> tuple[DeviceGroup, tuple[str, ...]]:
+    """Its files by their absolute paths, so that the run directory's topology finds them too; hints on
+    what is in them."""
     if group.link is None or group.link.trace is None:
-        return group
+        return group, ()
     folder = Path(topology.source.name).parent.absolute()
     try:
-        traces.read(group.link.trace, folder)
+        read = link_traces.read(group.link.trace, folder)
     except (ValueError, OSError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         where: Where = ("devices", index, "link", "trace")
@@ -298,19 +302,19 @@ def _with_trace(topology: Topology, index: int, group: DeviceGroup) -> DeviceGro
     paths = {key: getattr(group.link.trace, key) for key in ("up", "down", "csv")}
     found = {key: str(folder / path) for key, path in paths.items() if path is not None}
     link = group.link.model_copy(update={"trace": group.link.trace.model_copy(update=found)})
-    return group.model_copy(update={"link": link})
+    name = group.link.trace.csv
+    hints = tuple(f"{name}: {hint}" for trace in read for hint in trace.hints)
+    return group.model_copy(update={"link": link}), hints
 
 
 def _with_link(group: DeviceGroup, known: Profiles) -> DeviceGroup:
-    """What the topology gives itself wins; its delay is another word for the class's rtt."""
+    """What the topology gives itself wins."""
     link = group.link
     if link is None or link.kind is None:
         return group
     own = {name: value for name, value in link if name != "kind" and value is not None}
     link_class = known.link(link.kind)
     values: dict[str, Any] = {name: getattr(link_class, name, None) for name in Link.model_fields}
-    if "delay" in own:
-        values["rtt"] = None
     return group.model_copy(update={"link": Link.model_construct(**values | own)})
 
 

@@ -507,7 +507,7 @@ def run(folder: Path, **changes: Any) -> Run:
         "rule": {"name": "fedbuff", "buffer_size": 2},
         "devices": [{"name": "a", "count": 2, "timing": "1s", "link": link}],
         "stop": {"updates": 20},
-        "record": "updates",
+        "durability": "recording",
     }
     return simulate(write(folder, **(plain | changes)), runs=folder / "runs")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testbed.plan.resolution import resolved
-from testbed.topology import fedscale, load, parse, published, traces, yamlfile
+from testbed.topology import fedscale, link_traces, load, parse, published, yamlfile
 from tests.running import Testbed
 
 # datasets.simula.no/hsdpa-tcp-logs: the second time is in ms, the first in s; users.ugent.be/~jvdrhoof/
@@ -42,7 +42,7 @@ PENSIEVE = "0.5 2.0\n1.5 4.25\n\n2.5 0.0\n"
 def test_throughput_becomes_a_link_trace(form: str, text: str, rows: list[str]) -> None:
     made = published.as_csv(published.FORMATS[form](text.splitlines()), source="a\nb")
     assert made.splitlines() == ["# a", "# b", "time,down", *rows]
-    assert len(traces.read_csv(made.splitlines(), loop=True).times) == len(rows)
+    assert len(link_traces.read_csv(made.splitlines(), loop=True).times) == len(rows)
     doubled = published.as_csv(published.FORMATS[form](text.splitlines()), "up", scale=2.0)
     first = 2 * float(rows[0].partition(",")[2])
     assert doubled.splitlines()[:2] == ["time,up", f"0,{first:.0f}"]
