@@ -202,7 +202,7 @@ class ClientSetup:
     seed: int
     rule: Named
     local: Local
-    steps: Sequence[Named] = ()
+    steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """What is done to its updates: rows of `agents.pipeline.STEPS`, in that order."""
     think: Duration | None = None
     """Delay between the end of a training and its update."""
@@ -333,7 +333,7 @@ class AggregatorConfig:
     """Seconds of the host that a run which is over waits for its last evaluation."""
     code: str | None = None
     """Path of the folder of own code (`agents.own_code`)."""
-    steps: Sequence[Named] = ()
+    steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """What clients do to their updates: one of each step of the run, in the order of
     `agents.pipeline.STEPS`."""
 
@@ -481,4 +481,7 @@ def _nested(hint: Any, value: Any) -> Any:
             if typing.get_origin(option) is Mapping:
                 of_values = typing.get_args(option)[1]
                 return {key: _nested(of_values, each) for key, each in value.items()}
+    if isinstance(value, list) and typing.get_origin(hint) is Sequence:
+        (of_items,) = typing.get_args(hint)
+        return [_nested(of_items, each) for each in value]
     return value

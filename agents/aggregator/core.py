@@ -91,15 +91,14 @@ class Setup:
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         population = self.settings.importance
         server = Server(w, {}, rng, population=population, buffers=model_buffers)
-        steps = ServerSteps(self.settings.steps, w.size)
-        server.masked = steps.sums is not None
-        return AggregatorCore(self.settings, rule.begin(server), server, steps), server
+        server.masked = ServerSteps(self.settings.steps, w.size).sums is not None
+        return AggregatorCore(self.settings, rule.begin(server), server), server
 
 
 class AggregatorCore:
-    def __init__(self, settings: Settings, rule: State, server: Server, steps: ServerSteps) -> None:
+    def __init__(self, settings: Settings, rule: State, server: Server) -> None:
         self._settings = settings
-        self._steps = steps
+        self._steps = steps = ServerSteps(settings.steps, server.w.size)
         self._rule = rule
         self._server = server
         self._epoch: Nanoseconds = 0

@@ -41,7 +41,7 @@ class Settings:
     keeps_models: bool = False
     """Clients send models as encoded differences: those that they trained from are needed."""
     bounds: Bounds = field(default_factory=Bounds)
-    steps: Sequence[Named] = ()
+    steps: Sequence[Named] = field(default_factory=list)
     """What clients do to their updates: one of each step of the run, in the order of
     `agents.pipeline.STEPS`."""
     silence: Mapping[str, Nanoseconds] = field(default_factory=dict)

@@ -247,7 +247,7 @@ class Expander(ServerStep):
         """No more memory is taken than a model's."""
         compressed = Compressed.of(encoded)
         if compressed.size != self._parameters:
-            raise ValueError(f"{compressed.size} parameters, expected {self._parameters}")
+            raise ValueError(f"another model: {compressed.size} parameters, expected {self._parameters}")
         return compressed.dense()
 
 

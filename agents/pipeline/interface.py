@@ -222,6 +222,11 @@ class SummingStep(ServerStep, ABC):
     answer_size: int
     """Bytes of an answer of a client, at most."""
 
+    @property
+    @abstractmethod
+    def waiting(self) -> Set[int]:
+        """Numbers of the sums that are neither opened nor lost."""
+
     @abstractmethod
     def facts(self, client: str, dispatch: int) -> Mapping[str, Any]:
         """Fields of the record of an update that waits (`agents.events.UpdateApplied`)."""
