@@ -1,6 +1,6 @@
 """What docs/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm NAME...`:
 
-    fidelity   `testbed fidelity`, with devices on both nodes
+    fidelity   `testbed calibrate --fidelity`, with devices on both nodes
     services   how fast a Swarm makes what a device needs, and how fast a node's engine answers
     broker     CPU time of Mosquitto per message, by size
 
@@ -69,7 +69,7 @@ def _run(*arguments: str | Path) -> None:
 
 def fidelity(_: Engines) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _run("fidelity", "--runtime", "swarm", "--runs", folder)
+        _run("calibrate", "--fidelity", "--runtime", "swarm", "--runs", folder)
         for file in Path(folder).glob("*/manifest.json"):
             print(json.loads(file.read_text())["placement"])
 

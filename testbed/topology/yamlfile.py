@@ -177,7 +177,7 @@ def text_of(path: Path) -> str:
     except FileNotFoundError:
         raise BadInputError(
             f"{path}: there is no such file{_nearby(path)}; name a topology file, or let "
-            "`testbed examples` copy some"
+            "`testbed new examples` copy some"
         ) from None
     except OSError as error:
         reason = "this is a folder: name a file in it" if path.is_dir() else error.strerror

@@ -513,8 +513,8 @@ def run(folder: Path, **changes: Any) -> Run:
 
 
 def saved(testbed: Testbed, path: Path, *options: str) -> dict[str, torch.Tensor]:
-    """What `testbed model` writes."""
-    done = testbed("model", path, *options, "--to", path / "model.pt")
+    """What `testbed export --model` writes."""
+    done = testbed("export", path, "--model", *options, "--to", path / "model.pt")
     assert done.code == 0, done.err
     found: dict[str, torch.Tensor] = torch.load(path / "model.pt", weights_only=True)
     return found
