@@ -82,7 +82,8 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/secure/test_*.py",
     ],
     "agents/pipeline/*.py": [
-        "tests/agents/test_byzantine.py tests/agents/test_compression.py tests/agents/test_differential.py"
+        "tests/agents/test_byzantine.py tests/agents/test_compression.py",
+        "tests/agents/test_differential.py",
     ],
     "agents/aggregator/losses.py": ["tests/agents/secure/test_*.py"],
     "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],

@@ -7,9 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from agents import config
+from agents.pipeline import STEPS
 from agents.pipeline.byzantine import ATTACKS
 from agents.pipeline.compression import METHODS
 from agents.timing import durations
@@ -212,6 +213,10 @@ def _link(value: Any) -> Any:
 _IMAGE = "the tag of an image such as my-agent:1, or a path such as sensor/Dockerfile"
 
 
+_STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
+"""Steps of `agents.pipeline.STEPS` that have keys of their own in a topology."""
+
+
 class DeviceGroup(Model):
     """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
 
@@ -286,6 +291,11 @@ class DeviceGroup(Model):
     byzantine: Annotated[Byzantine, OneOf(ATTACKS)] | None = Field(
         default=None, description="The attack that its devices make; honest ones where not given"
     )
+    steps: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        exclude_if=lambda steps: not steps,
+        description="Further steps that its devices do to their updates, by name, with their parameters",
+    )
     hosts: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
@@ -326,10 +336,26 @@ class DeviceGroup(Model):
         compression = None if self.link is None else self.link.compression
         own = {"byzantine": self.byzantine, "compression": compression}
         return [
-            config.Named(step, {"kind": one.named.name, "params": one.named.params})
-            for step, one in own.items()
-            if one is not None
+            *(
+                config.Named(step, {"kind": one.named.name, "params": one.named.params})
+                for step, one in own.items()
+                if one is not None
+            ),
+            *(config.Named(step, params) for step, params in self.steps.items()),
         ]
+
+    @field_validator("steps")
+    @classmethod
+    def _steps_exist(cls, steps: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        known = [step for step in STEPS if step not in _STEPS_WITH_KEYS]
+        for name, params in steps.items():
+            if name not in known:
+                raise ValueError(f"found {name}, expected one of {', '.join(known) or 'no step'}")
+            try:
+                STEPS[name](**params)
+            except TypeError as error:
+                raise ValueError(f"{name}: {error}") from error
+        return steps
 
     @property
     def memory_limit(self) -> int:
