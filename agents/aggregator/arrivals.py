@@ -51,11 +51,32 @@ class Arrivals:
         parameters: int,
         facts: Mapping[str, Any],
     ) -> None:
-        """It answers `dispatch`; `epoch` is what the client's clock showed at time 0, and `facts` are
-        further fields of its record."""
-        key = event.sender, event.message.dispatch
-        record = _record(event, dispatch, epoch, parameters, facts)
-        self._waiting[key] = _Arrival(record, event.message.buffers)
+        """It answers `dispatch`; `epoch` is what the client's clock showed at time 0, `parameters` are
+        the model's, and `facts` further fields of its record."""
+        message, before = event.message, event.size
+        if message.encoded is not None:
+            before = plain_size(message, parameters)
+        record = partial(
+            events.UpdateApplied,
+            client=event.sender,
+            sequence=message.sequence,
+            kind=message.kind,
+            base_version=message.base_version,
+            samples=message.samples,
+            steps=message.steps,
+            loss=message.loss,
+            bytes=event.size,
+            bytes_before=float(before),
+            dispatched=to_seconds(dispatch.at),
+            downloaded=to_seconds(message.downloaded - epoch),
+            train_start=to_seconds(message.train_start - epoch),
+            train_end=to_seconds(message.train_end - epoch),
+            sent=to_seconds(message.sent - epoch),
+            arrived=to_seconds(event.arrived),
+            dispatch=message.dispatch,
+            **facts,
+        )
+        self._waiting[event.sender, message.dispatch] = _Arrival(record, message.buffers)
 
     def of(self, client: str) -> tuple[int, ...]:
         """The dispatches that the waiting updates of `client` have answered."""
@@ -88,39 +109,6 @@ class Arrivals:
     def unapplied(self, at: Nanoseconds) -> list[Log]:
         """All that still wait when the run ends, at time `at`."""
         return [_unapplied(arrival, at) for arrival in self._waiting.values()]
-
-
-def _record(
-    event: UpdateArrived,
-    dispatch: Dispatched,
-    epoch: Nanoseconds,
-    parameters: int,
-    facts: Mapping[str, Any],
-) -> partial[events.UpdateApplied]:
-    """All but what is known at application."""
-    message, before = event.message, event.size
-    if message.encoded is not None:
-        before = plain_size(message, parameters)
-    return partial(
-        events.UpdateApplied,
-        client=event.sender,
-        sequence=message.sequence,
-        kind=message.kind,
-        base_version=message.base_version,
-        samples=message.samples,
-        steps=message.steps,
-        loss=message.loss,
-        bytes=event.size,
-        bytes_before=float(before),
-        dispatched=to_seconds(dispatch.at),
-        downloaded=to_seconds(message.downloaded - epoch),
-        train_start=to_seconds(message.train_start - epoch),
-        train_end=to_seconds(message.train_end - epoch),
-        sent=to_seconds(message.sent - epoch),
-        arrived=to_seconds(event.arrived),
-        dispatch=message.dispatch,
-        **facts,
-    )
 
 
 def _unapplied(arrival: _Arrival, at: Nanoseconds) -> Log:

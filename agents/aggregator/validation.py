@@ -27,6 +27,8 @@ class Validation:
         self._settings = settings
         self._server = server
         self._steps = steps
+        self._kinds = settings.side.kinds
+        self._is_bounded = settings.bounds.staleness is not None or settings.bounds.over_norm == "drop"
 
     def usable(
         self,
@@ -39,28 +41,30 @@ class Validation:
         """The update with its vector, or why the rule cannot be given it. It answers `dispatch`, whose
         model is `base`, if that is kept; `begin` is when that was sent, `end` when the update arrived,
         on the client's clock."""
-        sender, message = event.sender, event.message
-        problem = self._unusable(sender, message, dispatch) or _impossible(message, begin, end)
-        problem = problem or self._too_stale(self._server.version - dispatch.version)
+        message = event.message
+        problem = self._unusable(event.sender, message, dispatch) or _impossible(message, begin, end)
+        if problem is None and self._is_bounded:
+            problem = self._too_stale(dispatch)
         if problem is not None:
             return problem
-        vector = self._steps.vector(sender, message, base)
+        vector = self._steps.vector(event.sender, message, base)
         if isinstance(vector, str):
             return vector
         if vector is not message.vector:
             message = replace(message, vector=vector)
-        if self._steps.sums is not None:  # which has no vector that could be judged
+        if self._steps.sums is not None:  # there is no vector to be judged
             return message
-        return self.unfit(vector) or self._too_long(message) or message
+        return self.unfit(vector) or (self._is_bounded and self._too_long(message)) or message
 
     def _unusable(self, sender: str, message: UpdateMessage, dispatch: Dispatched) -> str | None:
         """Why the update of `sender` is no answer to `dispatch` in this run, or None."""
         settings = self._settings
-        if message.kind not in settings.side.kinds:
+        if message.kind not in self._kinds:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
         if message.schema != settings.schema:
             return f"another model: schema {message.schema}, expected {settings.schema}"
-        if (problem := self._server.buffers.unfit(message.buffers)) is not None:
+        expected, found = self._server.buffers, message.buffers
+        if found is not expected and (problem := expected.unfit(found)) is not None:
             return problem
         if message.base_version != dispatch.version:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
@@ -69,13 +73,15 @@ class Validation:
             return f"{message.samples} samples, its shard has {planned}"
         return None
 
-    def _too_stale(self, staleness: int) -> str | None:
-        bound = self._settings.bounds.staleness
+    def _too_stale(self, dispatch: Dispatched) -> str | None:
+        """Why the answer to `dispatch` is dropped, or None."""
+        bound, staleness = self._settings.bounds.staleness, self._server.version - dispatch.version
         if bound is None or staleness <= bound:
             return None
         return f"staleness {staleness}, the bound is {bound}"
 
     def _too_long(self, message: UpdateMessage) -> str | None:
+        """Why the update is dropped, or None."""
         bounds = self._settings.bounds
         if bounds.over_norm != "drop" or (length := self.over_norm(message)) is None:
             return None

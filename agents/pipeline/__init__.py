@@ -5,7 +5,7 @@ To add one: a module beside this file (or a folder) with both halves of it, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agents.config import Named
 from agents.models.vectors import Vector
@@ -16,10 +16,11 @@ from agents.pipeline.interface import (
     ClientContext,
     ClientStep,
     ServerStep,
-    SummingStep,
     UpdateStep,
 )
+from agents.pipeline.secure.server import SecureSums
 from agents.pipeline.secure.step import SecureAggregation
+from agents.rules.interface import Contribution
 from agents.wire.payloads import UpdateMessage
 
 STEPS: dict[str, type[UpdateStep]] = {
@@ -29,6 +30,9 @@ STEPS: dict[str, type[UpdateStep]] = {
     "secure": SecureAggregation,
 }
 """In the order in which a client does them."""
+
+
+_NOT_MASKED = "not masked, in a run with secure aggregation"
 
 
 def ordered(steps: Iterable[Named]) -> list[Named]:
@@ -57,7 +61,7 @@ class ServerSteps:
                 self._steps.append(half)
                 if step.field is not None:
                     self._by_field[step.field] = half
-        sums = [step for step in self._steps if isinstance(step, SummingStep)]
+        sums = [step for step in self._steps if isinstance(step, SecureSums)]
         self.sums = sums[0] if sums else None
         """The step with which the server learns sums only; None: it learns every update."""
 
@@ -66,14 +70,15 @@ class ServerSteps:
         is the model that it was trained from, if that is kept."""
         encoded = message.encoded
         if encoded is None:
-            return message.vector if self.sums is None else self.sums.missing
+            return (
+                message.vector if self.sums is None else "not masked, in a run with secure aggregation"
+            )
         step = next((self._by_field[name] for name in encoded.fields if name in self._by_field), None)
         if step is None or self.sums not in (None, step):
             return f"encoded by no step of this run: {', '.join(encoded.fields):.80}"
         return step.received(client, message, encoded, base)
 
-    def add_noise(self, w: Vector, version: int, weight: float) -> None:
-        """Add what the steps add to `w` when `version` was made, of updates of which the heaviest has
-        this weight."""
+    def add_noise(self, w: Vector, version: int, used: Sequence[Contribution]) -> None:
+        """Add what the steps add to `w` when `version` was made of the updates in `used`."""
         for step in self._steps:
-            step.add_noise(w, version, weight)
+            step.add_noise(w, version, max(one.weight for one in used))

@@ -32,15 +32,14 @@ A complete step, to copy from. It sends the sign of each coordinate and one scal
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.models.vectors import Vector
-from agents.rules.interface import SumUp
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import Encoded, UpdateMessage
 
@@ -180,84 +179,6 @@ class ServerStep:
     def add_noise(self, w: Vector, version: int, weight: float) -> None:
         """Add noise to `w`, in place: `version` was made, of updates of which the heaviest has this
         weight."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Sum `number` waits for the answers of `holders`."""
-
-    number: int
-    holders: Set[str]
-    updates: Wanted
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Opened:
-    number: int
-    wanted: SumUp
-    """With the weights that the updates have in `total`."""
-    total: Vector
-    """float64, shape (d,)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lost:
-    number: int
-    wanted: SumUp
-    """Nothing comes of its updates."""
-    reason: str
-    """What follows `its buffer`."""
-    answered: tuple[str, ...] = ()
-    """Clients whose answers opened a sum that is wrong; none: it was not opened."""
-
-
-class SummingStep(ServerStep, ABC):
-    """A step with which the server learns sums of updates only: each that has been `received` waits for
-    a sum that the rule asks for, and that clients help to open."""
-
-    missing: ClassVar[str]
-    """Why an update is rejected that does not come from this step."""
-    timeout: Nanoseconds
-    """From the request: what has not been opened by then is lost."""
-    answer_size: int
-    """Bytes of an answer of a client, at most."""
-
-    @property
-    @abstractmethod
-    def waiting(self) -> Set[int]:
-        """Numbers of the sums that are neither opened nor lost."""
-
-    @abstractmethod
-    def facts(self, client: str, dispatch: int) -> Mapping[str, Any]:
-        """Fields of the record of an update that waits (`agents.events.UpdateApplied`)."""
-
-    @abstractmethod
-    def drop(self, client: str, dispatch: int) -> None:
-        """The rule has no use for an update that waits."""
-
-    @abstractmethod
-    def begin(self, wanted: SumUp, present: Set[str]) -> Asked | Lost:
-        """Begin a sum of updates that wait; `present` are the clients that can answer."""
-
-    @abstractmethod
-    def awaits(self, client: str, number: int) -> bool:
-        """Whether the answer of `client` about sum `number` is of use."""
-
-    @abstractmethod
-    def unfit(self, words: Words) -> str | None:
-        """Why this is no answer, or None."""
-
-    @abstractmethod
-    def answer(self, number: int, client: str, words: Words | None) -> Opened | Lost | None:
-        """What comes of sum `number` as `client` has answered, None if it cannot."""
-
-    @abstractmethod
-    def gone(self, client: str) -> Sequence[Lost]:
-        """`client` has left: the sums that cannot be opened without it."""
-
-    @abstractmethod
-    def give_up(self, number: int) -> Lost:
-        """Sum `number` has waited for too long."""
 
 
 class UpdateStep(ABC):

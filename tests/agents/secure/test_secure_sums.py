@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from agents.aggregator.losses import Losses
 from agents.models.vectors import Vector
-from agents.pipeline.interface import Asked, Lost, Opened
 from agents.pipeline.secure.field import FIELD
 from agents.pipeline.secure.masked import Masked
-from agents.pipeline.secure.server import SecureSums
+from agents.pipeline.secure.server import Asked, Lost, Opened, SecureSums
 from agents.pipeline.secure.settings import SecureRun
 from agents.pipeline.secure.sums import Summand, Sums
 from agents.rules.interface import Contribution, SumUp
