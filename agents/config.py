@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
 
 T = TypeVar("T")
 KEEPALIVE, FIT_KEEPALIVE = 30, 300
@@ -454,33 +454,24 @@ def load(cls: type[T], path: Path) -> T:
     return from_dict(cls, json.loads(path.read_text(encoding="utf-8")))
 
 
-def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Build the dataclass `cls`, nested dataclasses included, from plain dicts.
+def from_dict(cls: type[T], values: Any) -> T:
+    """Build the dataclass `cls`, nested dataclasses included, from plain values.
 
-    Raises ValueError for unknown or missing fields.
+    Raises ValueError for fields that are unknown or missing, or of another type.
     """
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{cls.__name__}: expected a map, found {values!r:.80}")
-    hints = typing.get_type_hints(cls)
-    if unknown := values.keys() - hints.keys():
-        raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
-    nested = {name: _nested(hints[name], value) for name, value in values.items()}
     try:
-        return cls(**nested)
-    except TypeError as error:
+        found = msgspec.convert(values, cls)
+    except msgspec.ValidationError as error:
         raise ValueError(f"{cls.__name__}: {error}") from error
+    if unknown := ", ".join(_unknown(values, msgspec.to_builtins(found))):
+        raise ValueError(f"{cls.__name__} has no field {unknown}")
+    return found
 
 
-def _nested(hint: Any, value: Any) -> Any:
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if isinstance(value, Mapping):
-        for option in options:
-            if dataclasses.is_dataclass(option) and isinstance(option, type):
-                return from_dict(option, value)
-            if typing.get_origin(option) is Mapping:
-                of_values = typing.get_args(option)[1]
-                return {key: _nested(of_values, each) for key, each in value.items()}
-    if isinstance(value, list) and typing.get_origin(hint) is Sequence:
-        (of_items,) = typing.get_args(hint)
-        return [_nested(of_items, each) for each in value]
-    return value
+def _unknown(values: Mapping[str, Any], known: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The fields of `values` that `known` lacks, in parts of it too."""
+    for name, value in values.items():
+        if name not in known:
+            yield path + name
+        elif isinstance(value, Mapping):
+            yield from _unknown(value, known[name], f"{path}{name}.")

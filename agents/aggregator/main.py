@@ -125,7 +125,7 @@ class Aggregator:
             evaluate_every=from_seconds(cfg.evaluate_every),
             checkpoint_every=_CHECKPOINT_EVERY,
             silence={name: from_seconds(seconds) for name, seconds in cfg.silence.items()},
-            patience={name: from_seconds(seconds) for name, seconds in cfg.patience.items()},
+            patience={name: SECOND * seconds for name, seconds in cfg.patience.items()},
             patient=cfg.patient,
             evaluate_after=cfg.evaluate_after,
             bounds=cfg.bounds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,9 @@ def test_the_password_is_in_no_repr() -> None:
     ("values", "complaint"),
     [
         ({"up": 1, "sideways": 2}, "Link has no field sideways"),
-        ([], "Link: expected a map"),
-        (3, "Link: expected a map"),
+        ([], "Link: .*got `array`"),
+        (3, "Link: .*got `int`"),
+        ({"up": "1"}, r"Link: .*got `str` - at `\$\.up`"),
     ],
 )
 def test_what_does_not_fit(values: Any, complaint: str) -> None:
@@ -132,10 +134,13 @@ def test_what_does_not_fit(values: Any, complaint: str) -> None:
 
 
 def test_unknown_and_missing_fields_of_a_nested_part_are_named() -> None:
-    with pytest.raises(ValueError, match="Stop has no field never"):
-        config.from_dict(config.AggregatorConfig, {"stop": {"never": 1}})
-    with pytest.raises(ValueError, match=r"Broker: .*username"):
-        config.from_dict(config.AggregatorConfig, {"broker": {"host": "h", "port": 1, "password": ""}})
+    values = dataclasses.asdict(EXAMPLES[2])
+    values["stop"]["never"] = 1
+    with pytest.raises(ValueError, match=r"AggregatorConfig has no field stop\.never"):
+        config.from_dict(config.AggregatorConfig, values)
+    del values["broker"]["username"]
+    with pytest.raises(ValueError, match=r"`username` - at `\$\.broker`"):
+        config.from_dict(config.AggregatorConfig, values)
 
 
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:
