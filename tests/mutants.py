@@ -76,10 +76,10 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/aggregator/secure_sums.py": ["tests/agents/secure/test_*.py"],
-    "agents/secure/*.py": [
-        "tests/agents/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
-        "tests/agents/secure/test_*.py",
+    "agents/pipeline/secure/server.py": ["tests/agents/pipeline/secure/test_*.py"],
+    "agents/pipeline/secure/*.py": [
+        "tests/agents/pipeline/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
+        "tests/agents/pipeline/secure/test_*.py",
     ],
     "agents/aggregator/run_phase.py": ["tests/agents/test_run_phase.py"],
     "agents/aggregator/reports.py": ["tests/agents/test_recovery.py", PROPERTIES],
@@ -87,6 +87,11 @@ TESTS: dict[str, list[str]] = {
         f"agents/aggregator/{name}.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN]
         for name in ("inputs", "recording", "settings", "snapshot", "storage")
     },
+    "agents/pipeline/*.py": [
+        "tests/agents/test_byzantine.py tests/agents/test_compression.py",
+        "tests/agents/test_differential.py",
+    ],
+    "agents/aggregator/losses.py": ["tests/agents/pipeline/secure/test_*.py"],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
@@ -119,7 +124,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._newest = -2",
     ): "no version has either number",
     (
-        "agents/aggregator/secure_sums.py",
+        "agents/aggregator/losses.py",
         "self._told[client] = {one: first for one, first in told if not 0 < first <= number}",
         "self._told[client] = {one: first for one, first in told if not 1 < first <= number}",
     ): "dispatch 1 tells of no loss: nothing was sent before it",
