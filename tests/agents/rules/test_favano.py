@@ -11,7 +11,6 @@ from agents.rules.favano import Favano
 from agents.rules.interface import (
     Actions,
     Aggregated,
-    ClientSide,
     Ignored,
     Request,
     Send,
@@ -117,11 +116,6 @@ def test_equal_models_stay_equal_to_the_last_bit() -> None:
     for client in "ab":
         state.update(update(client, float(np.float32(0.3)), kind="model"))
     assert (server.version, server.w.tolist()) == (1, [np.float32(0.3)])
-
-
-def test_what_it_asks_of_its_clients() -> None:
-    side = Favano(period=1.0, sample=1, debias="deterministic").client_side
-    assert side == ClientSide("model", send_buffer="hold", debias="deterministic")
 
 
 @pytest.mark.parametrize("parameters", [{"period": 0.0}, {"sample": 0}, {"server_lr": 0.0}])
