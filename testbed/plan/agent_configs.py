@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from agents import pipeline
 from agents.config import (
     FIT_KEEPALIVE,
     KEEPALIVE,
@@ -17,7 +18,9 @@ from agents.config import (
     AggregatorConfig,
     Broker,
     ClientConfig,
+    ClientSetup,
     DeviceConfig,
+    Named,
     RouterConfig,
     Start,
     dump,
@@ -180,11 +183,16 @@ class RunSpec:
 
     @property
     def keeps_models(self) -> bool:
-        """Whether models come back compressed or masked, as the difference to the one that was sent."""
+        """Whether models come back encoded, as the difference to the one that was sent."""
         kind = self.topology.rule.build().client_side.kind
-        if self.topology.secure is not None:
-            return kind in ("model", "residual")  # the first residual is a model
-        return kind == "model" and any(d.compression for d in self.plan.devices)
+        encoded = any(pipeline.STEPS[step.name].field is not None for step in self.update_steps)
+        return encoded and kind in ("model", "residual")  # the first residual is a model
+
+    @property
+    def update_steps(self) -> list[Named]:
+        """What is done to updates in this run: one of each step that any device does."""
+        own = {step.name: step for device in self.plan.devices for step in device.steps}
+        return pipeline.ordered([*own.values(), *self.topology.update_steps])
 
     @property
     def remembers(self) -> bool:
@@ -284,11 +292,12 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
-    absent, secure = spec.absent, topology.secure  # once, as it names every client
+    absent, common = spec.absent, topology.update_steps  # once, as they may name every client
     buffers = model_check.buffers(topology)
     for device in spec.plan.devices:
-        client = _client(spec, device, accounts[device.name], places, parameters - buffers)
-        dump(replace(client, secure=secure, buffers=buffers), file(device.name))
+        setup = client_setup(spec, device, common)
+        client = _client(spec, device, setup, accounts[device.name], places, parameters - buffers)
+        dump(replace(client, buffers=buffers), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
 
@@ -370,34 +379,44 @@ def _aggregator(
         device_samples={} if most is None else {name: min(n, most) for name, n in spec.samples.items()},
         evaluate_after=topology.evaluate.when == "after",
         code=_code(spec, places),
-        secure=topology.secure,
-        noise=topology.server_noise,
+        steps=spec.update_steps,
+    )
+
+
+def client_setup(spec: RunSpec, device: PlannedDevice, common: Sequence[Named]) -> ClientSetup:
+    """What the client of `device` does, in any runtime; `common` is what all do to their updates."""
+    return ClientSetup(
+        run=spec.directory.run,
+        client=device.name,
+        seed=spec.topology.seed,
+        rule=spec.topology.rule.named,
+        local=device.local,
+        steps=pipeline.ordered([*device.steps, *common]),
+        think=device.think,
+        timing=device.timing,
+        speed=device.speed,
     )
 
 
 def _client(
-    spec: RunSpec, device: PlannedDevice, account: Account, places: Places, parameters: int
+    spec: RunSpec,
+    device: PlannedDevice,
+    setup: ClientSetup,
+    account: Account,
+    places: Places,
+    parameters: int,
 ) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
     return ClientConfig(
-        run=spec.directory.run,
-        client=device.name,
+        setup=setup,
         broker=account.at(*places.client_broker(device.name), places.certificate),
         task=spec.topology.task.named,
-        local=device.local,
-        think=device.think,
-        seed=spec.topology.seed,
         shard=places.path(spec.directory.shard(device.name), SHARD),
         threads=device.threads,
-        side=spec.topology.rule.build().client_side,
         parameters=parameters,
         start=_start(spec, places),
-        timing=device.timing,
-        speed=device.speed,
         dilation=device.dilation,
         memory=f"{disk}/memory.safetensors" if spec.remembers else None,
-        compression=device.compression,
-        byzantine=device.byzantine,
         outbox=disk,
         begun=f"{disk}/begun" if any(map(durations.vary, (device.timing, device.think))) else None,
         timeout_s=spec.topology.start.timeout,
@@ -407,7 +426,6 @@ def _client(
         gpu_memory=None if device.gpu is None else device.gpu.memory,
         keepalive=keepalive(spec.topology.task.build()),
         verbose=spec.verbose,
-        differential=spec.topology.differential,
     )
 
 

@@ -222,8 +222,7 @@ def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevic
             think=None if group.think is None else group.think.plain(),
             timing=None if group.timing is None else group.timing.plain(),
             gflops=group.gflops,
-            compression=None if group.link is None else group.link.compressed_by,
-            byzantine=None if group.byzantine is None else group.byzantine.named,
+            steps=tuple(group.update_steps),
             power=None if group.power is None else group.power.plain(),
             dilation=dilation,
         )

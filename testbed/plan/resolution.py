@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.pipeline.secure.field import FIELD
 from agents.rules.interface import ClientSide
-from agents.secure.field import FIELD
 from agents.tasks.interface import Task
 from agents.texts import counted
 from testbed.errors import BadInputError
@@ -189,13 +189,11 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
     if plan.traits.cgroups:
         model = 4 * model_check.check(topology)
         side: ClientSide = topology.rule.build().client_side
-        reserved = memory.reserved(model, len(plan.devices))
+        reserved, steps = memory.reserved(model, len(plan.devices)), topology.update_steps
         for group, device in groups:
             yield from _memory_notes(group, device, known, host, reserved)
         for group, device in groups:
-            needed = memory.client(model, device.local, side) + memory.shares(
-                model, topology.secure, side
-            )
+            needed = memory.client(model, device.local, side, [*device.steps, *steps])
             if _AMPLE <= device.memory < needed:
                 yield (
                     f"Warning: {group.name} has {format_size(device.memory)} of memory, and a client of "

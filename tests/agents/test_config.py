@@ -9,39 +9,42 @@ from typing import Any
 import pytest
 
 from agents import config
-from agents.rules.interface import ClientSide
 
 LINK = config.Link(up=5_000_000)
 BROKER = config.Broker("127.0.0.1", 1883, "a", "s3cret")
 TASK = config.Named("digits-logreg", {"l2": 0.1, "bias": False})
 EXAMPLES: list[Any] = [
     config.ClientConfig(
-        run="r",
-        client="a",
+        setup=config.ClientSetup(
+            run="r",
+            client="a",
+            seed=7,
+            rule=config.Named("fedbuff", {"buffer_size": 3}),
+            local=config.Local(steps=5, clip=1.0),
+            steps=[config.Named("compression", {"kind": "topk", "params": {"share": 0.1}})],
+            think=config.Duration("uniform", {"low": 0.1, "high": 0.2}),
+            timing=config.Duration("trace", {"values": [0.1, 0.2]}),
+        ),
         broker=BROKER,
         task=TASK,
-        local=config.Local(steps=5, clip=1.0),
-        think=config.Duration("uniform", {"low": 0.1, "high": 0.2}),
-        seed=7,
         shard="/data/a",
         threads=1,
-        side=ClientSide(send_buffer="hold"),
         parameters=650,
-        timing=config.Duration("trace", {"values": [0.1, 0.2]}),
         memory="/memory",
     ),
     config.ClientConfig(
-        run="r",
-        client="a",
+        setup=config.ClientSetup(
+            run="r",
+            client="a",
+            seed=7,
+            rule=config.Named("fedasync", {}),
+            local=config.Local(epochs=1, lr_by_step=config.Schedule(over=5, shape="cosine")),
+        ),
         broker=BROKER,
         task=TASK,
-        local=config.Local(epochs=1, lr_by_step=config.Schedule(over=5, shape="cosine")),
         start=config.Start("/start.safetensors", ["0.*"]),
-        think=None,
-        seed=7,
         shard="/data/a",
         threads=1,
-        side=ClientSide("model"),
         parameters=650,
         buffers=3,
     ),

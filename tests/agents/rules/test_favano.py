@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from agents.rules.favano import Favano
-from agents.rules.interface import (
-    Actions,
-    Aggregated,
-    Ignored,
-    Request,
-    Send,
-    SetPeriodicTimer,
-)
+from agents.rules.interface import Actions, Aggregated, Ignored, Request, Send, SetPeriodicTimer
 from agents.timing.nanoseconds import SECOND
 from tests.agents.helpers import make_server, sent, update, weights
 
