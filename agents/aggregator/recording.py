@@ -298,13 +298,30 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
         if entry.keys() == {"entries"}:
             return config.from_dict(Cut, entry)
         match entry:
-            case {"settings": {"side": dict(side)}}:
+            case {"settings": {"side": dict(side)} as settings}:
                 side.pop("debias", None)  # of 0.2.0
+                if "steps" not in settings:
+                    _name_steps(settings)
         return config.from_dict(Setup, entry)
     match entry:
         case [str(name), dict(fields)] if name in _FIELDS:
             return _input(name, fields, payload)
     raise ValueError(f"no input of an aggregator: {text[:80]!r}")
+
+
+def _name_steps(settings: dict[str, Any]) -> None:
+    """Name the steps in settings written before there were any: what noise the server added, that it
+    decodes compressed updates, which say how they are compressed, and secure aggregation."""
+    noise, secure = settings.pop("noise", None), settings.pop("secure", None)
+    steps = settings["steps"] = []
+    if noise is not None:
+        added = {"clip": noise["std"], "noise": 1.0, "at": "server", "seed": noise["seed"]}
+        steps.append({"name": "differential", "params": added})
+    steps.append(
+        {"name": "compression", "params": {"kind": "int8", "params": {}}}
+        if secure is None
+        else {"name": "secure", "params": secure}
+    )
 
 
 def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input:

@@ -206,3 +206,31 @@ def test_what_is_no_entry_is_named_by_its_place(tmp_path: Path) -> None:
         RecordingError, match=rf"inputs\.bin, the entry at byte {place}: InstantOver does not"
     ):
         list(recording.read(path))
+
+
+@pytest.mark.parametrize(
+    ("old", "steps"),
+    [
+        (
+            {"noise": {"std": 0.5, "seed": 3}},
+            [
+                Named("differential", {"clip": 0.5, "noise": 1.0, "at": "server", "seed": 3}),
+                Named("compression", {"kind": "int8", "params": {}}),
+            ],
+        ),
+        ({"secure": {"updates": 2}, "noise": None}, [Named("secure", {"updates": 2})]),
+        ({}, [Named("compression", {"kind": "int8", "params": {}})]),
+    ],
+)
+def test_settings_of_a_version_without_steps_name_them(
+    tmp_path: Path, old: dict[str, Any], steps: list[Named]
+) -> None:
+    path = tmp_path / "inputs.bin"
+    begun(path).close()
+    setup = json.loads(path.read_bytes()[8 + HEAD :])
+    del setup["settings"]["steps"]
+    setup["settings"] |= old
+    path.write_bytes(old_entry(json.dumps(setup).encode()))
+    (first,) = recording.read(path)
+    assert isinstance(first, Setup)
+    assert first.settings.steps == steps
