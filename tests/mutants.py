@@ -114,11 +114,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._epoch: Nanoseconds = 1",
     ): "`Started`, the first input that counts, sets it",
     (
-        "agents/aggregator/core.py",
-        "self._applied = 0",
-        "self._applied = 1",
-    ): "`Started`, the first input that counts, sets it",
-    (
         "agents/aggregator/evaluations.py",
         "self._newest = -1",
         "self._newest = -2",
