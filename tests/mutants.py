@@ -268,7 +268,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "how often the view is refreshed",
     (
         _RUN,
-        "steady=not spec.eventful,",
+        "steady=not has_steps(spec.topology, spec.plan),",
         "packets=packets(spec.topology, spec.plan),",
     ): "steady links are computed faster, to the same times",
     (

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
-import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agents.config import (
     FIT_KEEPALIVE,
     KEEPALIVE,
-    OUTAGE_RATE,
     AggregatorConfig,
     Broker,
     ClientConfig,
@@ -30,11 +27,10 @@ from agents.tasks.interface import Task
 from agents.timing import durations
 from testbed.broker import SOCKET, Account, Limits, init_user
 from testbed.host.die_with_parent import cpu_numbers
-from testbed.plan import model_check, rounds
+from testbed.plan import model_check, rounds, steps
 from testbed.plan.planned import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, scenario, seeds, traces
-from testbed.topology.timeline import Step, timeline
+from testbed.topology import Topology, seeds
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -81,116 +77,6 @@ class RunSpec:
     """Have clients log each round."""
     remarks: Sequence[str] = ()
     """Sentences for a note of the run's records each."""
-
-    @property
-    def routed(self) -> bool:
-        """Whether devices reach the broker through a router: any of them has a link, or will, or they
-        are on several machines, each with a router of its own."""
-        return (
-            self.plan.traits.many_hosts
-            or any(not device.direct for device in self.plan.devices)
-            or any(entry.link is not None for entry in self.topology.scenario)
-        )
-
-    @property
-    def netem(self) -> bool:
-        """Whether devices make delay, jitter and loss themselves."""
-        return self.plan.shaper is not None and self.plan.shaper.netem
-
-    @property
-    def probed(self) -> frozenset[str]:
-        """Devices that measure their link before the run clock starts."""
-        if not self.plan.traits.devices_probe:
-            return frozenset()
-        return frozenset(device.name for device in self.plan.devices if not device.direct)
-
-    @property
-    def shared_gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that devices share by MPS's limits."""
-        gpus = [device.gpu for device in self.plan.devices if device.gpu is not None]
-        return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu.limited))
-
-    @property
-    def absent(self) -> frozenset[str]:
-        """Devices that join later."""
-        return scenario.absent(self.topology.scenario, self.topology.devices)
-
-    def steps(self) -> Iterator[Step]:
-        """The steps that act on the devices, in the order of their times."""
-        topology = self.topology
-        played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
-        traced = [
-            traces.steps(name, found)
-            for group in topology.devices
-            if group.link is not None and group.link.trace is not None
-            for found in [traces.read(group.link.trace, Path())]
-            for name in group.device_names
-        ]
-        return heapq.merge(played, *traced, key=lambda step: step.at)
-
-    @property
-    def slowest(self) -> dict[str, float]:
-        """The least rate, in bits per second, that the path of each device has in this run, outages
-        aside; infinite where none is given. By hand (`testbed set`) it may become less."""
-        rates: dict[str, list[float | None]] = {
-            device.name: [
-                rate
-                for link in (device.link, device.access)
-                if link is not None
-                for rate in (link.up, link.down)
-            ]
-            for device in self.plan.devices
-        }
-        for group in self.topology.devices:
-            if group.link is not None and group.link.trace is not None:
-                for trace in traces.read(group.link.trace, Path()):
-                    for name in group.device_names:
-                        rates[name] += [*trace.columns.get("up", ()), *trace.columns.get("down", ())]
-        by_name = scenario.devices_by_name(self.topology.devices)
-        for entry in self.topology.scenario:
-            if entry.link is not None:
-                for name in scenario.expand(entry.targets, by_name):
-                    rates[name] += [entry.link.changes.get(way) for way in ("up", "down")]
-        return {
-            name: min((rate for rate in found if rate and rate >= OUTAGE_RATE), default=math.inf)
-            for name, found in rates.items()
-        }
-
-    @property
-    def start(self) -> Start:
-        """What the run's processes build its module from."""
-        return start_of(self.topology, self.directory)
-
-    @property
-    def limits(self) -> Limits:
-        """Of the broker."""
-        devices, secure = len(self.plan.devices), self.topology.secure
-        beside, hostile = 0.0, 1
-        if secure is not None:  # shares for each client, of every update that may be under way
-            beside = (secure.updates + devices) / (secure.needed - secure.colluding)
-            hostile = max(1, secure.colluding)
-        # Numbers in buffers may have 8 bytes.
-        numbers = model_check.check(self.topology) + model_check.buffers(self.topology)
-        return Limits.of(numbers, devices, beside, hostile)
-
-    @property
-    def eventful(self) -> bool:
-        """Whether any step acts on the devices."""
-        return next(self.steps(), None) is not None
-
-    @property
-    def keeps_models(self) -> bool:
-        """Whether models come back compressed or masked, as the difference to the one that was sent."""
-        kind = self.topology.rule.build().client_side.kind
-        if self.topology.secure is not None:
-            return kind in ("model", "residual")  # the first residual is a model
-        return kind == "model" and any(d.compression for d in self.plan.devices)
-
-    @property
-    def remembers(self) -> bool:
-        """Whether the rule's clients have a memory that outlives their process."""
-        side: ClientSide = self.topology.rule.build().client_side
-        return side.kind == "residual"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +130,7 @@ def in_containers(certificate: str | None) -> Places:
 
 def sent(spec: RunSpec, device: str) -> dict[str, Path]:
     """The files that are sent to a device on another host, by where it finds them."""
-    weights = spec.start.weights
+    weights = start_of(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
     return {SHARD: spec.directory.shard(device), **start}
 
@@ -252,6 +138,27 @@ def sent(spec: RunSpec, device: str) -> dict[str, Path]:
 def init_name(device: str) -> str:
     """Name of the configuration of a device's init, beside that of its client."""
     return f"{device}.init"
+
+
+def broker_limits(topology: Topology) -> Limits:
+    """Limits of the run's broker."""
+    devices, secure = len(topology.device_names), topology.secure
+    beside, hostile = 0.0, 1
+    if secure is not None:  # shares for each client, of every update that may be under way
+        beside = (secure.updates + devices) / (secure.needed - secure.colluding)
+        hostile = max(1, secure.colluding)
+    # Numbers in buffers may have 8 bytes.
+    numbers = model_check.check(topology) + model_check.buffers(topology)
+    return Limits.of(numbers, devices, beside, hostile)
+
+
+def keeps_models(topology: Topology) -> bool:
+    """Whether models come back compressed or masked, as the difference to the one that was sent."""
+    kind = topology.rule.build().client_side.kind
+    if topology.secure is not None:
+        return kind in ("model", "residual")  # the first residual is a model
+    compressed = any(group.link is not None and group.link.compression for group in topology.devices)
+    return kind == "model" and compressed
 
 
 def start_of(topology: Topology, directory: RunDirectory) -> Start:
@@ -280,11 +187,11 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
     topology, parameters = spec.topology, model_check.check(spec.topology)
     expected = rounds.expected(topology, spec.plan, parameters, spec.samples)
-    slowest, size = spec.slowest, 4 * parameters
+    slowest, size = steps.slowest(topology, spec.plan), 4 * parameters
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
-    absent, secure = spec.absent, topology.secure  # once, as it names every client
+    absent, secure = spec.plan.absent, topology.secure  # once, as it names every client
     buffers = model_check.buffers(topology)
     for device in spec.plan.devices:
         client = _client(spec, device, accounts[device.name], places, parameters - buffers)
@@ -318,7 +225,7 @@ def router(
         links={
             name: {field: getattr(link, field) for field in IMPAIRMENTS}
             for name, link in links.items()
-            if not spec.netem
+            if not spec.plan.netem
         },
         access={d.name: d.host_access for d in devices if d.host_access is not None},
         seed=seed if node is None else int(seeds.generator(seed, node, "router").integers(2**62)),
@@ -359,10 +266,10 @@ def _aggregator(
         segment=secrets.token_hex(4),
         durability=topology.durability,
         bounds=topology.bounds.build(),
-        keeps_models=spec.keeps_models,
+        keeps_models=keeps_models(topology),
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
-        patient=spec.eventful,
+        patient=steps.has_steps(topology, spec.plan),
         record=topology.record == "updates",
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
@@ -380,6 +287,7 @@ def _client(
     spec: RunSpec, device: PlannedDevice, account: Account, places: Places, parameters: int
 ) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
+    side: ClientSide = spec.topology.rule.build().client_side
     return ClientConfig(
         run=spec.directory.run,
         client=device.name,
@@ -390,13 +298,13 @@ def _client(
         seed=spec.topology.seed,
         shard=places.path(spec.directory.shard(device.name), SHARD),
         threads=device.threads,
-        side=spec.topology.rule.build().client_side,
+        side=side,
         parameters=parameters,
         start=_start(spec, places),
         timing=device.timing,
         speed=device.speed,
         dilation=device.dilation,
-        memory=f"{disk}/memory.safetensors" if spec.remembers else None,
+        memory=f"{disk}/memory.safetensors" if side.kind == "residual" else None,
         compression=device.compression,
         byzantine=device.byzantine,
         outbox=disk,
@@ -418,7 +326,7 @@ def _code(spec: RunSpec, places: Places) -> str | None:
 
 
 def _start(spec: RunSpec, places: Places) -> Start:
-    start = spec.start
+    start = start_of(spec.topology, spec.directory)
     weights = None if start.weights is None else places.path(Path(start.weights), START)
     return replace(start, weights=weights)
 
@@ -432,7 +340,7 @@ def _device(
         broker=account.at(*places.inits),
         data_address=places.clients[0],
         link=device.host_link,
-        netem=spec.netem,
+        netem=spec.plan.netem,
         probed=device.host_end_to_end,
         telemetry_every=device.dilation,
         shared=device.shared,

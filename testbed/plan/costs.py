@@ -99,7 +99,7 @@ class StepCost:
         share of this host's."""
         if device.gflops is not None or device.cpu is None:
             return 0.0
-        return work / (device.cpu * device.core)
+        return work / (device.cpu * device.core_speed)
 
     def per_update(self, device: PlannedDevice) -> float:
         """Seconds that an update takes on `device` beside its steps; 0 likewise."""
@@ -114,7 +114,7 @@ class StepCost:
         if device.gflops is not None and self.flops is not None:
             return self.flops / (device.gflops * device.speed * 1e9)
         if device.cpu is not None and self.time is not None:
-            share = device.cpu * device.core
+            share = device.cpu * device.core_speed
             return self.time.at(share) / share
         return 0.0
 

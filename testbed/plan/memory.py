@@ -8,7 +8,7 @@ each that they keep. A client's data, and what a step computes, come on top.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from agents.config import Local, SecureRun
@@ -69,6 +69,17 @@ def broker(model: int, devices: int) -> int:
 def reserved(model: int, devices: int) -> int:
     """Of aggregator and broker together: what is under way is in one of them."""
     return _RESERVED + model * (7 + devices)
+
+
+def equal_limit(sizes: Sequence[int], budget: int) -> int:
+    """The highest limit, in whole MiB, with which all `sizes`, cut to it, fit into `budget`."""
+    left = budget
+    for number, size in enumerate(sorted(sizes)):
+        part = left // (len(sizes) - number)
+        if size > part:
+            return part // _MIB * _MIB
+        left -= size
+    return max(sizes, default=0)
 
 
 def left(free: int, devices: Iterable[Limited], reserved: int) -> int:

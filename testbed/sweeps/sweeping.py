@@ -259,8 +259,7 @@ class _Runner:
             for cell in cells:
                 directory = self.index.begin(cell)
                 running[directory.path] = cell
-                timed = preparing.with_kept_code(self._timed(cell), directory, resume=False)
-                directory.topology.write_text(timed.to_yaml(), encoding="utf-8")
+                preparing.write(self._timed(cell), cell.plan, directory)
                 yield directory.path
 
         try:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from agents import config
 from agents.client.byzantine import ATTACKS
@@ -19,6 +19,7 @@ from testbed.topology.data import DeviceData
 from testbed.topology.fields import (
     Cpu,
     Duration,
+    FilePath,
     Memory,
     Model,
     Name,
@@ -36,6 +37,7 @@ from testbed.topology.fields import (
     Thermal,
     Variant,
     expecting,
+    from_file,
     with_fields_of,
 )
 
@@ -80,9 +82,13 @@ class ServerLink(Model):
 class LinkTrace(Model):
     """What a link does in the course of time, from files: paths are relative to the topology."""
 
-    up: str | None = Field(default=None, description="mahimahi trace of the uplink's rate; repeats")
-    down: str | None = Field(default=None, description="mahimahi trace of the downlink's rate; repeats")
-    csv: str | None = Field(default=None, description="Columns time and any of up, down, delay, loss")
+    up: FilePath | None = Field(default=None, description="mahimahi trace of the uplink's rate; repeats")
+    down: FilePath | None = Field(
+        default=None, description="mahimahi trace of the downlink's rate; repeats"
+    )
+    csv: FilePath | None = Field(
+        default=None, description="Columns time and any of up, down, delay, loss"
+    )
     loop: bool = Field(default=True, description="Whether csv begins again at its end")
 
     @model_validator(mode="after")
@@ -242,6 +248,17 @@ def _link(value: Any) -> Any:
 _IMAGE = "the tag of an image such as my-agent:1, or a path such as sensor/Dockerfile"
 
 
+def _is_dockerfile(image: str) -> bool:
+    """Whether `image` is a file: its name has Dockerfile in it. No tag can be meant, as names of images
+    have no capital letters."""
+    name = Path(image).name
+    return "Dockerfile" in name and ":" not in name
+
+
+def _image(image: str, info: ValidationInfo) -> str:
+    return from_file(image, info) if _is_dockerfile(image) else image
+
+
 class DeviceGroup(Model):
     """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
 
@@ -257,12 +274,6 @@ class DeviceGroup(Model):
     # No default: how slow a device is, is what the experiment is about.
     cpu: Cpu | None = Field(
         default=None, description="Share of one host core; above 1 is more than one core"
-    )
-    cpus: dict[str, Cpu] | None = Field(
-        default=None,
-        exclude_if=lambda cpus: cpus is None,
-        description="By device: cpu as found from profile where there are several machines, of a core "
-        "of the device's own",
     )
     profile: Name | None = Field(
         default=None, description="Type of device (testbed profiles): gives cpu on this host"
@@ -286,7 +297,7 @@ class DeviceGroup(Model):
         exclude_if=lambda gpu: gpu is None,
         description="true: a whole GPU of the host to train on; or a fraction of one. For docker",
     )
-    image: Annotated[str, Field(min_length=1), expecting(_IMAGE)] | None = Field(
+    image: Annotated[str, Field(min_length=1), expecting(_IMAGE), AfterValidator(_image)] | None = Field(
         default=None,
         exclude_if=lambda image: image is None,
         description="What its devices run in: the tag of an image built from ours, or a Dockerfile, by "
@@ -344,23 +355,15 @@ class DeviceGroup(Model):
             raise ValueError("thermal has nothing to act on: it lowers cpu. Give cpu or profile")
         return self
 
-    def cpu_of(self, device: str) -> float | None:
-        """Share of a core of the machine that `device` is on."""
-        return self.cpu if self.cpus is None else self.cpus.get(device, self.cpu)
-
     @property
-    def memory_limit(self) -> int:
-        """Bytes."""
-        if self.memory is not None:
-            return self.memory
+    def default_memory(self) -> int:
+        """Limit in bytes where neither the topology nor a profile gives one."""
         return DEFAULT_MEMORY if self.gpu is None else DEFAULT_MEMORY_WITH_GPU
 
     @property
     def dockerfile(self) -> Path | None:
-        """What its image is built by, where that is a file: its name has Dockerfile in it. No tag can be
-        meant, as names of images have no capital letters."""
-        path = Path(self.image or "")
-        return path if "Dockerfile" in path.name and ":" not in path.name else None
+        """What its image is built by, where that is a file."""
+        return Path(self.image) if self.image is not None and _is_dockerfile(self.image) else None
 
     @property
     def has_plain_speed(self) -> bool:

@@ -16,6 +16,7 @@ from testbed.topology.devices import DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
     Choice,
     Count,
+    FilePath,
     Model,
     Name,
     OneOf,
@@ -62,7 +63,7 @@ class Task(Variant):
         description="How the training samples are divided among the devices",
     )
     local: Annotated[Local, AfterValidator(_with_length)]
-    initial: str | None = Field(
+    initial: FilePath | None = Field(
         default=None,
         description="File of the model to begin with, relative to the topology: safetensors or a state "
         "dict by torch.save, or a model of another run, such as runs/x/models/final.safetensors",
@@ -264,6 +265,10 @@ class Runtime(Model):
     )
 
 
+SOURCE, OWN_CODE = "source", "own_code"
+"""Keys of the validation's context: the file of a topology, and the user's own code."""
+
+
 class Topology(Model):
     """An experiment of asynchronous federated learning on emulated edge devices."""
 
@@ -271,7 +276,7 @@ class Topology(Model):
     seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number from 0 on")] = Field(
         default=0, description="Of all random draws: the partition, the first model, faults, and so on"
     )
-    code: str | None = Field(
+    code: FilePath | None = Field(
         default=None,
         description="A Python file, or a folder of modules, with the task or rule called module:Class; "
         "by its path from this file",
@@ -374,28 +379,13 @@ class Topology(Model):
     def device_names(self) -> tuple[str, ...]:
         return tuple(name for group in self.devices for name in group.device_names)
 
-    def read_from(self, source: Source, code: Code | None) -> Topology:
-        """With the file, and the code of the user's own, that it was read from."""
-        topology = self.model_copy()
-        topology._source, topology._own_code = source, code
-        return topology
+    def model_post_init(self, context: Any) -> None:
+        """Keep the file, and the user's own code, that the validation's context names."""
+        self._source = (context or {}).get(SOURCE, self._source)
+        self._own_code = (context or {}).get(OWN_CODE)
 
-    def with_devices(self, devices: tuple[DeviceGroup, ...]) -> Topology:
-        return self._with(devices=devices)
-
-    def with_data(self, data: Data) -> Topology:
-        return self.with_task(self.task.model_copy(update={"data": data}))
-
-    def _with(self, **changes: Any) -> Topology:
-        return self.model_copy(update=changes).read_from(self._source, self._own_code)
-
-    def with_code(self, path: str) -> Topology:
-        """With the same code by another path."""
-        return self._with(code=path)
-
-    def with_task(self, task: Task) -> Topology:
-        return self._with(task=task)
-
-    def to_yaml(self) -> str:
-        """With all defaults; `testbed.topology.parse` reads an equal topology back."""
-        return yamlfile.write(self.model_dump(mode="json", by_alias=True))
+    def to_yaml(self, code: str | None = None) -> str:
+        """With all defaults; `testbed.topology.parse` reads an equal topology back. `code`: another path
+        of the same code."""
+        data = self.model_dump(mode="json", by_alias=True)
+        return yamlfile.write(data if code is None else data | {"code": code})

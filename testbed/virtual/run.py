@@ -41,7 +41,7 @@ from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
-from testbed.plan.agent_configs import RunSpec, importance, keepalive
+from testbed.plan.agent_configs import RunSpec, importance, keepalive, keeps_models, start_of
 from testbed.plan.costs import (
     ProtocolCost,
     StepCost,
@@ -56,6 +56,7 @@ from testbed.plan.costs import (
     timed,
     update_time,
 )
+from testbed.plan.steps import has_steps, steps
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Runtime
 from testbed.view import View
@@ -149,7 +150,8 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     topology, run_id = spec.topology, spec.directory.run
     task = own_code.build(topology.task.named, TASKS, Task)
     rule = topology.rule.build()
-    w, buffers, schema = first_model(task, topology.seed, spec.start)
+    start = start_of(topology, spec.directory)
+    w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
     stop = topology.stop.build()
     population = importance(topology, spec.samples)
@@ -161,9 +163,9 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         samples=spec.samples,
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
-        patient=spec.eventful,
+        patient=has_steps(topology, spec.plan),
         bounds=topology.bounds.build(),
-        keeps_models=spec.keeps_models,
+        keeps_models=keeps_models(topology),
         secure=topology.secure,
         noise=topology.server_noise,
     )
@@ -184,7 +186,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
             task,
             prepared.test,
             lambda _: None,
-            start=spec.start,
+            start=start,
             parts=evaluation_parts(prepared, topology),
         ).evaluate,
         recorder,
@@ -193,8 +195,8 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         sizes=message_sizes(run_id, schema, w, buffers, secure=topology.secure),
         masking=None if topology.secure is None else Masking(topology.secure, w.size),
         stop=stop,
-        steps=spec.steps(),
-        absent=spec.absent,
+        steps=steps(topology, spec.plan),
+        absent=spec.plan.absent,
         evaluates_alone=task.fits,  # own code may draw from generators of which a process has one
     )
 
@@ -228,10 +230,12 @@ class _Fleet:
             queue,
             spec.topology.seed,
             link,
-            steady=not spec.eventful,
+            steady=not has_steps(spec.topology, spec.plan),
             packets=packets(spec.topology, spec.plan),
         )
-        trainer = BatchTrainer(task, prepared.train, spec.start, runtime.device)
+        trainer = BatchTrainer(
+            task, prepared.train, start_of(spec.topology, spec.directory), runtime.device
+        )
         if trainer.remark is not None:
             view.progress(trainer.remark)
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
@@ -333,7 +337,7 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
     """The devices, with the links that they have when the first models are sent, at 0 s: a trace begins
     there."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
-    for step in itertools.takewhile(lambda step: step.at <= 0, spec.steps()):
+    for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].after(step.action)
     for device in spec.plan.devices:
         changes = made[device.name].link
@@ -351,11 +355,12 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         device = next(d for d in spec.plan.devices if d.cpu is not None and d.gflops is None)
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
-        trainer_of(task, shard, device.local, spec.start).warm_up()  # own code that fails does so here
+        beginning = start_of(topology, spec.directory)
+        trainer_of(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
         code = None if topology.own_code is None else str(spec.directory.code)
         whole, sliced = slices.measured(
             slices.Work(
-                task=topology.task.named, code=code, shard=shard, local=device.local, start=spec.start
+                task=topology.task.named, code=code, shard=shard, local=device.local, start=beginning
             )
         )
         step = StepTime(whole, sliced)

@@ -154,8 +154,9 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseExcepti
             return worker.execute(topology, plan, directory, options, report)
         step_time = topology.runtime.step_time or 0.1
         runtime = topology.runtime.model_copy(update={"name": "virtual", "step_time": step_time})
-        simulated = planning.plan_topology(topology.model_copy(update={"runtime": runtime}), Options())
-        result = worker.execute(*simulated, directory, options, report)
+        timed = topology.model_copy(update={"runtime": runtime})
+        plan = planning.plan_topology(timed, Options())
+        result = worker.execute(timed, plan, directory, options, report)
         valid = next(remaining)
         if isinstance(valid, BaseException):
             raise valid

@@ -460,4 +460,4 @@ def test_an_image_is_a_tag_or_a_dockerfile() -> None:
     for tag in ("my-agent", "my-agent:1", "host:5000/team/agent:1", "agent:Dockerfile"):
         assert dockerfile(tag) is None
     for path in ("Dockerfile", "./a b/Dockerfile", "sensor/Dockerfile.pi", "x.Dockerfile"):
-        assert dockerfile(path) == Path(path)
+        assert dockerfile(path) == Path(path).absolute()  # from the folder of the topology

@@ -143,7 +143,8 @@ def topology(seed: int) -> str:
 
 
 def play(text: str, folder: Path) -> RunDirectory:
-    parsed, plan = planning.plan_topology(parse(text, "<fuzz>"), Options(runtime="virtual"))
+    parsed = parse(text, "<fuzz>")
+    plan = planning.plan_topology(parsed, Options(runtime="virtual"))
     directory = RunDirectory.create(folder, "run")
     up.run(parsed, plan, directory, Options(runtime="virtual"), View())
     return directory
