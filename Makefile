@@ -71,7 +71,7 @@ papers-full: $(VENV)/.installed
 # Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
 # Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
 USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli.main, testbed.run.up, testbed.data.datasets, \
-	testbed.cli.outputs, rich.console, analysis.summary, testbed.dashboard.server, testbed.images, testbed.runtimes.process.runtime, amqtt.broker, sklearn.datasets, \
+	testbed.cli.outputs, rich.console, analysis.summary, testbed.dashboard.web_server, testbed.images, testbed.runtimes.process.runtime, amqtt.broker, sklearn.datasets, \
 	flwr_datasets.partitioner
 $(VENV)/.installed: pyproject.toml
 	@echo "Setting up $(VENV) (a few minutes, once) ..."

@@ -37,7 +37,7 @@ class Source(sdist):
 
 
 def write_commit(folder: Path) -> None:
-    """Keep in `folder` which commit this is, as far as that is known (testbed/run/manifest.py)."""
+    """Keep in `folder` which commit this is, as far as that is known (testbed/run/provenance.py)."""
     if (ROOT / COMMIT).is_file():  # an unpacked source distribution
         shutil.copy(ROOT / COMMIT, folder / COMMIT)
         return

@@ -35,7 +35,10 @@ OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 """Rate in bit/s below which a link counts as an outage."""
 
 
-Durability = Literal["update", "checkpoint", "none"]
+Durability = Literal["none", "checkpoint", "update", "recording"]
+"""What is kept of a run, from least to most (docs/guarantees.md)."""
+LOGGED: tuple[Durability, ...] = ("update", "recording")
+"""With these the aggregator logs each input ahead."""
 """What a crash of the aggregator takes. `update`: nothing that was acknowledged. `checkpoint`: what came
 after its last checkpoint. `none`: the run."""
 
@@ -401,8 +404,6 @@ class AggregatorConfig:
     """Wait where no client is left: some will come back."""
     dilation: float = 1.0
     """Seconds of the host that make one of device time."""
-    record: bool = False
-    """Keep all inputs, updates included, so that the run can be replayed."""
     evaluation_cpus: Sequence[int] = dataclasses.field(default_factory=list)
     """CPUs that only evaluate; none: evaluations run where the rest does."""
     cpus: Sequence[int] = dataclasses.field(default_factory=list)

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analysis.device_states import BUSY, STATES, TRANSFER, timeline
 from analysis.load import Run
 from analysis.names import by_settings
-from analysis.timeline import BUSY, STATES, TRANSFER, timeline
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 

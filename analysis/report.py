@@ -22,7 +22,7 @@ from agents import events
 from agents.texts import counted
 from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
-from analysis.charts.actions import describe
+from analysis.charts.action_marks import describe
 from analysis.charts.chart import INKS, Chart
 from analysis.load import Run
 from analysis.names import by_settings, distinct

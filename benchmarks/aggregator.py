@@ -4,8 +4,8 @@
 
 Updates per second for each size of model and rule, and as ratios (below 1 is faster) to a bare copy of
 the payload and to a naive server, which decodes with the safetensors library, computes w + s·Δ out of
-place and encodes with the library. `recorded` keeps all inputs in a file (`record: updates`), as fast as
-the page cache takes them: the disk comes later.
+place and encodes with the library. `recorded` keeps all inputs in a file (`durability: recording`), as
+fast as the page cache takes them: the disk comes later.
 
     python -m benchmarks.aggregator durability [FOLDER]
 

@@ -6,7 +6,7 @@ It prints a table of docs/virtual-time.md. Where no Docker engine answers, local
 Datasets other than the digits come from TESTBED_DATA. Runs stay in `runs/`; those in containers are not
 repeated. Let the machine be quiet. What a step costs in virtual time, `--steps` says:
 
-- `own`: what it cost in the very run that is predicted (`testbed step-time`): ratios tell how right the
+- `own`: what it cost in the very run that is predicted (`calibrate RUN`): ratios tell how right the
   rest of the time model is. A minute per experiment and seed.
 - `runs`: what it cost in the other seeds' runs of the same experiment, an hour before or after.
 - `uneven`: as `own`, and with each device as much faster or slower than that as it was in the run:

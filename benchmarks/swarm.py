@@ -1,6 +1,6 @@
 """What docs/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm NAME...`:
 
-    fidelity   `testbed fidelity`, with devices on both nodes
+    fidelity   `testbed calibrate --fidelity`, with devices on both nodes
     services   how fast a Swarm makes what a device needs, and how fast a node's engine answers
     broker     CPU time of Mosquitto per message, by size
 
@@ -30,7 +30,7 @@ from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection
 from testbed import images
 from testbed.broker import Account, Limits, Listeners, accounts, write_mosquitto
-from testbed.host import docker_engine, swarm
+from testbed.host import docker_engine, swarm_nodes
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 from testbed.runtimes.swarm.maintenance import engine_proxies
@@ -69,7 +69,7 @@ def _run(*arguments: str | Path) -> None:
 
 def fidelity(_: Engines) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _run("fidelity", "--runtime", "swarm", "--runs", folder)
+        _run("calibrate", "--fidelity", "--runtime", "swarm", "--runs", folder)
         for file in Path(folder).glob("*/manifest.json"):
             print(json.loads(file.read_text())["placement"])
 
@@ -100,7 +100,7 @@ def services(engines: Engines) -> None:
             time.sleep(0.1)
         took = time.monotonic() - begin
         print(f"tasks: {_SERVICES / took:.1f}/s started, on both nodes together")
-        nodes = swarm.nodes(manager.client)
+        nodes = swarm_nodes.nodes(manager.client)
         with engine_proxies(manager.client, nodes, base, "services") as found:
             for node, engine in found.engines.items():
                 where = "manager" if node == found.here else "other node, through its engine proxy"

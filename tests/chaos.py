@@ -291,7 +291,7 @@ def run(
         scenario=list(scenario),
         stop={"after": f"{after}s"},
         evaluate={"every": "5s"},
-        record="updates",
+        durability="recording",
     )
     paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     environment = {"PYTHONPATH": paths, "WITHOUT_MOSQUITTO": "yes" if embedded else ""}

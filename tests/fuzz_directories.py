@@ -47,7 +47,7 @@ name: fuzz
 seed: 7
 task: {name: digits-logreg, partition: {scheme: dirichlet, alpha: 0.5}, local: {steps: 5, batch_size: 8}}
 rule: {name: fedbuff, buffer_size: 3}
-record: updates
+durability: recording
 devices:
   - {name: fast, count: 2, timing: 200ms, power: {train: 5W}}
   - {name: far, timing: 500ms, link: {up: 10mbit, down: 50mbit, rtt: 8ms}}

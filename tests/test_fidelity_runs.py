@@ -1,4 +1,4 @@
-"""`testbed fidelity` on this host: what docs/fidelity.md says of CPU shares and links."""
+"""`testbed calibrate --fidelity` on this host: what docs/fidelity.md says of CPU shares and links."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     runtime: str = request.param
     engine = request.getfixturevalue("engine") if runtime == "docker" else None
     runs = tmp_path_factory.mktemp("fidelity")
-    done = cli("fidelity", "--runtime", runtime, "--runs", runs, timeout=280)
+    done = cli("calibrate", "--fidelity", "--runtime", runtime, "--runs", runs, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CPU: at worst" in done.stdout
     files = sorted(runs.glob("*/fidelity.json"))

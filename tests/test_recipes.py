@@ -172,6 +172,6 @@ def test_a_device_action_and_mypy_names_what_does_not_handle_it(copy: Path) -> N
         "agents/device/main.py",
         "testbed/runtimes/docker/container_actions.py",
         "testbed/runtimes/process/runtime.py",
-        "testbed/topology/timeline.py",
+        "testbed/topology/action_timeline.py",
         "testbed/virtual/faults.py",
     }

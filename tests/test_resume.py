@@ -41,7 +41,7 @@ def with_one_device(folder: Path, **settings: str) -> Path:
 def test_a_resumed_run_goes_on(testbed: Testbed, tmp_path: Path) -> None:
     """Once after an interrupt, and once after SIGKILL for every process: nothing is lost, and nothing is
     applied twice."""
-    topology = with_one_device(tmp_path, record="updates")
+    topology = with_one_device(tmp_path, durability="recording")
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
         until_printed(up, "version")

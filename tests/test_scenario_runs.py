@@ -42,7 +42,7 @@ def played(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
         devices=DEVICES,
         scenario=SCENARIO,
         stop={"after": "20s"},
-        record="updates",
+        durability="recording",
     )
     done = cli("up", topology, "--runtime", "docker", "--runs", folder / "runs", timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

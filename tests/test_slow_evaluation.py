@@ -47,7 +47,7 @@ def up(testbed: Testbed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Up:
     def up(seconds: float | str, timeout: float, code: int = 0, **changes: Any) -> Finished:
         program = (sys.executable, "-c", SLOW.format(seconds=seconds, timeout=timeout))
         monkeypatch.setattr(process, "Programs", lambda: Programs(aggregator=program))
-        topology = write_small_topology(tmp_path, record="updates", **changes)
+        topology = write_small_topology(tmp_path, durability="recording", **changes)
         said = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
         assert said.code == code, said.out + said.err
         run = Finished.only_one_in(tmp_path / "runs")

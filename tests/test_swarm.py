@@ -23,7 +23,7 @@ from testbed.broker import BROKER
 from testbed.data import preparation
 from testbed.errors import HostError
 from testbed.host.nodes import Node
-from testbed.host.swarm import nodes
+from testbed.host.swarm_nodes import nodes
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory

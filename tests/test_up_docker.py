@@ -22,8 +22,8 @@ import pytest
 
 from agents import events
 from agents.wire import payloads
+from analysis.device_states import timeline
 from analysis.load import load
-from analysis.timeline import timeline
 from testbed.host import kernel
 from tests import attacks
 from tests.running import (

@@ -175,7 +175,7 @@ def test_sums_are_all_that_leaves_the_clients(testbed: Testbed, tmp_path: Path) 
         },
         scenario=[{"at": "2s", "crash": "d-1", "restart_after": "2s"}],
         stop={"after": "10s"},
-        record="updates",
+        durability="recording",
     )
     done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.code == 0, done.out + done.err
@@ -203,7 +203,7 @@ def test_a_peer_that_means_harm_costs_the_sums_that_it_takes_part_in_and_no_more
         privacy={"secure": {"colluding": 1, "needed": 3}},
         scenario=[{"at": "1h", "join": "evil"}],
         stop={"after": "14s"},
-        record="updates",
+        durability="recording",
     )
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:

@@ -95,7 +95,9 @@ def test_its_images_are_those_of_the_checkout(installed: Installed) -> None:
 
 def test_examples_are_planned_run_and_looked_at(installed: Installed) -> None:
     """In a folder with somebody's package `agents`; processes and the notebook find ours."""
-    assert "testbed up examples/topologies/quickstart.yaml" in installed.run("testbed", "examples")
+    assert "testbed up examples/topologies/quickstart.yaml" in installed.run(
+        "testbed", "new", "examples"
+    )
     options = ("--runtime", "process", "--oversubscribe")
     planned = installed.run("testbed", "plan", "examples/topologies/quickstart.yaml", *options)
     assert "process: 6 devices ask for" in planned

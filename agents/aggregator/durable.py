@@ -21,7 +21,7 @@ from agents.aggregator import inputs, recording, snapshot, storage
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import Cut, Extent, Recording, RecordingError, Written
 from agents.aggregator.snapshot import SnapshotError
-from agents.config import Durability
+from agents.config import LOGGED, Durability
 from agents.disk import files
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
@@ -67,8 +67,8 @@ class DurableCore:
     """Keeps events.jsonl and models/ of `directory`, and in its state/aggregator/ checkpoint and log.
 
     `segment` is the id of this segment of the run: a resumed run has several, one from each start of all
-    its processes; where the aggregator alone is started again, it is the same. With `record` the log is
-    the run's recording, and is never cut.
+    its processes; where the aggregator alone is started again, it is the same. With `recording` the log
+    is the run's recording, and is never cut.
     """
 
     def __init__(
@@ -79,20 +79,21 @@ class DurableCore:
         *,
         segment: str,
         durability: Durability,
-        record: bool = False,
         buffers: Buffers = NONE,
     ) -> None:
         """Begins the run that `setup` describes with the model `w` and its `buffers`, or goes on where
         its state is in `directory`. Raises RecordingError or SnapshotError where it cannot."""
         self._directory = directory
         self._run, self._schema = setup.settings.run, setup.settings.schema
-        self._durability, self._record = durability, record
+        self._durability = durability
+        self._records = durability == "recording"
+        self._logs = durability in LOGGED
         self._keeps = durability != "none" or setup.settings.evaluate_after
         """Whether models wait for their evaluation in files."""
         folder = directory / "state" / "aggregator"
         folder.mkdir(parents=True, exist_ok=True)
         self._checkpoint = folder / "checkpoint.bin"
-        self._log_path = (directory if record else folder) / "inputs.bin"
+        self._log_path = (directory if self._records else folder) / "inputs.bin"
         self._journal_path = directory / "events.jsonl"
         self._log: Recording | None = None
         self._size = 0
@@ -145,10 +146,6 @@ class DurableCore:
             ) from error
         return w, buffers
 
-    @property
-    def _logs(self) -> bool:
-        return self._record or self._durability == "update"
-
     def handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> act.Actions:
         """What the core wants done because of `event`; records and models are written already.
         `payload` is what an update was decoded of."""
@@ -168,7 +165,7 @@ class DurableCore:
     def sync(self, *, told: bool) -> None:
         """Before anybody is `told` what came of the inputs so far: put these on the disk."""
         if self._log is not None:
-            if told and self._durability == "update":
+            if told:
                 self._log.sync()
             else:
                 self._log.flush()
@@ -176,7 +173,7 @@ class DurableCore:
             self._remove_evaluated()
         self._journal.flush()  # with a log it can be made again; else a checkpoint syncs it, and the end
         most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
-        if self._due or (self._log is not None and not self._record and self._log.size > most):
+        if self._due or (self._log is not None and not self._records and self._log.size > most):
             self._due = False
             self._save_checkpoint()
 
@@ -351,5 +348,5 @@ class DurableCore:
         self._state.journal, self._state.journal_sum = self._journal.size(), self._journal.sum()
         self._size = snapshot.save(self._state, self._checkpoint)
         self._remove_evaluated()
-        if self._log is not None and not self._record:
+        if self._log is not None and not self._records:
             self._log.cut()

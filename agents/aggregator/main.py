@@ -141,7 +141,6 @@ class Aggregator:
             w,
             segment=cfg.segment,
             durability=cfg.durability,
-            record=cfg.record,
             buffers=buffers,
         )
         self._core, self._server = self._durable.core, self._durable.server

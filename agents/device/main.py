@@ -138,11 +138,11 @@ class Init:
 
     def _probe(self, requested: Link) -> None:
         """Measure the link while the client starts, and publish the result."""
-        from agents.device import probe  # which devices without a link do not need
+        from agents.device import link_probe  # which devices without a link do not need
 
         try:
             cfg = self._config
-            found = probe.measure(requested, cfg.data_address, cfg.shared, cfg.timeout_s)
+            found = link_probe.measure(requested, cfg.data_address, cfg.shared, cfg.timeout_s)
         except OSError as error:  # fail closed: the link is unknown
             self._log(f"the link cannot be measured: {error}")
             self._unknown = True

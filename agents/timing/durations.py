@@ -54,7 +54,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every duration between `low` and `high` is equally likely."""
+    """Every value between `low` and `high` is equally likely."""
 
     low: Seconds
     high: Seconds
@@ -134,7 +134,7 @@ class Exponential:
 
     def __post_init__(self) -> None:
         if (self.mean is None) == (self.rate is None):
-            raise ValueError("give one of mean (such as 200ms) and rate (per second)")
+            raise ValueError("give one of mean and rate, which is 1 ÷ mean")
         positive("mean", self.mean)
         positive("rate", self.rate)
 

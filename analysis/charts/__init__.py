@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from analysis.charts import contributions, fidelity, lanes, spread, staleness, usage
+from analysis.charts import contributions, fidelity, lanes, spread, staleness, telemetry
 from analysis.charts.chart import Chart
-from analysis.charts.progress import curves, time_to_accuracy
+from analysis.charts.learning_curves import curves, time_to_accuracy
 from analysis.load import Run
 
 CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
@@ -32,9 +32,9 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "contributions": contributions.contributions,
     "cpu": fidelity.cpu,
     "rates": fidelity.rates,
-    "cpu-over-time": usage.cpu,
-    "memory-over-time": usage.memory,
-    "rates-over-time": usage.rates,
+    "cpu-over-time": telemetry.cpu,
+    "memory-over-time": telemetry.memory,
+    "rates-over-time": telemetry.rates,
     "time-to-accuracy": time_to_accuracy,
 }
 """Every chart, by name; it takes one run or more."""

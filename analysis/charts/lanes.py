@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.charts.actions import with_actions
+from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import COLORS, Axis, Chart, Column, Layer, arrays, group_ticks
+from analysis.device_states import STATES, timeline
 from analysis.load import Run
 from analysis.names import distinct
-from analysis.timeline import STATES, timeline
 
 STATE_COLORS = {
     "download": "sky",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agents.texts import counted
-from analysis.charts.actions import with_actions
+from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color
 from analysis.load import Run
 from analysis.names import by_settings, distinct

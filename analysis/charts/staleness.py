@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from analysis.charts.actions import with_actions
+from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color
 from analysis.load import Run
 from analysis.names import by_settings

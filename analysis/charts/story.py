@@ -10,11 +10,11 @@ import pandas as pd
 
 from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, color, group_ticks
 from analysis.charts.lanes import MAX_UPDATES
-from analysis.charts.progress import curves
+from analysis.charts.learning_curves import curves
+from analysis.device_states import BUSY, TRANSFER, timeline
 from analysis.load import Run
 from analysis.names import by_settings
 from analysis.summary import verdicts
-from analysis.timeline import BUSY, TRANSFER, timeline
 
 _SHADES = {
     "train": 1.0,

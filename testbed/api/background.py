@@ -1,4 +1,4 @@
-"""A run in the background: its controller is a process of its own (`testbed.api.controller`).
+"""A run in the background: its controller is a process of its own (`testbed.api.run_process`).
 
 So neither signals nor threads nor the interpreter lock of whoever started it reach a run. A controller
 that is `tied` ends its run in order when its starter ends, however that does.
@@ -48,7 +48,7 @@ def start(
         lines.seek(0, os.SEEK_END)
         begin = output.tell()
         controller = subprocess.Popen(
-            run_module.command("testbed.api.controller", *arguments),
+            run_module.command("testbed.api.run_process", *arguments),
             stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

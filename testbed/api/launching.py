@@ -70,7 +70,13 @@ class Launch:
     def notes(self) -> list[str]:
         """What is worth to be known before a launch, in sentences. Raises BadInputError."""
         remarks = expected.remarks(self.topology, self.rounds())
-        return [*self.plan.cpu_notes, *self.plan.notes, *remarks, *self._refusals()]
+        return [*self.hints, *self.plan.cpu_notes, *self.plan.notes, *remarks, *self._refusals()]
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Sentences on words of the version before this one in the topology and its traces. A run that is
+        resumed keeps those that it began with."""
+        return (*self.topology.hints, *self.plan.hints) if self.resumed is None else ()
 
     def _refusals(self) -> list[str]:
         """Why this host would refuse the run. Machines that are described are not asked."""

@@ -22,7 +22,7 @@ from testbed import images
 from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
-from testbed.host.swarm import LEAST_ENGINE, manages
+from testbed.host.swarm_nodes import LEAST_ENGINE, manages
 from testbed.images import Images, debian, inventory, torch_index
 from testbed.images.inventory import Listed
 from testbed.speed.calibration import Calibration

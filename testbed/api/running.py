@@ -65,6 +65,8 @@ def start(
     """`up` of what `planned` has made."""
     directory = launch.directory()
     report = (lambda _: None) if on_progress is None else on_progress
+    for hint in launch.hints:
+        report(hint)
     with launch.begun_in(directory):
         controller = background.start(launch, directory, report, tied=not detach)
     return RunHandle(directory, None if detach else controller, on_event)

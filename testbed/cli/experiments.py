@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -60,7 +59,6 @@ def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
     for command in (sweep, agree, compare, report, export):
         app.command(rich_help_panel=_PANEL)(command)
-    app.command("step-time", rich_help_panel=_PANEL)(step_time)
 
 
 def sweep(
@@ -191,20 +189,37 @@ def export(
         Path | None,
         typer.Option(
             "--to",
-            help="Folder to write to (default: RUN/tables), or a tracker: mlflow, wandb, tensorboard.",
+            help="Folder to write to (default: RUN/tables), with --model a file (RUN/model.pt), or a "
+            "tracker: mlflow, wandb, tensorboard.",
         ),
     ] = None,
-    model: Annotated[bool, typer.Option("--model", help="Also send the final model.")] = False,
+    model: Annotated[
+        bool,
+        typer.Option(
+            "--model",
+            help="In place of tables write the model, as a state_dict that PyTorch loads without the "
+            "testbed. A tracker is sent both.",
+        ),
+    ] = False,
+    version: Annotated[
+        int | None,
+        typer.Option(
+            "--version", min=0, help="An intermediate model that was kept (default: the final one)."
+        ),
+    ] = None,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write the tables of a run, or of all runs of a sweep, to files; or send them to a tracker.
+    """Write the tables of a run or a sweep, or a run's model, to files; or send them to a tracker.
 
     Of a sweep each run has a folder, and the table `runs` has a row for each run.
     """
     from testbed.api import results
     from testbed.api.results import TRACKERS
+    from testbed.api.running import attach
 
+    if version is not None and (not model or str(to) in TRACKERS):
+        raise BadInputError("--version needs --model, and a file to write the model to")
     if str(to) in TRACKERS:
         where = results.track(run, str(to), model=model, runs=runs)
         if as_json:
@@ -213,7 +228,12 @@ def export(
             _print("\n".join(where))
         return
     if model:
-        raise BadInputError(f"--model needs --to with a tracker, of {', '.join(TRACKERS)}")
+        handle = attach(run, runs=runs)
+        path = handle.save_model(writable_file(to or handle.path / "model.pt"), version)
+        written([path], as_json=as_json)
+        if not as_json:
+            remark(f"In Python: module.load_state_dict(torch.load({str(path)!r}))")
+        return
     files = results.export(run, to, form=form, runs=runs)
     if as_json:
         written(files, as_json=True)
@@ -222,27 +242,6 @@ def export(
         print_text(f"{folder}: {counted(count, 'table')}")
     last = next(file for file in reversed(files) if file.stem in ("runs", "updates"))
     closing("", f'pandas.read_{form}("{last}")')
-
-
-def step_time(names: RunsGiven, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
-    """Print what a training step cost in runs, as settings with which virtual time predicts others."""
-    from testbed.api import results
-
-    found = results.step_time(results.load_all(names, runs))
-    if as_json:
-        devices = found.devices.drop(columns="depth").to_dict("records")
-        console.print_json({"runtime": found.runtime, "devices": devices})
-        return
-    rows = [
-        (f"{cpu:.3g}", f"{len(own)}", f"{own['trainings'].sum()}", f"{1e3 * own['step'].mean():.3g}")
-        for cpu, own in found.devices.groupby("cpu")
-    ]
-    headings = ("share of a core", "devices", "trainings", "ms of CPU per step")
-    console.show_numbers(headings, rows[::-1])
-    settings = "".join(f"\n  {name}: {json.dumps(value)}" for name, value in found.runtime.items())
-    print_text(
-        f"\nFor virtual time at these costs, in a topology of the same task:\n\nruntime:{settings}"
-    )
 
 
 def _verdicts(found: Sequence[load.Run]) -> str:

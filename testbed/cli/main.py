@@ -11,29 +11,28 @@ import itertools
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from agents.imports import uncollected
 from testbed import bundle, console
 from testbed.cli import (
+    calibrate,
     completion,
     dashboard,
     data,
     device_commands,
-    examples,
     experiments,
     new,
+    outcome,
     reference,
-    traces,
 )
 from testbed.cli.app import App
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
     DataRoot,
-    EmulatedRuntime,
     MetricsPort,
     Oversubscribe,
     Page,
@@ -44,16 +43,14 @@ from testbed.cli.arguments import (
     Strict,
     Track,
 )
-from testbed.console import closing, counted, print_json, print_text, remark, show, written
+from testbed.console import closing, counted, print_json, print_text, remark, show
 from testbed.errors import BadInputError, TestbedError, of_os, writable_file
 from testbed.host.signals import interrupting
 from testbed.traits import RUNTIMES
 
 if TYPE_CHECKING:
-    from analysis.load import Run as AnalysedRun
     from analysis.summary import Verdict
     from testbed.api.launching import Launch
-    from testbed.fidelity.validity import Judgement
 
 app = App(
     help="An edge-device emulation testbed with containers for asynchronous federated learning.",
@@ -225,32 +222,6 @@ def replay(run: Run, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None
 
 
 @app.command()
-def model(
-    run: Run,
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", help="File to write (default: model.pt in the run directory)."),
-    ] = None,
-    version: Annotated[
-        int | None,
-        typer.Option(
-            "--version", min=0, help="An intermediate model that was kept (default: the final one)."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    runs: Runs = DEFAULT_RUNS,
-) -> None:
-    """Write a model of a run as a state_dict, which PyTorch loads without the testbed."""
-    from testbed.api.running import attach
-
-    handle = attach(run, runs=runs)
-    path = handle.save_model(writable_file(to or handle.path / "model.pt"), version)
-    written([path], as_json=as_json)
-    if not as_json:
-        remark(f"In Python: module.load_state_dict(torch.load({str(path)!r}))")
-
-
-@app.command()
 def evaluate(
     run: Run,
     classes: Annotated[bool, typer.Option("--classes", help="Also evaluate on each class.")] = False,
@@ -371,6 +342,8 @@ def validate(topology: TopologyFile, as_json: AsJson = False) -> None:
 
     parsed = launching.validated(topology)
     told = {"rule": parsed.rule.name, "task": parsed.task.name, "devices": len(parsed.device_names)}
+    for hint in parsed.hints:
+        (console.err() if as_json else console.out()).print(hint, soft_wrap=True)
     if as_json:
         print_json({"topology": str(topology), **told})
         return
@@ -441,51 +414,6 @@ def plan_command(
         print_text(f"Next: testbed up {topology}")
 
 
-@app.command()
-def fidelity(
-    runtime: EmulatedRuntime = "auto", as_json: AsJson = False, runs: Runs = DEFAULT_RUNS
-) -> None:
-    """Measure how faithful the emulation is on this host, over a grid of CPU shares and links."""
-    from testbed.api import machine, running
-    from testbed.view import View
-
-    class Progress(View):
-        def progress(self, message: str) -> None:
-            remark(message)
-
-        def judged(self, judgement: Judgement) -> None:
-            if not as_json:
-                _show(judgement)
-
-    if as_json:
-        console.verbosity = -1
-    made = machine.measure_fidelity(runtime, runs=runs, view=Progress())
-    if as_json:
-        print_json([_ended(running.read(path)) for path in made])
-
-
-def _show(judgement: Judgement | None) -> None:
-    """Print what the devices got of what was requested, and whether the run is valid."""
-    from testbed.fidelity import table as fidelity_table
-
-    if judgement is None:
-        return
-    console.out().print(fidelity_table.render(judgement.fidelity))
-    if judgement.steps:
-        latest = max(step.done - step.due for step in judgement.steps)
-        done = counted(len(judgement.steps), "step")
-        print_text(f"Scenario: {done} done, at most {1e3 * latest:.0f} ms late")
-    validity = judgement.validity
-    for title, style, sentences in (
-        ("Not valid", "bold red", validity.reasons),
-        ("Not judged", "bold", validity.unjudged),
-    ):
-        if sentences:
-            console.out().print(f"\n{title}:", style=style)
-            for sentence in sentences:
-                print_text(f"  {sentence}")
-
-
 def _up(launch: Launch, *, as_json: bool) -> Verdict:
     """Run in the foreground; print the outcome at the end, and what to try next. Returns the verdict."""
     from testbed.watching import fullscreen, live, overview
@@ -495,6 +423,8 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
         auto = (launch.options.runtime or launch.topology.runtime.name) == "auto"
         remark(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
     simulated = plan.traits.simulated
+    for hint in launch.hints:
+        remark(hint)
     directory = launch.directory()
     shown = overview.of_plan(launch.topology, plan, directory.run)
     if console.verbosity < 0:
@@ -506,7 +436,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
             launch.run(directory, view)
     except BaseException:
         if not as_json:
-            _show(view.judgement)
+            outcome.show(view.judgement)
         raise
     finally:
         here, path = Path.cwd(), directory.path
@@ -520,10 +450,10 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     run = running.read(directory.path)
     verdict = summary.verdict(run)
     if as_json:
-        print_json(_ended(run))
+        print_json(outcome.as_dict(run))
         return verdict
     console.out().print(live.render_summary(run))
-    _show(view.judgement)
+    outcome.show(view.judgement)
     if simulated:
         print_text(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := running.optimum(run)) is not None:
@@ -534,25 +464,6 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     last = "docs/fidelity.md says what helps" if doubtful else "change the topology and run it again"
     closing(told, f"testbed dashboard {directory.run} · {logs}{last}")
     return verdict
-
-
-def _ended(run: AnalysedRun) -> dict[str, Any]:
-    """Of a run that has ended, as `testbed.cli.outputs.Ended`."""
-    from analysis import summary
-
-    line = summary.headline(run)
-    figures = {name: getattr(line, name) for name in ("accuracy", "best_accuracy", "loss", "perplexity")}
-    return {
-        "run": run.path.name,
-        "directory": str(run.path),
-        **{name: run.manifest[name] for name in ("runtime", "rule", "task", "outcome")},
-        "verdict": summary.verdict(run),
-        "duration_s": line.duration,
-        "versions": line.versions,
-        "updates": line.updates,
-        "dropped": line.dropped,
-        **figures,
-    }
 
 
 def _passed_over(runtime: str) -> str:
@@ -574,7 +485,6 @@ data.add_to(app)
 dashboard.add_to(app)
 device_commands.add_to(app)
 experiments.add_to(app)
+calibrate.add_to(app)
 reference.add_to(app)
 new.add_to(app)
-examples.add_to(app)
-traces.add_to(app)

@@ -1,22 +1,31 @@
-"""`testbed new`: a commented starting point for a task, a rule or a topology, which runs as it is."""
+"""`testbed new`: files to begin with: a task, a rule, a topology, the examples, published traces.
+
+Those for a task, a rule or a topology are commented, and run as they are. Of traces: docs/traces.md.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
-from testbed.console import remark, written
+from testbed.console import print_text, remark, written
+from testbed.errors import writable_file
 
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits and -, such as my-rule.")]
+To = Annotated[Path | None, typer.Option("--to", help="File to write (default: print it).")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
-    commands = App(help="Write a starting point for a task, a rule or a topology.")
-    for command in (task, rule, topology):
+    commands = App(
+        help="Write files to begin with: a task, a rule, a topology, the examples, or published traces."
+    )
+    for command in (task, rule, topology, examples, trace, devices):
         commands.command()(command)
     app.add_typer(commands, name="new", rich_help_panel="Reference")
 
@@ -42,3 +51,114 @@ def _write(kind: Literal["task", "rule", "topology"], name: str, *, as_json: boo
     written(templates.new(kind, name), as_json=as_json)
     if not as_json:
         remark(f"Next: testbed up {name}.yaml --runtime virtual")
+
+
+def examples(
+    folder: Annotated[Path, typer.Argument(help="Where to copy them to.")] = Path("examples"),
+    as_json: AsJson = False,
+) -> None:
+    """Copy the topologies and notebooks that come with the testbed to a folder of yours."""
+    from testbed.api import templates
+
+    written(templates.examples(folder), as_json=as_json)
+    if as_json:
+        return
+    remark(f"Next: testbed up {folder}/topologies/quickstart.yaml")
+    remark(f"Notebooks, once `pip install jupyterlab` is done: jupyter lab {folder}/notebooks")
+
+
+def trace(
+    form: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            help="Format in which it was published, such as pensieve (docs/traces.md).",
+            autocompletion=completion.trace_formats,
+        ),
+    ],
+    file: Annotated[Path, typer.Argument(help="The trace.", metavar="FILE")],
+    to: To = None,
+    direction: Annotated[
+        Literal["down", "up"], typer.Option("--direction", help="Direction of the link that it is for.")
+    ] = "down",
+    scale: Annotated[float, typer.Option("--scale", min=1e-6, help="Factor for all rates.")] = 1.0,
+) -> None:
+    """Convert a published 3G, LTE, 5G or Wi-Fi trace to CSV, for link: {trace: {csv: FILE}}."""
+    from testbed.api.traces import convert_trace
+
+    text = convert_trace(form, file, direction=direction, scale=scale)
+    _print_or_write(text, to, "link: {trace: {csv: " + f"{to}" + "}}")
+
+
+def devices(
+    capacity: Annotated[
+        Path, typer.Argument(help="The file client_device_capacity.", metavar="CAPACITY")
+    ],
+    behaviour: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The file client_behave_trace (default: devices are always there).",
+            metavar="BEHAVIOUR",
+        ),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--devices", min=1, max=2000, help="How many devices to draw.")
+    ] = 10,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,
+    cpu: Annotated[
+        float | None, typer.Option("--cpu", min=0.001, help="Share of a core for the fastest device.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", min=1, help="Also give each a training time (timing), for this many local steps."
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a step.")] = 32,
+    begin: Annotated[
+        str, typer.Option("--from", help="Where in the availability trace to begin, such as 6h.")
+    ] = "0s",
+    length: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="How much of that trace to take, such as 4h (default: all, repeated)."
+        ),
+    ] = None,
+    speed_up: Annotated[
+        float,
+        typer.Option("--speed-up", min=1e-3, help="How many times as fast time passes in that trace."),
+    ] = 1.0,
+    topology: Annotated[
+        Path | None,
+        typer.Option("--topology", help="Write a copy of this one, with these devices."),
+    ] = None,
+    to: To = None,
+) -> None:
+    """Draw devices from FedScale's traces: their speed, link and availability, as device groups."""
+    from testbed.api.traces import fedscale_devices
+
+    text = fedscale_devices(
+        capacity,
+        behaviour,
+        count=count,
+        seed=seed,
+        cpu=cpu,
+        steps=steps,
+        batch_size=batch_size,
+        begin=begin,
+        length=length,
+        speed_up=speed_up,
+        topology=topology,
+    )
+    _print_or_write(
+        text, to, f"testbed plan {to}" if topology else "put it in place of the devices of a topology"
+    )
+
+
+def _print_or_write(text: str, to: Path | None, following: str) -> None:
+    if to is None:
+        print_text(text.rstrip("\n"))
+        return
+    writable_file(to).write_text(text, encoding="utf-8")
+    print_text(f"{to}: written")
+    remark(f"Next: {following}")

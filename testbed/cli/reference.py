@@ -30,7 +30,7 @@ _PANEL = "Reference"
 
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
-    for command in (schema, rules, tasks, profiles, calibrate, doctor):
+    for command in (schema, rules, tasks, profiles, doctor):
         app.command(rich_help_panel=_PANEL)(command)
     images = App(help="Images for devices and broker.")
     images.command("list")(list_images)
@@ -134,20 +134,6 @@ def _show_profiles(name: str | None, *, as_json: bool) -> None:
         print_json(catalog.profile_rows(shown))
     else:
         print_text(catalog.profile_text(shown, whole=name is not None))
-
-
-def calibrate(
-    force: Annotated[bool, typer.Option("--force", help="Measure again.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure the speed of this host's cores, which turns device profiles into CPU shares."""
-    from testbed.api import machine
-
-    found = machine.calibrate(force=force)
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        print_text(found.summary())
 
 
 def doctor(as_json: AsJson = False) -> None:

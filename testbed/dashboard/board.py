@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from analysis import comparison
 from analysis.charts import CHARTS
-from analysis.charts.actions import Marks, marks
+from analysis.charts.action_marks import Marks, marks
 from analysis.charts.chart import Chart
 from analysis.charts.lanes import lanes
-from analysis.charts.progress import curves
+from analysis.charts.learning_curves import curves
 from analysis.load import Run
 from analysis.names import distinct
-from testbed.dashboard import devices
-from testbed.dashboard.devices import Table
+from testbed.dashboard import device_table
+from testbed.dashboard.device_table import Table
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS
 from testbed.traits import is_simulated
@@ -109,7 +109,7 @@ class Board:
         self.panels = tuple(self._panels(runs))
         charts = {panel.name: panel.chart for panel in self.panels}
         self.tables = tuple(
-            devices.table(runs[column], charts[f"devices-{column}"], live=self.feeds[column].live)
+            device_table.table(runs[column], charts[f"devices-{column}"], live=self.feeds[column].live)
             for column in self.columns
         )
         together = [runs] if len(runs) > 1 else []

@@ -16,11 +16,11 @@ from bokeh.models.widgets import Div, Select, TextInput
 
 from analysis import comparison, metrics
 from analysis.charts import screen
-from analysis.charts.actions import Marks
+from analysis.charts.action_marks import Marks
 from analysis.charts.chart import INKS, Ink, Theme
-from testbed.dashboard import devices
+from testbed.dashboard import device_table
 from testbed.dashboard.board import BY_DEVICE, MAX_COLUMNS, Board, Panel
-from testbed.dashboard.devices import Table
+from testbed.dashboard.device_table import Table
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.header import header
 from testbed.traits import is_simulated
@@ -126,8 +126,8 @@ class _View:
     def _controls(self) -> None:
         """How the devices are sorted, and which are shown."""
         style = InlineStyleSheet(css=_widget_style(self._ink))
-        sorts: list[str | tuple[Any, str]] = [*devices.SORTS]
-        large = any(len(table.devices) > devices.MAX_ROWS for table in self._board.tables)
+        sorts: list[str | tuple[Any, str]] = [*device_table.SORTS]
+        large = any(len(table.devices) > device_table.MAX_ROWS for table in self._board.tables)
         first = "fewest updates" if large else "as planned"
         self._sort = Select(title="Sort devices", value=first, options=sorts)
         self._filter = TextInput(title="Find devices", placeholder="name, group or state")
@@ -176,17 +176,20 @@ def _events(found: Marks) -> str:
 def _table(table: Table, feed: Feed, name: str, sort: str, matching: str) -> str:
     """`name`: of the run, where there are several."""
     every = table.devices
-    found = devices.chosen(every, sort, matching)
-    many = len(every) > devices.MAX_ROWS
-    shown = found.head(devices.SOME_ROWS) if many else found
+    found = device_table.chosen(every, sort, matching)
+    many = len(every) > device_table.MAX_ROWS
+    shown = found.head(device_table.SOME_ROWS) if many else found
     tables: list[tuple[str, Any]] = []
     if many:
         tables.append(
-            (f"Groups of {len(every):,} devices", devices.cells(devices.groups(every), grouped=True))
+            (
+                f"Groups of {len(every):,} devices",
+                device_table.cells(device_table.groups(every), grouped=True),
+            )
         )
     which = f"{len(shown):,} of {len(found):,}, {sort}" if len(shown) < len(found) else ""
     title = " · ".join(filter(None, (table.caption, name)))
-    tables.append((": ".join(filter(None, (title, which))), devices.cells(shown)))
+    tables.append((": ".join(filter(None, (title, which))), device_table.cells(shown)))
     run = feed.run
     logged = run is not None and not is_simulated(run.manifest.get("runtime"))
     held = [f"counted: the newest {feed.held:,} updates"] * (feed.held < feed.updates)

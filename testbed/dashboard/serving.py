@@ -35,9 +35,11 @@ def main(descriptor: str, runs: str, *named: str) -> None:
     # A busy host could disturb those in real time; virtual time does not mind.
     if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in directories):
         lower_priority()
-    from testbed.dashboard import server  # Bokeh and pandas: two seconds
+    from testbed.dashboard import web_server  # Bokeh and pandas: two seconds
 
-    server.serve(socket.socket(fileno=int(descriptor)), server.Site(directories, Path(runs).resolve()))
+    web_server.serve(
+        socket.socket(fileno=int(descriptor)), web_server.Site(directories, Path(runs).resolve())
+    )
 
 
 def lower_priority() -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agents.shards import Shard
 from testbed.errors import BadInputError
-from testbed.topology.data import Data
+from testbed.topology.data_settings import Data
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,7 +17,7 @@ import numpy as np
 from testbed.console import Progress, Report, silent
 from testbed.data.columns import DataError, RawSplit
 from testbed.errors import BadInputError, HostError
-from testbed.topology.data import Data
+from testbed.topology.data_settings import Data
 
 _ROWS = 1_000
 """That are decoded at a time."""

@@ -33,7 +33,7 @@ from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.own_code.stand_ins import TaskStandIn
 from testbed.topology import Topology
-from testbed.topology.data import Data, Split
+from testbed.topology.data_settings import Data, Split
 from testbed.topology.partition import Indices
 
 

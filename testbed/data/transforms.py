@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from agents.shards import Shard
 from testbed.topology import Topology, seeds
-from testbed.topology.data import Transform
+from testbed.topology.data_settings import Transform
 from testbed.topology.partition import Indices
 
 _AT_ONCE = 1_000

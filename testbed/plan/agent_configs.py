@@ -270,7 +270,6 @@ def _aggregator(
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
         patient=steps.has_steps(topology, spec.plan),
-        record=topology.record == "updates",
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,

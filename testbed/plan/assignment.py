@@ -15,7 +15,7 @@ from testbed.plan.placement import SHARED_CAPACITY, PlannedNode, Unplaced, Wish,
 from testbed.plan.placement import planned as planned_node
 from testbed.plan.planned import Plan, PlannedDevice, cpuset
 from testbed.plan.shaper import choose
-from testbed.topology import Topology, scenario, traces
+from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup
 from testbed.topology.yamlfile import Problem
 from testbed.traits import Traits, traits
@@ -52,6 +52,7 @@ def plan(
         oversubscribed=oversubscribe,
         cpu_notes=catalog.cpu_notes,
         profiles=catalog.used_by(topology),
+        hints=catalog.hints,
         measured=Measured(cpu=_measured_cpu(groups, topology, found)),
         absent=scenario.absent(topology.scenario, topology.devices),
         routed=found.many_hosts
@@ -291,7 +292,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         cpu=cpu,
         memory=memory_limit,
         local=group.local.build(),
-        link=None if link is None else traces.at_start(link, trace),
+        link=None if link is None else link_traces.at_start(link, trace),
         trace=trace,
         access=None if group.access is None else group.access.build(),
         think=None if group.think is None else group.think.plain(),

@@ -17,10 +17,10 @@ from testbed.plan.measured import Measured
 from testbed.plan.work import of_step
 from testbed.speed.calibration import Calibration, seconds, share
 from testbed.speed.kinds import KINDS, Work
-from testbed.topology import Topology, profiles, traces
+from testbed.topology import Topology, link_traces, profiles
 from testbed.topology.devices import DeviceGroup
+from testbed.topology.link_traces import Trace
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
-from testbed.topology.traces import Trace
 from testbed.topology.yamlfile import Problem, Where
 
 HERE = ""
@@ -43,6 +43,8 @@ class Catalog:
     profiles: Profiles = field(default_factory=Profiles)
     traces: Mapping[str, tuple[Trace, ...]] = field(default_factory=dict)
     """The link traces of each group that has some."""
+    hints: tuple[str, ...] = ()
+    """Sentences on words of the version before this one in the files of these."""
     measured: Measured = field(default_factory=Measured)
     """What lies beside the topology, as it does in a run's directory: it is not measured again."""
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class Catalog:
         return config.Link(
             by_class.up if link.up is None else link.up,
             by_class.down if link.down is None else link.down,
-            (by_class.rtt or 0.0) if link.rtt is None and link.delay is None else 2 * link.one_way,
+            (by_class.rtt if link.rtt is None else link.rtt) or 0.0,
             (by_class.jitter if link.jitter is None else link.jitter) or 0.0,
             (by_class.loss if link.loss is None else link.loss) or 0.0,
         )
@@ -88,19 +90,21 @@ def read(topology: Topology) -> Catalog:
     named = any(group.profile or (group.link and group.link.kind) for group in topology.devices)
     catalog = Catalog(profiles=profiles.load(folder) if named else Profiles(), measured=measured)
     problems = [*_unknown(topology, catalog), *_no_dockerfiles(topology)]
-    found = {}
+    found, hints = {}, []
     for index, group in enumerate(topology.devices):
         if group.link is None or group.link.trace is None:
             continue
         try:
-            found[group.name] = tuple(traces.read(group.link.trace, folder))
+            found[group.name] = tuple(link_traces.read(group.link.trace, folder))
+            file = group.link.trace.csv
+            hints += [f"{file}: {hint}" for trace in found[group.name] for hint in trace.hints]
         except (ValueError, OSError) as error:
             reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
             where: Where = ("devices", index, "link", "trace")
             problems.append(topology.source.problem(where, reason))
     if problems:
         raise topology.source.error(problems)
-    return replace(catalog, traces=found)
+    return replace(catalog, traces=found, hints=tuple(hints))
 
 
 def _unknown(topology: Topology, catalog: Catalog) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agents.texts import counted
-from testbed.topology import Topology, scenario, traces
+from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.fields import LEAST_MEMORY
 from testbed.topology.units import format_size
 from testbed.topology.yamlfile import Problem, Where
@@ -94,7 +94,7 @@ def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem
     others = those(lambda t: not t.simulated and not t.lossless)
     found: list[Where] = []
     for index, planned in enumerate(groups):
-        if traces.has_loss(planned.trace):
+        if link_traces.has_loss(planned.trace):
             found.append(("devices", index, "link", "trace", "csv"))
         elif planned.link is not None and planned.link.loss:
             found.append(("devices", index, "link", "loss"))

@@ -148,7 +148,7 @@ def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
     if not directory.topology.is_file():
         raise BadInputError(
             f"{file} is a model of a run, and {directory.topology}, which says of which task, is not "
-            "there: take it where the run left it, or save it by name (testbed model)"
+            "there: take it where the run left it, or save it by name (testbed export --model)"
         )
     topology = load(directory.topology)
     try:

@@ -16,8 +16,8 @@ from testbed.plan.measured import Measured
 from testbed.plan.placement import PlannedNode
 from testbed.plan.shaper import Shaper
 from testbed.topology.fields import Thermal
+from testbed.topology.link_traces import Trace
 from testbed.topology.profiles import Profiles
-from testbed.topology.traces import Trace
 from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
 
@@ -171,6 +171,8 @@ class Plan:
     """The links' shaper; None where no device has a link."""
     oversubscribed: bool = False
     """Whether the devices may ask for more than `device_capacity`."""
+    hints: tuple[str, ...] = ()
+    """Sentences on words of the version before this one in the files of traces."""
     notes: tuple[str, ...] = ()
     """Sentences on what of the devices' profiles is emulated in another way, or not at all."""
     nodes: tuple[PlannedNode, ...] = ()

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from agents.config import OUTAGE_RATE
 from testbed.plan.planned import Plan
-from testbed.topology import Topology, scenario, traces
-from testbed.topology.timeline import Heat, Step, timeline
+from testbed.topology import Topology, link_traces, scenario
+from testbed.topology.action_timeline import Heat, Step, timeline
 
 
 def steps(topology: Topology, plan: Plan) -> Iterator[Step]:
@@ -20,7 +20,7 @@ def steps(topology: Topology, plan: Plan) -> Iterator[Step]:
         if device.cpu is not None and device.thermal is not None
     }
     played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed, heat=heat)
-    traced = [traces.steps(device.name, device.trace) for device in plan.devices if device.trace]
+    traced = [link_traces.steps(device.name, device.trace) for device in plan.devices if device.trace]
     return heapq.merge(played, *traced, key=lambda step: step.at)
 
 

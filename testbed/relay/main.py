@@ -23,7 +23,7 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, Received
 from agents.timing.realtime import realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
-from testbed.relay.server import Lane, Relay
+from testbed.relay.sockets import Lane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
 _RECORD_SECONDS = 0.5

@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, Never
 
 from agents import events, own_code
-from agents.config import Broker, Link
+from agents.config import LOGGED, Broker, Link
 from agents.device_actions import Crash, DeviceState, SetCpu
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
 from agents.mqtt.inbox import Inbox
@@ -167,8 +167,8 @@ class Controller:
         self._sampler = Sampler(
             plan.cpus,
             cpu_numbers(plan.device_cpus),
-            runtime.server_pids,
-            runtime.device_cpu_seconds,
+            runtime.meter.server_pids,
+            runtime.meter.device_cpu_seconds,
             dilation=plan.dilation,
         )
 
@@ -393,7 +393,7 @@ class Controller:
                     self._received(message, telemetry.write)
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
-                    for sample in self._runtime.telemetry():
+                    for sample in self._runtime.meter.telemetry():
                         telemetry.write(_line(sample))
                     telemetry.flush()
                     self._check_processes()
@@ -416,10 +416,11 @@ class Controller:
     def _sample_other_hosts(self) -> None:
         """Compare the clocks of other hosts with devices with this one's, and sample their load."""
         at = 0.0 if self.epoch is None else (time.monotonic() - self.epoch) / self._dilation
-        for host, sample in self._runtime.loads(at, self._used).items():
-            self.other_samples.setdefault(host, []).append(sample)
-        for host, off in self._runtime.clocks().items():
-            self.clocks[host] = max(off / self._dilation, self.clocks.get(host, 0.0))
+        for host, reading in self._runtime.meter.other_hosts(at, self._used).items():
+            if reading.load is not None:
+                self.other_samples.setdefault(host, []).append(reading.load)
+            off = reading.clock_uncertainty / self._dilation
+            self.clocks[host] = max(off, self.clocks.get(host, 0.0))
 
     def _sample_host(self, lateness: float) -> None:
         if self.epoch is not None and not self._over:
@@ -505,7 +506,7 @@ class Controller:
     def _check_stopped(self) -> None:
         """Record what somebody else has stopped for a while, and again when it goes on."""
         now, known = time.monotonic(), self._stopped_since
-        self._stopped_since = {name: known.get(name, now) for name in self._runtime.stopped()}
+        self._stopped_since = {name: known.get(name, now) for name in self._runtime.meter.stopped()}
         lasting = {
             f"{self._title(name)} stood still": since
             for name, since in self._stopped_since.items()
@@ -538,7 +539,7 @@ class Controller:
     def _start_again(self, name: str, code: int) -> bool:
         """Start broker or aggregator again, if the run can go on with it. What an aggregator without a
         log told the clients last, a new one does not know."""
-        keeps_all = self._spec.topology.durability == "update"
+        keeps_all = self._spec.topology.durability in LOGGED
         if self._connection is None or self.epoch is None or self._over:
             return False
         if name in (ROUTER, MPS) or (name == AGGREGATOR and not keeps_all):

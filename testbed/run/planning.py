@@ -59,9 +59,9 @@ def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
     """The machines to plan for, as described or as they are; none where the runtime has this one alone.
     Raises BadInputError."""
     if traits(runtime).many_hosts:
-        from testbed.host import swarm  # with the Docker SDK
+        from testbed.host import swarm_nodes  # with the Docker SDK
 
-        return tuple(swarm.here() if options.nodes is None else machines.read(options.nodes))
+        return tuple(swarm_nodes.here() if options.nodes is None else machines.read(options.nodes))
     if options.nodes is not None:
         other = those(lambda t: t.many_hosts)
         raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")

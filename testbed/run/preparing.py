@@ -11,7 +11,7 @@ from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError
 from testbed.plan import Plan, model_check
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import manifest, unchanged
+from testbed.run import provenance, unchanged
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, yamlfile
@@ -55,7 +55,7 @@ def prepare(
     spec = RunSpec(directory, topology, plan, samples, options.verbose, odd_updates(directory))
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
     own = own_data(topology, directory, view)
-    described = manifest.describe(spec, preparation.label_counts(prepared))
+    described = provenance.describe(spec, preparation.label_counts(prepared))
     directory.write_manifest(**described, **remarks, **own)
     return spec, prepared
 

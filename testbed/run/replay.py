@@ -59,7 +59,7 @@ def replay(directory: RunDirectory) -> Replayed:
     """
     if not directory.inputs.is_file():
         raise BadInputError(
-            f"{directory.path} holds no recording: run its topology again with `record: updates`"
+            f"{directory.path} holds no recording: run its topology again with `durability: recording`"
         )
     if directory.controller() is not None:
         raise BadInputError(f"{directory.run} is still going: replay it once it has ended")

@@ -14,7 +14,7 @@ from agents.mqtt.topics import AGGREGATOR
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.messages import AddressedOrder, Log, Source
 from testbed.errors import BadInputError
-from testbed.topology.timeline import Step
+from testbed.topology.action_timeline import Step
 
 
 class Actuator(Protocol):

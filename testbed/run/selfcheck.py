@@ -1,4 +1,4 @@
-"""`testbed fidelity`: the emulation's fidelity on this host, over a grid of shares and links."""
+"""`testbed calibrate --fidelity`: runs over a grid of CPU shares and links."""
 
 from __future__ import annotations
 

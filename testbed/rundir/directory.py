@@ -48,7 +48,7 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.events = path / "events.jsonl"
         self.inputs = path / "inputs.bin"
-        """The aggregator's recorded inputs, where `record: updates` (`agents.aggregator.recording`)."""
+        """The aggregator's inputs, with `durability: recording` (`agents.aggregator.recording`)."""
         self.telemetry = path / "telemetry.jsonl"
         self.fidelity = path / "fidelity.json"
         self.models = path / "models"

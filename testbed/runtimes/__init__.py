@@ -13,7 +13,9 @@ from agents import events
 from agents.config import Broker
 from agents.device_actions import Action
 from agents.imports import uncollected
+from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.wire.messages import AddressedOrder, GpuSample, Telemetry
+from testbed.broker import BROKER
 from testbed.data.preparation import Prepared
 from testbed.fidelity.host_load import HostSample
 from testbed.plan.agent_configs import RunSpec
@@ -21,13 +23,20 @@ from testbed.rundir.directory import RunDirectory
 from testbed.traits import traits
 from testbed.view import View
 
+SERVERS = (BROKER, AGGREGATOR, ROUTER)
+"""Components of a run that serve all devices; without links there is no router."""
+
 
 class Runtime(Protocol):
-    """Starts, limits and ends the processes of one run. All methods are called from one thread.
+    """Starts, limits, changes and ends the processes of one run. All methods are called from one thread.
 
     A runtime labels all that it starts with the run id, so that `testbed down` finds it after any
     crash, from any directory.
     """
+
+    @property
+    def meter(self) -> Meter:
+        """Measures what the run uses of its hosts."""
 
     def start(self) -> Broker:
         """Start broker, aggregator and every device (in parallel); return the controller's broker.
@@ -37,7 +46,8 @@ class Runtime(Protocol):
         """
 
     def limit(self, device: str) -> None:
-        """Put `device` under its CPU quota: called whenever its client has become ready."""
+        """Put `device` under its CPU quota: called whenever its client has become ready. One that has
+        ended is left alone."""
 
     def begin(self) -> None:
         """Prepare for the run clock, which starts now: all that is awaited is ready and limited, or a
@@ -49,33 +59,45 @@ class Runtime(Protocol):
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
 
-    def stopped(self) -> set[str]:
-        """Processes and containers that somebody else has stopped (a signal, `docker pause`), as far as
-        this host sees that."""
-
     def restart(self, component: str) -> int | None:
         """Start the broker or the aggregator again, which has ended; return the port of 127.0.0.1 where
         the controller finds the broker now, if that is another. Raises HostError."""
 
+    def stop(self) -> None:
+        """End and remove everything of this run, logs saved to the run directory. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """Measurements on another host with devices."""
+
+    clock_uncertainty: float
+    """Seconds by which its times may be off at most, as converted to this host's clock."""
+    load: HostSample | None
+    """Load since the reading before; None: unknown, as for the first one."""
+
+
+class Meter(Protocol):
+    """Measures what a run uses of its hosts, and changes nothing. Called from the runtime's thread."""
+
     def telemetry(self) -> Sequence[Telemetry | GpuSample]:
-        """One sample per device where the runtime itself takes them; called about once a second."""
+        """One sample per device if the runtime itself takes them; called about once a second."""
+        return ()
+
+    def stopped(self) -> set[str]:
+        """Processes and containers that somebody else has stopped (a signal, `docker pause`), as far as
+        this host sees that."""
 
     def server_pids(self) -> list[int]:
         """Process ids of broker, aggregator and router, as far as this host sees them."""
 
     def device_cpu_seconds(self) -> float | None:
-        """CPU seconds that all devices have used; None where this host does not see it."""
+        """CPU seconds that all devices have used on this host; None if it does not see them."""
 
-    def clocks(self) -> dict[str, float]:
-        """By how many seconds at most the times of each other host may be off now, where devices are on
-        several; none where they are on this one."""
-
-    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
-        """The load of each other host since the last call, at `at` seconds of the run, where devices are
-        on several; `used` has the CPU seconds that each device has used. None of it the first time."""
-
-    def stop(self) -> None:
-        """End and remove everything of this run, logs saved to the run directory. Idempotent."""
+    def other_hosts(self, at: float, used: Mapping[str, float]) -> Mapping[str, HostReading]:
+        """A reading of each other host with devices, by its name, at `at` seconds of the run; `used` has
+        the CPU seconds that each device has used."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

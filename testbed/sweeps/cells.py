@@ -254,7 +254,7 @@ def _apply(base: Document, changes: Iterable[Change], source: Source) -> tuple[D
     for change in sorted(filter(lambda change: change.where, changes), key=lambda c: len(c.where)):
         place = source.place(change.at)
         try:
-            data = _replaced(data, change.where, change.value)
+            data = yamlfile.replaced(data, change.where, change.value)
         except LookupError as error:
             at = change.at if change.at[0] == "variants" else change.at[:-1]
             problems.append(source.problem(at, str(error.args[0]), at_key=True))
@@ -267,22 +267,6 @@ def _apply(base: Document, changes: Iterable[Change], source: Source) -> tuple[D
             known |= {(*change.where, *at[depth:]): p for at, p in inside.items()}
         keys[change.where] = source.keys.get(change.at) or source.keys.get(change.at[:-1]) or place
     return Document(data, Source(base.source.name, (), values, keys), ()), problems
-
-
-def _replaced(data: Any, where: Where, value: Any) -> Any:
-    """`data` with `value` at `where`; missing keys are added. Raises LookupError."""
-    if not where:
-        return value
-    key, rest = where[0], where[1:]
-    if isinstance(key, str):
-        if not isinstance(data, Mapping | None):
-            raise LookupError(f"leads into a value that has no keys, at {key}")
-        known = data or {}
-        return {**known, key: _replaced(known.get(key), rest, value)}
-    if not isinstance(data, tuple) or key >= len(data):
-        count = len(data) if isinstance(data, tuple) else 0
-        raise LookupError(f"the list in the topology has {count} entries, counted from 0: no [{key}]")
-    return (*data[:key], _replaced(data[key], rest, value), *data[key + 1 :])
 
 
 def _distinct_labels(cells: list[Cell]) -> Iterator[Cell]:

@@ -159,6 +159,10 @@ def run(
         index = Index.read(folder)
         index.recover()
         cells = _each_once(sweep.cells, report)
+        for hint in dict.fromkeys(
+            hint for cell in cells for hint in (*cell.topology.hints, *cell.plan.hints)
+        ):
+            report(hint)
         todo = [cell for cell in cells if index.run_of(cell) is None]
         for plan in {cell.plan.runtime: cell.plan for cell in todo}.values():
             planning.check_host(plan)

@@ -18,7 +18,7 @@ from testbed.host.gpus import MPS
 from testbed.own_code.code import Code
 from testbed.own_code.inspector import RaisedError
 from testbed.own_code.stand_ins import Kind, StandIn, stand_in
-from testbed.topology import consistency, validation_errors, yamlfile
+from testbed.topology import consistency, old_words, validation_errors, yamlfile
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local
 from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
@@ -60,6 +60,7 @@ def checked(document: Document) -> Topology:
         raise document.source.error([other])
     if (too_many := _too_many_devices(document)) is not None:  # before each of them is looked at
         raise document.source.error([too_many])
+    document = old_words.translated(document)
     problems = list(_name_problems(document))
     code, classes, wrong = _read_own_code(document)
     problems += wrong

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
@@ -15,7 +16,7 @@ from agents.timing.durations import Distribution
 from agents.wire.compression import METHODS
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
-from testbed.topology.data import DeviceData
+from testbed.topology.data_settings import DeviceData
 from testbed.topology.fields import (
     Cpu,
     Duration,
@@ -86,9 +87,7 @@ class LinkTrace(Model):
     down: FilePath | None = Field(
         default=None, description="mahimahi trace of the downlink's rate; repeats"
     )
-    csv: FilePath | None = Field(
-        default=None, description="Columns time and any of up, down, delay, loss"
-    )
+    csv: FilePath | None = Field(default=None, description="Columns time and any of up, down, rtt, loss")
     loop: bool = Field(default=True, description="Whether csv begins again at its end")
 
     @model_validator(mode="after")
@@ -113,7 +112,6 @@ class Link(ServerLink):
         Field(alias="class", description="Of testbed profiles; what is given beside it wins"),
     ] = None
     rtt: Seconds | None = Field(default=None, description="Round-trip time that it adds")
-    delay: Seconds | None = Field(default=None, description="Half of rtt: one way; give one of both")
     jitter: Seconds | None = Field(default=None, description="Each way's delay is uniform, ± this")
     loss: Share | None = Field(default=None, description="Share of the packets lost, each way")
     trace: LinkTrace | None = None
@@ -127,19 +125,12 @@ class Link(ServerLink):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.rtt is not None and self.delay is not None:
-            raise ValueError("found both rtt and delay, expected one of them: rtt is twice the delay")
-        if (self.jitter or 0.0) > self.one_way and self.kind is None:
+        if (self.jitter or 0.0) > (self.rtt or 0.0) / 2 and self.kind is None:
             raise ValueError("jitter is more than the delay of one way, rtt/2: lower it, or raise rtt")
         return self
 
-    @property
-    def one_way(self) -> float:
-        """Seconds."""
-        return self.delay if self.delay is not None else (self.rtt or 0.0) / 2
-
     def plain(self) -> config.Link:
-        return config.Link(self.up, self.down, 2 * self.one_way, self.jitter or 0.0, self.loss or 0.0)
+        return config.Link(self.up, self.down, self.rtt or 0.0, self.jitter or 0.0, self.loss or 0.0)
 
 
 @with_fields_of(config.Access)
@@ -148,64 +139,45 @@ class Access(Parameters):
 
 
 class _Speed(Variant):
-    """A factor that is drawn once per device, from one of the distributions of durations."""
+    """A factor that is drawn once per device, from a distribution of durations without their unit."""
 
     tag: ClassVar[str] = "distribution"
+    seconds: ClassVar[Any] = NotNegative
+    distribution: str
+
+    @model_validator(mode="after")
+    def _above_zero(self) -> Self:
+        for name in ("value", "low"):
+            if self.params.get(name) == 0:
+                raise ValueError(f"{name} is 0, expected a number above 0")
+        return self
 
     def draw(self, seed: int, device: str) -> float:
+        if self.distribution == "constant":
+            return float(self.params["value"])
         distribution: Distribution = self.build()
         return distribution.sampler(seeds.generator(seed, device, "speed"))()
 
 
-class ConstantSpeed(_Speed):
-    """The same for every device."""
-
-    parameters: ClassVar[type] = durations.Constant
-    distribution: Literal["constant"]
-    value: Positive
-
-    def draw(self, seed: int, device: str) -> float:
-        return self.value
-
-
-class UniformSpeed(_Speed):
-    """Every speed between `low` and `high` is equally likely."""
-
-    parameters: ClassVar[type] = durations.Uniform
-    distribution: Literal["uniform"]
-    low: Positive
-    high: Positive
-
-
-class NormalSpeed(_Speed):
+@dataclass(frozen=True)
+class _NormalSpeed(durations.Normal):
     """Normal, truncated: what would be below `low` is drawn again."""
 
-    parameters: ClassVar[type] = durations.Normal
-    distribution: Literal["normal"]
-    mean: Positive
-    std: NotNegative
-    low: Positive = 0.1
+    low: float = 0.1
 
 
-class LognormalSpeed(_Speed):
-    """exp of a normal with mean ln(`median`) and standard deviation `sigma`."""
-
-    parameters: ClassVar[type] = durations.Lognormal
-    distribution: Literal["lognormal"]
-    median: Positive
-    sigma: NotNegative
-
+_SPEEDS = {name: cls for name, cls in durations.DISTRIBUTIONS.items() if name != "trace"}
+"""One speed is drawn: a series would give each device its first."""
 
 Speed = Annotated[
-    ConstantSpeed | UniformSpeed | NormalSpeed | LognormalSpeed,
-    Field(discriminator="distribution"),
+    _Speed,
+    OneOf(_SPEEDS | {"normal": _NormalSpeed}),
     OrConstant(
         (int, float),
         {"type": "number", "exclusiveMinimum": 0},
         "a number such as 0.5, or a distribution such as {distribution: uniform, low: 0.5, high: 2}",
     ),
 ]
-_PLAIN_SPEED = ConstantSpeed(distribution="constant", value=1.0)
 
 
 class Byzantine(Variant):
@@ -285,7 +257,9 @@ class DeviceGroup(Model):
         default=None, description="Of a training at the least, from when it could begin"
     )
     speed: Speed = Field(
-        default=_PLAIN_SPEED, description="Drawn once per device: divides timing, multiplies gflops"
+        default=1.0,
+        validate_default=True,
+        description="Drawn once per device: divides timing, multiplies gflops",
     )
     memory: Memory | None = Field(
         default=None,
@@ -367,7 +341,7 @@ class DeviceGroup(Model):
 
     @property
     def has_plain_speed(self) -> bool:
-        return self.speed == _PLAIN_SPEED
+        return self.speed.named == config.Named("constant", {"value": 1.0})
 
     @property
     def device_names(self) -> tuple[str, ...]:

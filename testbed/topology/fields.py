@@ -202,6 +202,8 @@ class Parameters(Model):
     """Base of models with the fields of a dataclass."""
 
     parameters: ClassVar[type]
+    seconds: ClassVar[Any] = Seconds
+    """What reads a field of the dataclass that is in seconds."""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -361,7 +363,7 @@ def with_fields_of(cls: type) -> Callable[[type[P]], type[P]]:
 
 def _made(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
     """`base` with the fields of the dataclass `cls`, named and described as `like`."""
-    fields = tag | dataclass_fields(cls)
+    fields = tag | dataclass_fields(cls, base.seconds)
     names: dict[str, Any] = {"__module__": like.__module__, "__doc__": like.__doc__}
     model = create_model(like.__name__, __base__=base, **names, **fields)
     model.parameters = cls
@@ -369,12 +371,14 @@ def _made(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
 
 
 @functools.cache
-def dataclass_fields(cls: type) -> dict[str, tuple[Any, Any]]:
-    """Type hint, units read, and default (`...` for none) of each field of a dataclass."""
+def dataclass_fields(cls: type, seconds: Any = Seconds) -> dict[str, tuple[Any, Any]]:
+    """Type hint, units read, and default (`...` for none) of each field of a dataclass; `seconds` reads
+    those in seconds."""
+    readers = _READERS | {"s": seconds}
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
         field.name: (
-            _with_units(hints[field.name]),
+            _with_units(hints[field.name], readers),
             ... if field.default is dataclasses.MISSING else field.default,
         )
         for field in dataclasses.fields(cls)
@@ -410,8 +414,7 @@ def _model_of(cls: type) -> type[Parameters]:
     return _made(Parameters, cls, cls)
 
 
-_READERS = {
-    "s": Seconds,
+_READERS: dict[str, Any] = {
     "s above 0": PositiveSeconds,
     "share above 0": PositiveShare,
     "bit/s": Rate,
@@ -437,17 +440,17 @@ _READERS = {
 """What reads and bounds a field of a dataclass whose hint is `Annotated` with this."""
 
 
-def _with_units(hint: Any) -> Any:
-    """`hint` with each `Annotated[float, "s"]` and its like replaced by the field that reads it, each
+def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
+    """`hint` with each `Annotated[float, "s"]` and its like replaced by the field in `readers`, and each
     dataclass by a model of it."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _model_of(hint)
     if get_origin(hint) is Annotated:
-        return next((_READERS[mark] for mark in get_args(hint)[1:] if mark in _READERS), hint)
+        return next((readers[mark] for mark in get_args(hint)[1:] if mark in readers), hint)
     if args := get_args(hint):
         if get_origin(hint) is Literal:
             return hint
-        inner = tuple(_with_units(arg) for arg in args)
+        inner = tuple(_with_units(arg, readers) for arg in args)
         origin = get_origin(hint)
         return Union[inner] if origin in (Union, UnionType) else origin[inner]  # noqa: UP007
     return hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_TOP = ("churn", "code", "dilation", "durability", "record", "requirements", "scenario", "seed")
+_TOP = ("churn", "code", "dilation", "durability", "requirements", "scenario", "seed")
 _PARTS: Mapping[str, str] = {
     "at the top level": " ".join(_TOP),
     "under task": "frozen importance initial",
@@ -13,7 +13,7 @@ _PARTS: Mapping[str, str] = {
     "under rule": "buffer_size mixing server_lr trim",
     "in a device group (devices: [{...}])": "access availability byzantine count cpu gflops gpu hosts "
     "image memory placement power profile speed thermal think timing",
-    "under link of a group or of a scenario's set": "compression delay down jitter loss rtt trace up",
+    "under link of a group or of a scenario's set": "compression down jitter loss rtt trace up",
     "under evaluate": "classes cores every samples when",
     "under stop": "after target_accuracy",
     "under start": "quorum timeout",
@@ -23,7 +23,7 @@ _PARTS: Mapping[str, str] = {
 }
 """Place in a topology -> the keys that are known there."""
 
-_EXAMPLES = {"dilation": "dilation: auto", "seed": "seed: 7", "record": "record: updates"}
+_EXAMPLES = {"dilation": "dilation: auto", "seed": "seed: 7", "durability": "durability: recording"}
 
 BELONGS: Mapping[str, str] = {
     key: f"it belongs {place}" + (f": {_EXAMPLES[key]}" if key in _EXAMPLES else "")

@@ -57,39 +57,60 @@ class Dirichlet:
     """Each class is dealt out in shares drawn from Dirichlet(alpha): the smaller, the more skewed."""
 
     by: ClassVar[Key] = "label"
-    alpha: float
+    alpha: float | tuple[float, ...]
+    """One number, or one for each device."""
     min_samples: int = MIN_SAMPLES
     """No client gets fewer."""
+    self_balancing: bool = False
+    """Whether a device that has its even share of all samples gets no more."""
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ValueError(f"alpha is {self.alpha:g}, expected a number above 0")
+        for alpha in self._alphas:
+            if not alpha > 0:
+                raise ValueError(f"alpha is {alpha:g}, expected a number above 0")
         at_least("min_samples", self.min_samples, 1)
+
+    @property
+    def _alphas(self) -> tuple[float, ...]:
+        return self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         from flwr_datasets.partitioner import DirichletPartitioner
 
         _check_enough(labels, clients, self.min_samples)
+        alphas = [float(alpha) for alpha in self._alphas]
+        if isinstance(self.alpha, tuple) and len(alphas) != len(clients):
+            raise BadInputError(
+                f"task.partition.alpha has {counted(len(alphas), 'number')}, expected one, or "
+                f"{len(clients)}: one for each device"
+            )
         partitioner = DirichletPartitioner(
-            len(clients), "label", float(self.alpha), min_partition_size=self.min_samples, seed=seed
+            len(clients),
+            "label",
+            alphas if isinstance(self.alpha, tuple) else alphas[0],
+            min_partition_size=self.min_samples,
+            self_balancing=self.self_balancing,
+            seed=seed,
         )
         try:
             return _deal(partitioner, labels, clients, seed)
         except ValueError as error:
             raise BadInputError(
-                f"task.partition: dirichlet with alpha {self.alpha:g} leaves some of the {len(clients)} "
-                f"devices fewer than {self.min_samples} samples, in every draw. Raise "
+                f"task.partition: dirichlet with alpha {min(alphas):g} leaves some of the "
+                f"{len(clients)} devices fewer than {self.min_samples} samples, in every draw. Raise "
                 "task.partition.alpha, lower task.partition.min_samples, or use fewer devices."
             ) from error
 
 
 @dataclass(frozen=True)
 class Pathological:
-    """Every client has samples of exactly so many classes: its first by turns, the others at random;
-    each class is dealt out evenly to those that have it (Li et al. 2022, arXiv 2102.02079)."""
+    """Every client has samples of exactly so many classes, and each class is dealt out evenly to those
+    that have it (Li et al. 2022, arXiv 2102.02079)."""
 
     by: ClassVar[Key] = "label"
     classes_per_client: int = 2
+    assignment: Literal["random", "deterministic", "first-deterministic"] = "first-deterministic"
+    """Of classes to clients: at random, by turns, or the first by turns and the others at random."""
 
     def __post_init__(self) -> None:
         at_least("classes_per_client", self.classes_per_client, 1)
@@ -99,7 +120,7 @@ class Pathological:
 
         _check_enough(labels, clients, MIN_SAMPLES)
         partitioner = PathologicalPartitioner(
-            len(clients), "label", self.classes_per_client, "first-deterministic", seed=seed
+            len(clients), "label", self.classes_per_client, self.assignment, seed=seed
         )
         try:
             return _deal(partitioner, labels, clients, seed)
@@ -118,17 +139,38 @@ class Shards:
     (McMahan et al. 2017, arXiv 1602.05629). A remainder smaller than the pieces is left out."""
 
     by: ClassVar[Key] = "label"
-    shards_per_client: int = 2
+    shards_per_client: int | None = 2
+    """None: as many as there are of `shard_size`."""
+    shard_size: int | None = None
+    """Samples in a piece; None: as follows from `shards_per_client`."""
+    keep_incomplete_shard: bool = False
+    """Whether a smaller last piece of `shard_size` is dealt out, too."""
 
     def __post_init__(self) -> None:
         at_least("shards_per_client", self.shards_per_client, 1)
+        at_least("shard_size", self.shard_size, 1)
+        if self.shards_per_client is None and self.shard_size is None:
+            raise ValueError("give shards_per_client, shard_size, or both")
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         from flwr_datasets.partitioner import ShardPartitioner
 
-        _check_enough(labels, clients, max(MIN_SAMPLES, self.shards_per_client))
-        partitioner = ShardPartitioner(len(clients), "label", self.shards_per_client, seed=seed)
-        return _deal(partitioner, labels, clients, seed)
+        _check_enough(labels, clients, max(MIN_SAMPLES, self.shards_per_client or 1))
+        partitioner = ShardPartitioner(
+            len(clients),
+            "label",
+            self.shards_per_client,
+            self.shard_size,
+            self.keep_incomplete_shard,
+            seed=seed,
+        )
+        try:
+            return _deal(partitioner, labels, clients, seed)
+        except (ValueError, LookupError) as error:
+            raise BadInputError(
+                f"task.partition: shards finds no partition of {len(labels)} samples for {len(clients)} "
+                f"devices: {' '.join(str(error).split())}"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -177,12 +219,14 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Natural:
-    """Every device has the samples of one client of the dataset, such as a writer or a role; which one
-    is drawn. The samples of the others are left out."""
+    """Every device has the samples of one client of the dataset, such as a writer or a role. The samples
+    of the others are left out."""
 
     by: ClassVar[Key] = "client"
     min_samples: int = MIN_SAMPLES
     """Clients of the dataset with fewer are left out."""
+    choice: Literal["random", "first"] = "random"
+    """Which of the dataset's clients the devices have."""
 
     def __post_init__(self) -> None:
         at_least("min_samples", self.min_samples, 1)
@@ -198,7 +242,9 @@ class Natural:
                 f"{counted(len(large), 'client')} with {self.min_samples} samples or more ({every} in "
                 f"all). Use fewer devices{lower}."
             )
-        chosen = np.random.default_rng(seed).permutation(large)[: len(clients)]
+        if self.choice == "random":
+            large = np.random.default_rng(seed).permutation(large)
+        chosen = large[: len(clients)]
         order = np.argsort(labels, kind="stable")
         ends = np.cumsum(counts)
         return {
@@ -249,24 +295,6 @@ class OfFlower:
 
 
 @dataclass(frozen=True)
-class IidPartitioner(OfFlower):
-    """As `iid`, in flwr-datasets' words."""
-
-    by: ClassVar[Key] = "nothing"
-
-
-@dataclass(frozen=True)
-class DirichletPartitioner(OfFlower):
-    """Each class is dealt out in shares drawn from Dirichlet(alpha)."""
-
-    alpha: float | tuple[float, ...]
-    """One number, or one for each device."""
-    min_partition_size: int = MIN_SAMPLES
-    self_balancing: bool = False
-    """Whether a device that has its even share of all samples gets no more."""
-
-
-@dataclass(frozen=True)
 class InnerDirichletPartitioner(OfFlower):
     """So many samples for each device, of classes drawn by its own draw from Dirichlet(alpha)."""
 
@@ -291,24 +319,6 @@ class DistributionPartitioner(OfFlower):
         if len({len(row) for row in self.distribution_array}) > 1:
             raise BadInputError("task.partition: the rows of distribution_array differ in length.")
         return {**vars(self), "distribution_array": np.array(self.distribution_array)}
-
-
-@dataclass(frozen=True)
-class PathologicalPartitioner(OfFlower):
-    """Every device has samples of so many classes."""
-
-    num_classes_per_partition: int
-    class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] = "random"
-
-
-@dataclass(frozen=True)
-class ShardPartitioner(OfFlower):
-    """Samples sorted by class are cut into pieces, which are dealt out at random."""
-
-    num_shards_per_partition: int | None = None
-    shard_size: int | None = None
-    """Samples in a piece; None: as follows from `num_shards_per_partition`."""
-    keep_incomplete_shard: bool = False
 
 
 @dataclass(frozen=True)
@@ -350,13 +360,6 @@ class ExponentialPartitioner(OfFlower):
 
 
 @dataclass(frozen=True)
-class NaturalIdPartitioner(OfFlower):
-    """Every device has the samples of one client of the dataset: the first ones that there are."""
-
-    by: ClassVar[Key] = "client"
-
-
-@dataclass(frozen=True)
 class GroupedNaturalIdPartitioner(OfFlower):
     """Every device has the samples of so many clients of the dataset."""
 
@@ -368,16 +371,11 @@ class GroupedNaturalIdPartitioner(OfFlower):
 
 OF_FLOWER: tuple[type[OfFlower], ...] = (
     ContinuousPartitioner,
-    DirichletPartitioner,
     DistributionPartitioner,
     ExponentialPartitioner,
     GroupedNaturalIdPartitioner,
-    IidPartitioner,
     InnerDirichletPartitioner,
     LinearPartitioner,
-    NaturalIdPartitioner,
-    PathologicalPartitioner,
-    ShardPartitioner,
     SizePartitioner,
     SquarePartitioner,
 )

@@ -1,4 +1,4 @@
-"""Published traces of throughput, as rows of a link trace's CSV (`testbed.topology.traces`).
+"""Published traces of throughput, as rows of a link trace's CSV (`testbed.topology.link_traces`).
 
 - `riiser`: Riiser et al., Commute Path Bandwidth Traces from 3G Networks, MMSys 2013, and, in the same
   columns, van der Hooft et al., HTTP/2-based Adaptive Streaming of HEVC Video over 4G/LTE Networks,
@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from testbed.topology import traces
+from testbed.topology import link_traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def as_csv(
         raise ValueError("has no measured throughput")
     lines = [*(f"# {line}" for line in source.splitlines()), f"time,{direction}"]
     lines += [f"{begin - rows[0][0]:.10g},{rate:.10g}" for begin, rate in rows]
-    traces.read_csv(lines)  # what is written can be read
+    link_traces.read_csv(lines)  # what is written can be read
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,6 @@
 """The topology's `scenario` and `churn`: what is done to devices during a run, as it is written.
 
-`testbed.topology.timeline` turns them into steps with times.
+`testbed.topology.action_timeline` turns them into steps with times.
 """
 
 from __future__ import annotations
@@ -92,15 +92,13 @@ class LinkChange(Link):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Jitter is not compared with a delay, which may be what the link has already."""
+        """Jitter is not compared with rtt, which may be what the link has already."""
         if self.trace is not None:
             raise ValueError("trace does not begin in mid-run: write figures such as up: 1mbit instead")
         if self.compression is not None:
             raise ValueError("compression does not change in mid-run: give it to the device's link")
         if self.kind is not None:
             raise ValueError("class does not change in mid-run: write figures such as up: 1mbit instead")
-        if self.rtt is not None and self.delay is not None:
-            raise ValueError("found both rtt and delay, expected one of them: rtt is twice the delay")
         return self
 
     @property
@@ -108,8 +106,7 @@ class LinkChange(Link):
         """By field of `agents.config.Link`."""
         plain = self.plain()
         given = (name for name in type(self).model_fields if name in self.model_fields_set - {"kind"})
-        names = ("rtt" if name == "delay" else name for name in given)
-        return {name: getattr(plain, name) for name in names}
+        return {name: getattr(plain, name) for name in given}
 
     @model_serializer(mode="wrap")
     def _what_was_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

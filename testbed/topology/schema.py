@@ -11,7 +11,7 @@ from agents.rules import RULES
 from agents.tasks import TASKS
 from testbed.own_code.code import Code
 from testbed.topology import yamlfile
-from testbed.topology.data import Data
+from testbed.topology.data_settings import Data
 from testbed.topology.devices import DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
     Choice,
@@ -308,15 +308,12 @@ class Topology(Model):
     start: Start = Start()
     bounds: Bounds = Bounds()
     privacy: Privacy | None = Field(default=None, exclude_if=lambda privacy: privacy is None)
-    record: Literal["nothing", "updates"] = Field(
-        default="nothing",
-        description="updates: keep every update that the aggregator got, for testbed replay",
-    )
     broker: Broker = Broker()
-    durability: Literal["update", "checkpoint", "none"] = Field(
+    durability: config.Durability = Field(
         default="update",
-        description="what a crash of the aggregator takes. update: nothing that it has acknowledged; "
-        "checkpoint: what came after its last checkpoint; none: the run",
+        description="What is kept, and what a crash of the aggregator takes. none: the run; checkpoint: "
+        "what came after its last checkpoint; update: nothing that it has acknowledged; recording: "
+        "nothing, and every update stays, for testbed replay",
     )
     runtime: Runtime = Runtime()
     _source: Source = PrivateAttr(default=Source())
@@ -326,6 +323,11 @@ class Topology(Model):
     def source(self) -> Source:
         """Its file, for errors that point at a place in it."""
         return self._source
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Sentences on what its files say in words of the version before this one, each once."""
+        return tuple(dict.fromkeys(self._source.hints))
 
     @property
     def own_code(self) -> Code | None:

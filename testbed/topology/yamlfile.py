@@ -77,6 +77,8 @@ class Source:
     lines: tuple[str, ...] = field(default=(), compare=False)
     values: Mapping[Where, Place] = field(default_factory=dict, compare=False)
     keys: Mapping[Where, Place] = field(default_factory=dict, compare=False)
+    hints: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences on words of the version before this one (`testbed.topology.old_words`)."""
 
     def place(self, where: Where) -> Place:
         """Of the value at `where`, or of the nearest one around it that is in the file."""
@@ -124,6 +126,22 @@ class Document:
         return value
 
 
+def replaced(data: Any, where: Where, value: Any) -> Any:
+    """`data` with `value` at `where`; missing keys are added. Raises LookupError."""
+    if not where:
+        return value
+    key, rest = where[0], where[1:]
+    if isinstance(key, str):
+        if not isinstance(data, Mapping | None):
+            raise LookupError(f"leads into a value that has no keys, at {key}")
+        known = data or {}
+        return {**known, key: replaced(known.get(key), rest, value)}
+    if not isinstance(data, tuple) or key >= len(data):
+        count = len(data) if isinstance(data, tuple) else 0
+        raise LookupError(f"the list in the topology has {count} entries, counted from 0: no [{key}]")
+    return (*data[:key], replaced(data[key], rest, value), *data[key + 1 :])
+
+
 class _Dumper(_SafeDumper):
     """Quotes texts that `Loader` would read as something else."""
 
@@ -159,7 +177,7 @@ def text_of(path: Path) -> str:
     except FileNotFoundError:
         raise BadInputError(
             f"{path}: there is no such file{_nearby(path)}; name a topology file, or let "
-            "`testbed examples` copy some"
+            "`testbed new examples` copy some"
         ) from None
     except OSError as error:
         reason = "this is a folder: name a file in it" if path.is_dir() else error.strerror

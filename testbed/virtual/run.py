@@ -171,7 +171,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     )
     setup = Setup(settings, topology.rule.named, topology.seed)
     core, server = setup.core(w, buffers)
-    if topology.record == "updates":
+    if topology.durability == "recording":
         recorder.keep_inputs(setup)
     queue = EventQueue()
     cost = _step_cost(spec, prepared, task, view, w.size)

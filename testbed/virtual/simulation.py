@@ -32,7 +32,7 @@ from agents.secure.secure_messages import LACKING, share_size, sum_size
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 from agents.wire import payloads
 from testbed.errors import RunFailedError
-from testbed.topology.timeline import Step
+from testbed.topology.action_timeline import Step
 from testbed.virtual import faults
 from testbed.virtual.device import Device, Work
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue

@@ -29,7 +29,7 @@ from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire import payloads
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost
-from testbed.topology.timeline import Step
+from testbed.topology.action_timeline import Step
 from testbed.virtual import simulation
 from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue

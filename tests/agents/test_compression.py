@@ -249,7 +249,7 @@ devices: [{name: a, count: 3, timing: 1s, link: {up: 20kbit, compression: {kind:
 evaluate: {every: 10s}
 stop: {after: 40s}
 runtime: {name: virtual}
-record: updates
+durability: recording
 """
 
 

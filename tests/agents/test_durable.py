@@ -365,15 +365,15 @@ def test_a_log_that_outgrows_the_checkpoint_makes_a_new_one(
 ) -> None:
     """So the disk does not fill, and a crash is soon recovered from. A recording keeps all."""
     monkeypatch.setattr(durability, "_LEAST_LOG", 20_000)
-    for record in (False, True):
-        folder = tmp_path / str(record)
-        durable = begun(folder, record=record)
+    for kept in ("update", "recording"):
+        folder, record = tmp_path / kept, kept == "recording"
+        durable = begun(folder, durability=kept)
         for at in range(1, 3000):
             durable.handle(inputs.InstantOver(at))
             durable.sync(told=False)
         log = folder / "inputs.bin" if record else folder / "state" / "aggregator" / "inputs.bin"
         assert (log.stat().st_size > 60_000) == record
-        durable = again(durable, folder, record=record)
+        durable = again(durable, folder, durability=kept)
         assert durable.at == 2999
         durable.close()
 

@@ -17,10 +17,10 @@ from PIL import Image
 
 from agents import events
 from analysis.charts import CHARTS, paper, screen
-from analysis.charts.actions import with_actions
+from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Layer, Theme, arrays
 from analysis.charts.lanes import lanes
-from analysis.charts.progress import curves
+from analysis.charts.learning_curves import curves
 from analysis.load import Run, load
 from analysis.names import distinct
 from tests.analysis.conftest import EVENTS

@@ -46,7 +46,7 @@ from testbed.broker import (
 )
 from testbed.broker.identity import new_identity
 from testbed.relay.pipe import Shape
-from testbed.relay.server import Lane, Relay
+from testbed.relay.sockets import Lane, Relay
 from testbed.runtimes.process.runtime import find_mosquitto, free_ports
 from tests.conftest import unavailable
 

@@ -21,10 +21,10 @@ from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.speed.calibration import Calibration, Host
 from testbed.speed.kinds import Work
-from testbed.topology import Topology, load, traces
+from testbed.topology import Topology, link_traces, load
+from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
 from testbed.topology.profiles import Training
-from testbed.topology.timeline import Step
 from testbed.view import View
 
 HOST = Calibration(
@@ -61,7 +61,7 @@ def test_a_class_gives_what_the_topology_does_not_say(tmp_path: Path) -> None:
     topology = _topology(
         tmp_path,
         "{name: a, cpu: 0.1, link: {class: lte, up: 1mbit}}",
-        "{name: b, cpu: 0.1, link: {class: lte, delay: 10ms}}",
+        "{name: b, cpu: 0.1, link: {class: lte, rtt: 20ms}}",
     )
     links = [device.link for device in _planned(topology).devices if device.link is not None]
     assert [(link.up, link.down, link.rtt) for link in links] == [
@@ -250,8 +250,8 @@ def test_what_is_not_known_is_refused_with_the_place(tmp_path: Path, device: str
 
 
 def test_a_link_follows_its_trace(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("time,up,delay\n0,1000000,0.01\n2,0,0.04\n")
-    found = traces.steps("a", traces.read(LinkTrace(csv="t.csv"), tmp_path))
+    (tmp_path / "t.csv").write_text("time,up,rtt\n0,1000000,0.02\n2,0,0.08\n")
+    found = link_traces.steps("a", link_traces.read(LinkTrace(csv="t.csv"), tmp_path))
     assert list(islice(found, 3)) == [
         Step(0, "a", SetLink({"up": 1_000_000, "rtt": 0.02})),
         Step(2 * SECOND, "a", SetLink({"up": 1_000, "rtt": 0.08})),  # an outage, as near as tbf can

@@ -140,7 +140,7 @@ def test_an_interrupt_that_a_library_makes_an_error_of_is_one(interrupted: bool,
         (["dashboard", "no-such-run"], "no-such-run"),
         (["dashboard", TOPOLOGIES], "topologies"),
         (["dashboard"], "--runs"),
-        (["fidelity", "--runtime", "virtual"], "--runtime virtual: expected auto"),
+        (["calibrate", "--fidelity", "--runtime", "virtual"], "--runtime virtual: expected auto"),
         (["agree", "study.yaml", "--runtime", "virtual"], "expected auto, docker, swarm or process"),
         (["no-such-command"], "no-such-command"),
     ],
@@ -158,6 +158,42 @@ def test_bad_input(
     assert named in said.err
     assert said.out == ""
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("step-time RUN --json", "calibrate RUN"),
+        ("model RUN --to model.pt", "export RUN --model"),
+        ("fidelity --runtime process", "calibrate --fidelity"),
+        ("examples", "new examples"),
+        ("traces throughput pensieve FILE", "new trace` and `testbed new devices"),
+    ],
+)
+def test_names_of_old_commands_are_errors_that_name_the_new_ones(
+    testbed: Testbed, old: str, new: str
+) -> None:
+    said = testbed(*old.split())
+    assert said.code == 2
+    assert said.err == f"error: `testbed {old.split()[0]}` is now `testbed {new}`\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["calibrate", "t-1", "--fidelity"], "--fidelity"),
+        (["calibrate", "--runtime", "process"], "--runtime"),
+        (["export", "t-1", "--version", "3"], "--version"),
+        (["export", "t-1", "--to", "mlflow", "--model", "--version", "3"], "--version"),
+    ],
+)
+def test_options_of_another_use_of_a_command_are_refused(
+    testbed: Testbed, arguments: list[str], named: str, tmp_path: Path
+) -> None:
+    finished(tmp_path)
+    said = testbed(*arguments, "--runs", tmp_path)
+    assert said.code == 2
+    assert named in said.err
 
 
 @pytest.mark.parametrize(

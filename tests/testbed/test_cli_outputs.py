@@ -23,7 +23,7 @@ from testbed.cli.outputs import OUTPUTS
 from testbed.topology.published import FORMATS
 from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
 
-WITHOUT_JSON = {"dashboard", "shell", "watch", "schema", "traces throughput", "traces fedscale"}
+WITHOUT_JSON = {"dashboard", "shell", "watch", "schema", "new trace", "new devices"}
 """They take a terminal or a browser, or print what is for programs anyway."""
 HEAVY = {"bokeh", "datasets", "docker", "numpy", "pandas", "pydantic", "rich", "torch", "yaml"}
 
@@ -128,7 +128,7 @@ def test_all_commands_have_json_and_a_schema() -> None:
         "plan TOPOLOGY --runtime process --oversubscribe",
         "data TOPOLOGY",
         "evaluate RUN",
-        "model RUN",
+        "export RUN --model",
         "compare RUN",
         "report RUN --to RUNS/report.html",
         "export RUN --to RUNS/tables",
@@ -138,7 +138,7 @@ def test_all_commands_have_json_and_a_schema() -> None:
         "profiles",
         "doctor",
         "new rule some-rule",
-        "examples RUNS/copied",
+        "new examples RUNS/copied",
     ],
 )
 def test_json_is_as_its_schema_says(

@@ -25,7 +25,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.container_actions import Device, Devices, respond
 from testbed.runtimes.docker.containers import CpuLimits
-from testbed.runtimes.docker.launch import UNLIMITED, planned_limits, starting_limits
+from testbed.runtimes.docker.specifications import UNLIMITED, planned_limits, starting_limits
 from testbed.topology import parse
 
 _ACTIONS = st.sampled_from(
@@ -57,7 +57,7 @@ class Engine:
         self.refuses = False
         self.devices = Devices(spec, self.ended.get, self._set)
 
-    def _set(self, name: str, limits: CpuLimits) -> None:
+    def _set(self, name: str, limits: CpuLimits, memory: int) -> None:
         if self.refuses:
             raise HostError("refused")
         self.told.append((name, limits))

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,13 @@ from agents.config import Broker, Link
 from agents.device_actions import Action, Crash, SetLink
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, Received
-from agents.wire.messages import NO_LIMIT, AddressedOrder, DeviceOrder, Note, Telemetry
+from agents.wire.messages import NO_LIMIT, AddressedOrder, DeviceOrder, Note
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.fidelity.host_load import HostSample
 from testbed.host.signals import interrupting
 from testbed.run import live_runs
 from testbed.run.controller import Controller
 from testbed.rundir.tail import Samples
-from testbed.runtimes import LiveRun
+from testbed.runtimes import LiveRun, Meter
 from testbed.runtimes.process.runtime import ProcessRuntime, Programs
 from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
@@ -130,8 +129,23 @@ def test_a_directory_that_a_label_names_is_not_believed_blindly(
     assert (tmp_path / "work").is_dir()
 
 
+class IdleMeter(Meter):
+    """Of a host that shows nothing of a run."""
+
+    def stopped(self) -> set[str]:
+        return set()
+
+    def server_pids(self) -> list[int]:
+        return []
+
+    def device_cpu_seconds(self) -> float | None:
+        return None
+
+
 class Idle:
     """A runtime whose components say nothing by themselves."""
+
+    meter = IdleMeter()
 
     def __init__(self) -> None:
         self.done: list[tuple[str, Action]] = []
@@ -149,28 +163,10 @@ class Idle:
     def ended(self) -> dict[str, int]:
         return {}
 
-    def stopped(self) -> set[str]:
-        return set()
-
     def restart(self, component: str) -> int | None:
         return None
 
-    def telemetry(self) -> list[Telemetry]:
-        return []
-
     def begin(self) -> None: ...
-
-    def clocks(self) -> dict[str, float]:
-        return {}
-
-    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
-        return {}
-
-    def server_pids(self) -> list[int]:
-        return []
-
-    def device_cpu_seconds(self) -> float | None:
-        return None
 
 
 class Stubborn(Idle):

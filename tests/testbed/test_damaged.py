@@ -27,7 +27,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.rundir.listing import listing
 from testbed.rundir.tail import Samples
 from testbed.runtimes import LiveRun
-from testbed.topology import traces
+from testbed.topology import link_traces
 from testbed.topology.devices import LinkTrace
 from testbed.watching import usage
 from tests import fuzz_directories, fuzz_topologies
@@ -164,7 +164,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="not a regular file"):
             files.open_regular(path)
     with pytest.raises(OSError, match="not a regular file"):
-        traces.read(LinkTrace(down="/dev/zero"), tmp_path)
+        link_traces.read(LinkTrace(down="/dev/zero"), tmp_path)
     (tmp_path / "large").write_bytes(b"12345")
     with pytest.raises(OSError, match="larger than"):
         files.read(tmp_path / "large", 4)

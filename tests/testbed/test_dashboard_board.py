@@ -17,11 +17,11 @@ from bokeh.server.connection import ServerConnection
 
 from analysis.load import Follower
 from testbed.dashboard import board as boards
-from testbed.dashboard import devices, page
+from testbed.dashboard import device_table, page
 from testbed.dashboard import header as headers
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
-from testbed.dashboard.server import no_early_leaver
+from testbed.dashboard.web_server import no_early_leaver
 from testbed.rundir.directory import RunDirectory
 from tests.analysis.conftest import EVENTS, MANIFEST
 
@@ -121,7 +121,7 @@ def test_what_is_new_is_drawn_with_what_is_there(directory: RunDirectory) -> Non
 
 def test_the_server_imports_nothing_that_it_rarely_needs() -> None:
     """On a busy host each second of a core can take ten."""
-    code = "import sys, testbed.dashboard.server; print({'scipy', 'torch'} & {*sys.modules})"
+    code = "import sys, testbed.dashboard.web_server; print({'scipy', 'torch'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -210,13 +210,13 @@ def test_devices_are_a_table(directory: RunDirectory) -> None:
     board = Board([Feed(directory.path)])
     board.refresh(at_once=True)
     (table,) = board.tables
-    headings, rows = devices.cells(table.devices)
+    headings, rows = device_table.cells(table.devices)
     fast = dict(zip(headings, rows[0], strict=True))
     assert (fast["device"], fast["updates"], fast["CPU used"]) == ("fast", "2", "33.3%")
     assert (fast["memory (MiB)"], fast["up (bit/s)"]) == ("256", "8.0k")
     assert "down (bit/s)" not in headings
-    assert devices.chosen(table.devices, "fewest updates", "pi").index.tolist() == ["slow", "fast"]
-    pi = devices.groups(table.devices).loc["pi ×2"]
+    assert device_table.chosen(table.devices, "fewest updates", "pi").index.tolist() == ["slow", "fast"]
+    pi = device_table.groups(table.devices).loc["pi ×2"]
     assert (pi["updates"], pi["staleness"]) == (3, pytest.approx(2 / 3))
 
 

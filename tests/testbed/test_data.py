@@ -20,7 +20,7 @@ from testbed import topology
 from testbed.data import datasets, preparation
 from testbed.errors import BadInputError, HostError
 from testbed.rundir.directory import RunDirectory
-from testbed.topology.data import Data
+from testbed.topology.data_settings import Data
 from testbed.topology.partition import Dirichlet, Indices
 
 CLIENTS = [f"pi-{number}" for number in range(1, 9)]

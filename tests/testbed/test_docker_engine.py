@@ -173,7 +173,7 @@ def test_a_refused_run_leaves_nothing_and_plan_tells_of_it(
         refused = [
             testbed("up", topology, "--runtime", "docker", "--runs", runs),
             testbed("up", topology, "--runtime", "docker", "--runs", runs, "--detach"),
-            testbed("fidelity", "--runtime", "docker", "--runs", runs),
+            testbed("calibrate", "--fidelity", "--runtime", "docker", "--runs", runs),
         ]
         swept = testbed("sweep", study, "--runtime", "docker", "--runs", tmp_path / "swept")
     for said in (*refused, swept):

@@ -30,8 +30,8 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.container_actions import Device, respond
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, CpuLimits, Mount
-from testbed.runtimes.docker.launch import UNLIMITED
 from testbed.runtimes.docker.runtime import DockerRuntime, live_runs
+from testbed.runtimes.docker.specifications import UNLIMITED
 from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 from testbed.topology import parse
 from tests.agents import test_mps
@@ -110,7 +110,7 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
     runtime = DockerRuntime(engine, built, spec)
     try:
         runtime.start()
-        container = engine.containers.get(runtime._containers["d"])
+        container = engine.containers.get(runtime._containers["d"].id)
 
         def quota() -> tuple[int, int]:
             container.reload()

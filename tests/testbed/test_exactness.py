@@ -21,7 +21,7 @@ from tests.agents.helpers import Simulation
 
 def _run(folder: Path, **topology: Any) -> Run:
     """Clients with optima at 2, 4 and 9 that go half of the way with each update; or what is given."""
-    defaults = {"name": "exact", "record": "updates"}
+    defaults = {"name": "exact", "durability": "recording"}
     run = simulate(yaml.safe_dump(defaults | topology), runs=folder)
     assert isinstance(_records(run)[-1], events.RunEnded)
     replay(RunDirectory(run.path))

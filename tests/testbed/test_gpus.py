@@ -25,10 +25,10 @@ from testbed.host import gpus
 from testbed.host.gpus import Gpu, Gpus, Lack, Meter, Use
 from testbed.plan import Host, Plan, describe, plan
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import manifest
+from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
-from testbed.runtimes.docker.runtime import together
+from testbed.runtimes.docker.meter import together
 from testbed.topology import Topology, parse
 
 GIB = 2**30
@@ -417,7 +417,7 @@ def test_a_client_that_did_not_find_mps_makes_the_run_not_valid(tmp_path: Path) 
 def test_the_manifest_tells_which_gpu_a_device_had(tmp_path: Path) -> None:
     topology = fleet("name: a, gpu: {share: 25%}", "name: b")
     spec = RunSpec(RunDirectory(tmp_path), topology, planned(topology, AMPERE), {"a": 1, "b": 1})
-    told = manifest.describe(spec, {"a": [], "b": []})["devices"]
+    told = provenance.describe(spec, {"a": [], "b": []})["devices"]
     assert told["a"]["gpu"] == {"uuid": "GPU-a", "share": 0.25, "memory": None, "limited": True}
     assert "gpu" not in told["b"]
 

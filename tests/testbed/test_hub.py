@@ -25,7 +25,7 @@ PROGRAM = f"""
 import huggingface_hub.constants as constants
 constants.DOWNLOAD_CHUNK_SIZE = {PIECE}
 from testbed.data import data_files, datasets
-from testbed.topology.data import Data
+from testbed.topology.data_settings import Data
 data_files._ROWS = 3
 columns = datasets.Columns(Data(hub="a/b", input=("image",), label="label"))
 found = datasets.load_from(columns, None, print)

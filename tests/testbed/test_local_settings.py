@@ -116,7 +116,7 @@ def test_a_run_goes_on_from_the_model_of_another_and_both_load_in_torch(
 ) -> None:
     """The second freezes the weights: only the bias changes, whatever trains it."""
     first = simulate(_text("optimizer: adam"), runs=tmp_path)
-    assert testbed("model", first.path, "--to", tmp_path / "first.pt").code == 0
+    assert testbed("export", first.path, "--model", "--to", tmp_path / "first.pt").code == 0
     module = TASKS["digits-logreg"]().model()
     module.load_state_dict(torch.load(tmp_path / "first.pt"))
     assert next(module.parameters()).abs().sum() > 0

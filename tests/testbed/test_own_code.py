@@ -507,14 +507,14 @@ def run(folder: Path, **changes: Any) -> Run:
         "rule": {"name": "fedbuff", "buffer_size": 2},
         "devices": [{"name": "a", "count": 2, "timing": "1s", "link": link}],
         "stop": {"updates": 20},
-        "record": "updates",
+        "durability": "recording",
     }
     return simulate(write(folder, **(plain | changes)), runs=folder / "runs")
 
 
 def saved(testbed: Testbed, path: Path, *options: str) -> dict[str, torch.Tensor]:
-    """What `testbed model` writes."""
-    done = testbed("model", path, *options, "--to", path / "model.pt")
+    """What `testbed export --model` writes."""
+    done = testbed("export", path, "--model", *options, "--to", path / "model.pt")
     assert done.code == 0, done.err
     found: dict[str, torch.Tensor] = torch.load(path / "model.pt", weights_only=True)
     return found

@@ -24,7 +24,7 @@ from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
-from testbed.topology.data import Data, Split
+from testbed.topology.data_settings import Data, Split
 from testbed.view import View
 from tests.running import TOPOLOGIES, Testbed
 

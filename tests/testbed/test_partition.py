@@ -16,14 +16,14 @@ from testbed.errors import BadInputError
 from testbed.topology.partition import (
     MIN_SAMPLES,
     SCHEMES,
-    DirichletPartitioner,
+    Dirichlet,
     GroupedNaturalIdPartitioner,
     Indices,
     Natural,
-    NaturalIdPartitioner,
     Pathological,
     Request,
     Resampled,
+    Shards,
     SizePartitioner,
     TooFewError,
     take_by_hand,
@@ -90,13 +90,12 @@ def test_the_seed_decides(scheme: str, params: dict[str, Any]) -> None:
     ("name", "params", "sizes"),
     [
         ("ContinuousPartitioner", {"strictness": 1.0}, [90] * 8),
-        ("DirichletPartitioner", {"alpha": 0.5, "self_balancing": True}, None),
+        ("dirichlet", {"alpha": (0.5,) * 8, "self_balancing": True}, None),
         ("ExponentialPartitioner", {}, None),
-        ("IidPartitioner", {}, [90] * 8),
         ("InnerDirichletPartitioner", {"partition_sizes": (90,) * 8, "alpha": (1.0,) * 10}, [90] * 8),
         ("LinearPartitioner", {}, [20 * k for k in range(1, 9)]),
-        ("PathologicalPartitioner", {"num_classes_per_partition": 3}, None),
-        ("ShardPartitioner", {"shard_size": 45}, [90] * 8),
+        ("pathological", {"classes_per_client": 3, "assignment": "random"}, None),
+        ("shards", {"shards_per_client": None, "shard_size": 45}, [90] * 8),
         ("SizePartitioner", {"partition_sizes": (10, 20, 30, 40, 50, 60, 70, 80)}, [*range(10, 90, 10)]),
         ("SquarePartitioner", {}, None),
         (
@@ -110,7 +109,7 @@ def test_the_seed_decides(scheme: str, params: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_partitioners_of_flower_by_their_names(
+def test_partitioners_of_flower_and_their_parameters(
     name: str, params: dict[str, Any], sizes: list[int] | None
 ) -> None:
     """Their own sizes, and no sample twice. As many classes as devices, which one of them wants."""
@@ -129,7 +128,9 @@ def test_partitioners_of_flower_by_their_names(
 
 def test_clients_of_the_dataset_by_flower() -> None:
     owners = np.arange(240) % 24
-    (one,) = {len(part) for part in NaturalIdPartitioner().deal(owners, CLIENTS, 7).values()}
+    first = Natural(choice="first").deal(owners, CLIENTS, 7)
+    assert [{*owners[part].tolist()} for part in first.values()] == [{k} for k in range(8)]
+    (one,) = {len(part) for part in first.values()}
     grouped = GroupedNaturalIdPartitioner(group_size=3).deal(owners, CLIENTS, 7)
     assert one == 10
     assert all(len(set(owners[part])) == 3 for part in grouped.values())
@@ -137,9 +138,10 @@ def test_clients_of_the_dataset_by_flower() -> None:
         GroupedNaturalIdPartitioner(group_size=4).deal(owners, CLIENTS, 7)
     with pytest.raises(BadInputError, match=r"greater than zero\."):
         SizePartitioner(partition_sizes=(0,) * 8).deal(owners, CLIENTS, 7)
-    skewed = DirichletPartitioner(alpha=0.001, min_partition_size=0)
-    with pytest.raises(BadInputError, match=r"leaves pi-\d without samples"):
-        skewed.deal(owners * 0, CLIENTS, 7)
+    with pytest.raises(BadInputError, match=r"partition\.alpha has 2 numbers, expected one, or 8"):
+        Dirichlet(alpha=(1.0, 2.0)).deal(owners, CLIENTS, 7)
+    with pytest.raises(BadInputError, match="shards finds no partition"):
+        Shards(shards_per_client=None, shard_size=200).deal(owners, CLIENTS, 7)
 
 
 def test_alpha_is_the_skew() -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from testbed import topology
 from testbed.errors import BadInputError
-from testbed.host import swarm
+from testbed.host import swarm_nodes
 from testbed.host.nodes import Node
-from testbed.host.swarm import described
+from testbed.host.swarm_nodes import described
 from testbed.plan import Catalog, Host, Plan, by_node, describe, plan
-from testbed.runtimes.docker.launch import planned_limits
+from testbed.runtimes.docker.specifications import planned_limits
 from testbed.topology import machines
 
 GIB = 2**30
@@ -99,7 +99,7 @@ def test_of_this_machine_a_swarm_uses_the_cpus_that_we_may_use() -> None:
     last = max(before)
     os.sched_setaffinity(0, {last})
     try:
-        own, other = swarm.nodes(engine)
+        own, other = swarm_nodes.nodes(engine)
     finally:
         os.sched_setaffinity(0, before)
     assert (own.cpus, own.cores) == ((last,), 1)

@@ -118,7 +118,7 @@ def test_a_run_from_start_to_stop(
     (live,) = (one for one in process.live_runs() if one.run == directory.run)
     assert live.components == 4
     assert {info.directory for info in of(run)} == {str(directory.path)}
-    sample = runtime.telemetry()[0]
+    sample = runtime.meter.telemetry()[0]
     assert isinstance(sample, messages.Sample)
     assert sample.device == "d-1"
     assert sample.memory > 1_000_000
@@ -209,7 +209,7 @@ def test_a_run_does_not_start_on_a_link_that_nobody_knows(
     def measure(*_: object) -> dict[str, float]:
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr("testbed.relay.probe.measure", measure)
+    monkeypatch.setattr("testbed.relay.relay_probe.measure", measure)
     run = spec(tmp_path, more="scenario: [{at: 1s, set: d-1, link: {rtt: 1ms}}]")
     linked = [replace(device, link=Link(rtt=0.01)) for device in run.plan.devices]
     runtime = make(replace(run, plan=replace(run.plan, devices=tuple(linked))))
@@ -330,13 +330,13 @@ def test_what_devices_have_used_does_not_fall_when_one_ends(make: Make, tmp_path
     runtime = make(run, BUSY)
     runtime.start()
     log_of(run, "d-1")
-    used = eventually(runtime.device_cpu_seconds)
+    used = eventually(runtime.meter.device_cpu_seconds)
     runtime.act("d-1", Crash())
     eventually(lambda: "d-1" not in components(run))
-    assert (runtime.device_cpu_seconds() or 0.0) >= used
+    assert (runtime.meter.device_cpu_seconds() or 0.0) >= used
     runtime.act("d-1", Restart())
     eventually(lambda: runtime.ended() == {} and "d-1" in components(run))
-    assert eventually(lambda: (runtime.device_cpu_seconds() or 0.0) > used)
+    assert eventually(lambda: (runtime.meter.device_cpu_seconds() or 0.0) > used)
 
 
 def test_a_device_that_ends_is_reported(make: Make, tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_device_that_ends_is_reported(make: Make, tmp_path: Path) -> None:
     runtime.start()
     eventually(lambda: len(runtime.ended()) == 2)
     assert runtime.ended() == {"d-1": 3, "d-2": 3}
-    assert runtime.telemetry() == []
+    assert runtime.meter.telemetry() == []
     runtime.limit("d-1")
 
 

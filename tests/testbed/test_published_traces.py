@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.topology import fedscale, load, parse, published, traces, yamlfile
+from testbed.topology import fedscale, link_traces, load, parse, published, yamlfile
 from tests.running import Testbed
 
 # datasets.simula.no/hsdpa-tcp-logs: the second time is in ms, the first in s; users.ugent.be/~jvdrhoof/
@@ -41,7 +41,7 @@ PENSIEVE = "0.5 2.0\n1.5 4.25\n\n2.5 0.0\n"
 def test_throughput_becomes_a_link_trace(form: str, text: str, rows: list[str]) -> None:
     made = published.as_csv(published.FORMATS[form](text.splitlines()), source="a\nb")
     assert made.splitlines() == ["# a", "# b", "time,down", *rows]
-    assert len(traces.read_csv(made.splitlines(), loop=True).times) == len(rows)
+    assert len(link_traces.read_csv(made.splitlines(), loop=True).times) == len(rows)
     doubled = published.as_csv(published.FORMATS[form](text.splitlines()), "up", scale=2.0)
     first = 2 * float(rows[0].partition(",")[2])
     assert doubled.splitlines()[:2] == ["time,up", f"0,{first:.0f}"]
@@ -180,26 +180,26 @@ def test_the_commands_write_what_a_topology_reads(testbed: Testbed, tmp_path: Pa
     (tmp_path / "bus.log").write_text(RIISER)
     fleet = tmp_path / "fleet.yaml"
     said = testbed(
-        *("traces", "fedscale", tmp_path / "capacity", tmp_path / "behave", "--devices", 2),
+        *("new", "devices", tmp_path / "capacity", tmp_path / "behave", "--devices", 2),
         *("--cpu", 0.4, "--topology", tmp_path / "t.yaml", "--to", fleet),
     )
     assert said.code == 0, said.err
     read = load(fleet)
     assert [group.cpu for group in read.devices] == [0.1, 0.4]
     assert "clients 7, 8" in fleet.read_text()
-    said = testbed("traces", "throughput", "riiser", tmp_path / "bus.log", "--to", tmp_path / "bus.csv")
+    said = testbed("new", "trace", "riiser", tmp_path / "bus.log", "--to", tmp_path / "bus.csv")
     assert said.code == 0, said.err
     fleet.write_text(TOPOLOGY.replace("cpu: 0.1", "cpu: 0.1\n    link: {trace: {csv: bus.csv}}"))
     link = load(fleet).devices[0].link
     assert link is not None
     assert link.trace is not None
     for wrong, told in (
-        (("throughput", "nomahi", tmp_path / "bus.log"), "no format is called 'nomahi'"),
-        (("throughput", "ucc", tmp_path / "bus.log"), "bus.log: line 1: found no column"),
-        (("fedscale", tmp_path / "capacity"), "give --cpu"),
-        (("fedscale", tmp_path / "none", "--cpu", 1), "none: No such file"),
-        (("fedscale", tmp_path / "capacity", "--cpu", 1, "--devices", 3), "has 2 clients, and 3 are"),
+        (("trace", "nomahi", tmp_path / "bus.log"), "no format is called 'nomahi'"),
+        (("trace", "ucc", tmp_path / "bus.log"), "bus.log: line 1: found no column"),
+        (("devices", tmp_path / "capacity"), "give --cpu"),
+        (("devices", tmp_path / "none", "--cpu", 1), "none: No such file"),
+        (("devices", tmp_path / "capacity", "--cpu", 1, "--devices", 3), "has 2 clients, and 3 are"),
     ):
-        refused = testbed("traces", *wrong)
+        refused = testbed("new", *wrong)
         assert refused.code == 2
         assert told in refused.err

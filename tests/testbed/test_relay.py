@@ -17,10 +17,10 @@ import pytest
 
 from agents.config import Access, Link
 from agents.device_actions import Disconnect, Reconnect, SetLink
-from testbed.relay import probe
+from testbed.relay import relay_probe
 from testbed.relay.main import OwnLink, shared_lanes
 from testbed.relay.pipe import on_wire
-from testbed.relay.server import Lane, Relay
+from testbed.relay.sockets import Lane, Relay
 from testbed.relay.traffic import Traffic
 
 HOST = "127.0.0.1"
@@ -273,20 +273,20 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
 
 
 def test_a_transfer_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> None:
-    assert probe.size(2_000_000) == 250_000
-    assert probe.size(64_000) == 12_000
-    assert probe.size(1_000_000_000) == 4_000_000
+    assert relay_probe.size(2_000_000) == 250_000
+    assert relay_probe.size(64_000) == 12_000
+    assert relay_probe.size(1_000_000_000) == 4_000_000
 
 
 @pytest.mark.alone
 def test_transfers_measure_the_rate_in_each_direction() -> None:
     """Through the loopback interface, which is faster than any link."""
-    with probe.answering(HOST) as port:
-        for move in (probe.upload, probe.download):
+    with relay_probe.answering(HOST) as port:
+        for move in (relay_probe.upload, relay_probe.download):
             assert move(HOST, port, 100_000_000) > 100_000_000
 
 
-@pytest.mark.parametrize("move", [probe.upload, probe.download])
+@pytest.mark.parametrize("move", [relay_probe.upload, relay_probe.download])
 def test_a_link_that_goes_away_in_mid_transfer_is_no_rate(
     move: Callable[[str, int, int], float],
 ) -> None:

@@ -19,7 +19,7 @@ from tests.running import Testbed, write_small_topology
 from tests.testbed.test_virtual_run import _run, _topology
 
 EVENTFUL: dict[str, Any] = {
-    "record": "updates",
+    "durability": "recording",
     "devices": [
         {"name": "fast", "count": 3, "timing": {"distribution": "exponential", "mean": "1s"}},
         {"name": "slow", "timing": "3s", "link": {"up": "100kbit", "rtt": "80ms"}},
@@ -65,7 +65,7 @@ def test_every_rule_gives_the_same_model_again(rule: str, tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
-    return _run(_topology(folder, record="updates"), folder).path
+    return _run(_topology(folder, durability="recording"), folder).path
 
 
 @pytest.fixture
@@ -181,11 +181,11 @@ def test_a_run_without_recording_says_how_to_get_one(
     (bare / "inputs.bin").unlink()
     said = testbed("replay", bare)
     assert said.code == 2
-    assert "record: updates" in said.err
+    assert "durability: recording" in said.err
 
 
 def test_a_run_of_processes_is_replayed(testbed: Testbed, tmp_path: Path) -> None:
-    topology = write_small_topology(tmp_path, record="updates", stop={"updates": 15})
+    topology = write_small_topology(tmp_path, durability="recording", stop={"updates": 15})
     up = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert up.code == 0, up.out + up.err
     (path,) = (tmp_path / "runs").iterdir()

@@ -39,7 +39,7 @@ from testbed.run.scenario_player import ScenarioPlayer, parsed
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
-from testbed.topology.timeline import Step
+from testbed.topology.action_timeline import Step
 
 TOPOLOGY = """
 name: asked

@@ -32,10 +32,10 @@ from agents.timing.durations import DISTRIBUTIONS, Distribution
 from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
 from testbed.errors import BadInputError
 from testbed.topology import scenario, validation_errors, yamlfile
+from testbed.topology.action_timeline import Heat, Step, timeline
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Model
 from testbed.topology.scenario import Churn, Entry
-from testbed.topology.timeline import Heat, Step, timeline
 
 
 class _Fleet(Model):
@@ -178,7 +178,7 @@ def test_sums_of_drawn_times_are_whole_nanoseconds() -> None:
 
 def test_a_link_keeps_what_a_change_does_not_mention() -> None:
     fleet = _scenario(
-        "{at: 1s, set: fast, link: {delay: 5ms, jitter: 20ms}}",
+        "{at: 1s, set: fast, link: {rtt: 10ms, jitter: 20ms}}",
         "{at: 2s, set: fast, link: {up: null, down: 2mbit}}",
     )
     first, second = (step.action for step in fleet.timeline())
@@ -435,7 +435,7 @@ def _told(text: str) -> str:
         ),
         (
             "{at: 1s, set: fast, link: {rtt: 1s, delay: 1s}}",
-            "7:31: scenario[0].link: found both rtt and delay, expected one of them",
+            "7:41: scenario[0].link.delay: unknown key",
         ),
         (
             "{at: 1s, set: fast, link: {up: 5}}",

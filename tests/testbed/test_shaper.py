@@ -16,7 +16,7 @@ from testbed.errors import BadInputError
 from testbed.plan import Host, agent_configs, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
-from testbed.run import manifest
+from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.container_actions import Device, respond
 from testbed.topology import Topology, parse
@@ -149,5 +149,5 @@ def test_routers_of_several_nodes_draw_random_numbers_of_their_own(tmp_path: Pat
 
 
 def test_the_manifest_says_which_and_why(tmp_path: Path) -> None:
-    told = manifest.describe(_spec(tmp_path, LACKING), {"pi": [1]})
+    told = provenance.describe(_spec(tmp_path, LACKING), {"pi": [1]})
     assert (told["shaper"], told["shaper_why"]) == ("tbf+delay", f"auto: {LACKING.lack_of_netem}")

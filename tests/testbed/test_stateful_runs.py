@@ -83,7 +83,7 @@ def finished(folder: Path, parts: int, rounds: int, **other: Any) -> tuple[Run, 
             "devices": [{"name": "d", "count": parts, "timing": "1s"}],
             "evaluate": {"every": "5s"},
             "stop": {"updates": rounds * parts},
-            "record": "updates",
+            "durability": "recording",
             **other,
         },
     )

@@ -281,9 +281,18 @@ def test_what_a_task_with_its_own_data_cannot_do(found: str, instead: str, told:
     ("partition", "params"),
     [
         ("{scheme: iid}", {}),
-        ("{scheme: dirichlet, alpha: 1}", {"alpha": 1.0, "min_samples": 10}),
-        ("{scheme: pathological}", {"classes_per_client": 2}),
-        ("{scheme: shards, shards_per_client: 4}", {"shards_per_client": 4}),
+        (
+            "{scheme: dirichlet, alpha: 1}",
+            {"alpha": 1.0, "min_samples": 10, "self_balancing": False},
+        ),
+        (
+            "{scheme: pathological}",
+            {"classes_per_client": 2, "assignment": "first-deterministic"},
+        ),
+        (
+            "{scheme: shards, shards_per_client: 4}",
+            {"shards_per_client": 4, "shard_size": None, "keep_incomplete_shard": False},
+        ),
         ("{scheme: resampled}", {"samples": 60}),
     ],
 )
@@ -318,6 +327,7 @@ def test_a_speed_is_drawn_for_each_device_from_the_seed() -> None:
         ("0.5", 0.5, 0.5, 0.5),
         ("{distribution: uniform, low: 1, high: 3}", 1.0, 2.0, 3.0),
         ("{distribution: lognormal, median: 2, sigma: 0.5}", 0.0, 2.0, np.inf),
+        ("{distribution: pareto, scale: 1, shape: 1}", 1.0, 2.0, np.inf),
     ],
 )
 def test_speeds_are_those_of_their_distribution(
@@ -337,7 +347,7 @@ def test_speeds_are_those_of_their_distribution(
         (", flops_per_step: 1e6", "", "8:15: devices[1].gflops: how long a step takes is not known"),
         ("gflops: 10, speed: 0.5, ", "", "8:5: devices[1]: found none of cpu, profile, timing"),
         ("gflops: 10", "cpu: 0.1", "8:32: devices[1].speed: has nothing to act on"),
-        ("speed: 0.5", "speed: 0", "8:34: devices[1].speed: found 0, expected a number above 0"),
+        ("speed: 0.5", "speed: 0", "8:34: devices[1].speed: value is 0, expected a number above 0"),
         (
             "speed: 0.5",
             "speed: fast",
@@ -347,6 +357,16 @@ def test_speeds_are_those_of_their_distribution(
             "mean: 1,",
             "mean: 0.05,",
             "7:66: devices[0].speed.mean: found 0.05, expected at least low, 0.1",
+        ),
+        (
+            "speed: 0.5",
+            "speed: {distribution: uniform, low: 0, high: 1}",
+            "8:63: devices[1].speed.low: found 0, expected a number above 0",
+        ),
+        (
+            "speed: 0.5",
+            "speed: {distribution: uniform, low: 1s, high: 2s}",
+            "8:63: devices[1].speed.low: found '1s', expected a number",
         ),
         (
             "{up: 100mbit}",

@@ -40,7 +40,7 @@ def begun(tmp_path: Path) -> RunDirectory:
         (", buffer_size: 2", "", "rule.buffer_size was 2, and is missing."),
         ("cpu: 0.5}]", "cpu: 0.5}, {name: c}]", 'devices[2] is new, {"name": "c"}.'),
         ("{name: a, cpu: 0.5}, ", "", 'devices[0].name was "a", and is "b"; devices[1] was {"cpu": '),
-        ("name: one", "name: two\nrecord: updates", 'name was "one", and is "two"; record is new, "upd'),
+        ("name: one", "name: two\ncode: a.py", 'name was "one", and is "two"; code is new, "a.py"'),
     ],
     ids=["seed", "steps", "rule", "missing", "one more", "one less", "two"],
 )

@@ -122,7 +122,7 @@ def topology(seed: int) -> str:
     whole: dict[str, Any] = {
         "name": "fuzz",
         "seed": dice.randint(0, 9),
-        "record": "updates",
+        "durability": "recording",
         "task": {
             "name": "quadratic",
             "centers": [[float(dice.randint(-3, 9))] for _ in names],

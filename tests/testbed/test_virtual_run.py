@@ -318,11 +318,11 @@ def test_a_run_in_the_foreground_is_listed_and_ctrl_c_closes_its_books(tmp_path:
     assert records[-1].reason == "interrupted"
 
 
-@pytest.mark.parametrize(("record", "kept"), [({}, False), ({"record": "updates"}, True)])
+@pytest.mark.parametrize(("durability", "kept"), [("update", False), ("recording", True)])
 def test_inputs_are_kept_where_the_topology_asks_for_it(
-    record: dict[str, str], kept: bool, tmp_path: Path
+    durability: str, kept: bool, tmp_path: Path
 ) -> None:
-    run = _run(_topology(tmp_path, **record), tmp_path)
+    run = _run(_topology(tmp_path, durability=durability), tmp_path)
     assert (run.path / "inputs.bin").exists() == kept
 
 

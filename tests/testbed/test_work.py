@@ -19,7 +19,7 @@ from testbed.data import datasets
 from testbed.data.datasets import Columns
 from testbed.plan import work
 from testbed.speed.kinds import Work
-from testbed.topology.data import Data
+from testbed.topology.data_settings import Data
 
 
 @pytest.fixture(autouse=True)

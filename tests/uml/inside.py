@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agents.config import Link
-from agents.device import link, probe
+from agents.device import link, link_probe
 from agents.device.control_group import ControlGroup
 from agents.links import packet_train, probe_server
-from testbed.relay.probe import download, listen, upload
+from testbed.relay.relay_probe import download, listen, upload
 from tests.uml.table import (
     DELAYS,
     FAST,
@@ -183,7 +183,7 @@ def transfer(way: str) -> float:
 
 def whole(shaped: Shaped) -> None:
     shaped.set(WHOLE)
-    found = dataclasses.asdict(probe.measure(WHOLE, BROKER, "device", 30.0))
+    found = dataclasses.asdict(link_probe.measure(WHOLE, BROKER, "device", 30.0))
     for name, got in found.items():
         if got is not None:
             tell("whole", name, got)

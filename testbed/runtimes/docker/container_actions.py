@@ -25,7 +25,7 @@ from testbed.errors import BadInputError
 from testbed.plan import PlannedDevice, dilated
 from testbed.plan.agent_configs import IMPAIRMENTS, RunSpec
 from testbed.runtimes.docker.containers import CpuLimits
-from testbed.runtimes.docker.launch import UNLIMITED, planned_limits, starting_limits
+from testbed.runtimes.docker.specifications import UNLIMITED, planned_limits, starting_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,13 @@ def _of_link(spec: RunSpec, device: str, requested: Mapping[str, float | None]) 
 
 class Devices:
     """The devices of a run. `exit_code` tells that of a device's container, None while it runs;
-    `set_limits` has the engine set what it may use of the CPU."""
+    `set_limits` has the engine set its CPU limits, beside its memory limit in bytes."""
 
     def __init__(
         self,
         spec: RunSpec,
         exit_code: Callable[[str], int | None],
-        set_limits: Callable[[str, CpuLimits], None],
+        set_limits: Callable[[str, CpuLimits, int], None],
     ) -> None:
         self._spec = spec
         self._exit_code = exit_code
@@ -108,10 +108,6 @@ class Devices:
         absent = spec.plan.absent
         self.states = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
         self._limited: set[str] = set()
-
-    def memory(self, name: str) -> int:
-        """Memory limit of the device in bytes."""
-        return self.states[name].planned.memory
 
     def limit(self, name: str) -> None:
         """Put the device under its CPU quota."""
@@ -132,5 +128,5 @@ class Devices:
         return response.orders
 
     def _limit(self, name: str, limits: CpuLimits) -> None:
-        self._set_limits(name, limits)
+        self._set_limits(name, limits, self.states[name].planned.memory)
         self._limited.add(name)

@@ -14,7 +14,7 @@ from testbed.broker import BROKER, SOCKET, Listeners
 from testbed.errors import HostError
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
-from testbed.runtimes.docker.launch import BROKER_FILES, BROKER_SOCKET, appended
+from testbed.runtimes.docker.specifications import BROKER_FILES, BROKER_SOCKET, appended
 
 _OWNER = 10002
 """User and group in place of root."""

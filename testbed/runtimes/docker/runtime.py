@@ -1,32 +1,29 @@
-"""The `docker` runtime: the engine makes and changes what `testbed.runtimes.docker.launch` describes."""
+"""The `docker` runtime: the engine makes and changes what `…docker.specifications` describes."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import docker
-import psutil
 
 from agents.config import Broker
 from agents.device_actions import Action
-from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
+from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.node import mps
-from agents.wire.messages import AddressedOrder, GpuFigures, GpuSample, Telemetry
+from agents.wire.messages import AddressedOrder
 from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER
 from testbed.broker.identity import new_identity
 from testbed.errors import HostError
-from testbed.fidelity.host_load import HostSample
-from testbed.host import cgroups, docker_engine, kernel
-from testbed.host.cgroups import DEVICES
+from testbed.host import docker_engine, kernel
 from testbed.host.docker_engine import available
-from testbed.host.gpus import MPS, Meter, Use
+from testbed.host.gpus import MPS
 from testbed.images import Images, own
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
@@ -34,9 +31,11 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
 from testbed.runtimes.docker import container_files, executor
 from testbed.runtimes.docker.container_actions import Devices
-from testbed.runtimes.docker.containers import DIRECTORY_LABEL, RUN_LABEL, Container, CpuLimits
+from testbed.runtimes.docker.containers import DIRECTORY_LABEL, RUN_LABEL, Container
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.launch import (
+from testbed.runtimes.docker.meter import DockerMeter
+from testbed.runtimes.docker.running import ContainerRef, RunningContainers
+from testbed.runtimes.docker.specifications import (
     group_weights,
     launch,
     name_of,
@@ -67,7 +66,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
         spec.directory.write_manifest(images=asdict(built))
         runtime = DockerRuntime(client, built, spec)
         spec.directory.write_manifest(congestion_control=runtime.congestion_control)
-        if (why := runtime.lack_of_meter) is not None:
+        if (why := runtime.meter.lack_of_gpus) is not None:
             view.progress(f"What devices use of their GPUs will not be known: {why}")
         yield runtime
 
@@ -123,23 +122,9 @@ class DockerRuntime:
             congestion_control=self.congestion_control,
             cgroup_driver=executor.cgroup_driver(client),
         )
-        self._devices = Devices(spec, self._exit_code, self._set_limits)
-        self._containers: dict[str, str] = {}
-        self._frozen: set[str] = set()
-        """Ids of the containers that were paused when last listed."""
-        """Id, by component."""
-        self._codes: dict[str, int] = {}
-        self._server_pids: list[int] = []
-        self._inits: dict[str, int] = {}
-        """Process id of each device with a GPU, as this host sees it."""
-        self._meter: Meter | None = None
-        self.lack_of_meter: str | None = None
-        """Why the use of GPUs cannot be read, where there are any."""
-        if uuids := {device.gpu.uuid for device in spec.plan.devices if device.gpu is not None}:
-            try:
-                self._meter = Meter(sorted(uuids))
-            except OSError as error:
-                self.lack_of_meter = str(error)
+        self._containers = RunningContainers()
+        self._devices = Devices(spec, self._containers.exit_code, self._containers.limit)
+        self.meter = DockerMeter(spec, self._containers)
         self._pool = ThreadPoolExecutor(executor.PARALLEL)
 
     def start(self) -> Broker:
@@ -195,94 +180,28 @@ class DockerRuntime:
 
     def ended(self) -> dict[str, int]:
         with as_host_error("list the containers"):
-            found = executor.containers(self._engine, self._directory.run)
-            alive = {c["Id"] for c in found if c["State"] not in ("exited", "dead")}
-            self._frozen = {c["Id"] for c in found if c["State"] == "paused"}
-            for component, container in self._containers.items():
-                if container in alive or component in self._codes:
-                    continue
-                if (code := executor.exit_code(self._engine, container)) is not None:
-                    self._codes[component] = code
-        return dict(self._codes)
-
-    def stopped(self) -> set[str]:
-        """Those that were paused when `ended` was called last."""
-        return {component for component, id_ in self._containers.items() if id_ in self._frozen}
+            listed = executor.containers(self._engine, self._directory.run)
+        self._containers.note(listed)
+        return dict(self._containers.codes)
 
     def restart(self, component: str) -> int | None:
         with as_host_error(f"start the {component} again"):
-            self._pool.submit(self._engine.api.start, self._containers[component]).result()
-            self._codes.pop(component, None)
-            self._server_pids.clear()
+            container = self._containers[component].id
+            self._pool.submit(self._engine.api.start, container).result()
+            self._containers.restarted(component)
             if component != BROKER:
                 return None
-            return executor.published_port(self._engine, self._containers[component], MQTT_PORT)
-
-    def telemetry(self) -> Sequence[Telemetry | GpuSample]:
-        """Of GPUs alone: all else the devices send themselves, over the broker's socket. The driver
-        knows the processes of containers by this host's ids, which they do not know themselves."""
-        if self._meter is None:
-            return []
-        used, at = self._meter.read(), time.monotonic()
-        names = [name for name, device in self._devices.states.items() if device.planned.gpu is not None]
-        return [
-            GpuSample(name, at, together([used[pid] for pid in pids if pid in used]))
-            for name, pids in zip(names, map(self._pids, names), strict=True)
-            if pids
-        ]
-
-    def _pids(self, device: str) -> list[int]:
-        """Of the device's processes, as this host counts them; none where they have ended, or run
-        elsewhere."""
-        if device not in self._inits and device in self._containers:
-            with as_host_error(f"look at {device}"):
-                self._inits[device] = executor.pid(self._engine, self._containers[device])
-        try:
-            init = psutil.Process(self._inits.get(device) or -1)
-            return [init.pid, *(child.pid for child in init.children(recursive=True))]
-        except (psutil.NoSuchProcess, ValueError):
-            return []
-
-    def server_pids(self) -> list[int]:
-        if not self._server_pids:
-            servers = (BROKER, AGGREGATOR, ROUTER)
-            with as_host_error("look at the servers"):
-                pids = [
-                    executor.pid(self._engine, self._containers[component])
-                    for component in servers
-                    if component in self._containers
-                ]
-            self._server_pids = [pid for pid in pids if pid]
-        return self._server_pids
-
-    def device_cpu_seconds(self) -> float | None:
-        return cgroups.cpu_seconds(self._directory.run, DEVICES)
-
-    def clocks(self) -> dict[str, float]:
-        return {}
-
-    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
-        return {}
+            return executor.published_port(self._engine, container, MQTT_PORT)
 
     def stop(self) -> None:
-        if self._meter is not None:
-            self._meter.close()
-            self._meter = None
+        self.meter.close()
         self._pool.shutdown(cancel_futures=True)
         executor.remove(self._engine, self._directory.run, self._directory)
 
-    def _exit_code(self, device: str) -> int | None:
-        with as_host_error(f"look at {device}"):
-            return executor.exit_code(self._engine, self._containers[device])
-
-    def _set_limits(self, device: str, limits: CpuLimits) -> None:
-        with as_host_error(f"limit the CPU of {device}"):
-            memory = self._devices.memory(device)
-            executor.limit(self._engine, self._containers[device], limits, memory)
-
     def _start(self, container: Container) -> str:
-        self._containers[container.component] = executor.start(self._engine, container)
-        return self._containers[container.component]
+        started = executor.start(self._engine, container)
+        self._containers[container.component] = ContainerRef(self._engine, started)
+        return started
 
     def _start_broker(self) -> int:
         """Create the networks and start the broker; return its port on 127.0.0.1."""
@@ -309,7 +228,7 @@ class DockerRuntime:
 
     def _isolate(self, found: Mapping[str, tuple[str, str]]) -> None:
         """Isolate the devices of the data network, whose MACs and addresses are `found`."""
-        devices = {self._containers[name] for name in self._devices.states}
+        devices = {self._containers[name].id for name in self._devices.states}
         endpoints = {key: each for key, each in found.items() if key in devices}
         network = name_of(self._directory.run, "data")
         image = self._launch.aggregator.image
@@ -320,22 +239,8 @@ class DockerRuntime:
         self, router: Container, account: brokers.Account, found: Mapping[str, tuple[str, str]]
     ) -> None:
         """Start the router last: it has to know the devices' addresses."""
-        addresses = {
-            name: found[self._containers[name]][1]
-            for name in self._devices.states
-            if self._containers[name] in found
-        }
+        ids = {name: self._containers[name].id for name in self._devices.states}
+        addresses = {name: found[one][1] for name, one in ids.items() if one in found}
         agent_configs.write_router(self._spec, account, self._places, addresses)
         container_files.give(self._owner, self._directory.config(ROUTER))
         self._start(router)
-
-
-def together(used: Sequence[Use]) -> GpuFigures:
-    """What the processes of one device use."""
-    memory = [one.memory for one in used if one.memory is not None]
-    busy = [one.sm for one in used if one.sm is not None]
-    return GpuFigures(
-        memory=sum(memory) if memory or not used else None,
-        sm=min(1.0, sum(busy)) if busy or not used else None,
-        mps=bool(used) and all(one.mps for one in used),
-    )

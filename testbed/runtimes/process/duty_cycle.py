@@ -36,7 +36,8 @@ def step(budget: float, share: float, elapsed: float, used: float) -> float:
 
 
 class DutyCycle:
-    """One thread that limits any number of processes, each with all of its process group.
+    """One thread, from the first limit on, that limits any number of processes, each with all of its
+    process group.
 
     The group is where the children are, if the process leads one (`start_new_session=True`).
     Should the controller be killed, nothing is left to resume what is suspended: start the processes
@@ -49,7 +50,6 @@ class DutyCycle:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="duty-cycle", daemon=True)
-        self._thread.start()
 
     def limit(self, name: str, pid: int, share: float) -> None:
         """Give process `pid` from now on `share` of one core (0.25 is a quarter; 2 is two cores).
@@ -62,6 +62,8 @@ class DutyCycle:
         with self._lock:
             if self._closing.is_set():
                 raise RuntimeError("this DutyCycle is closed")
+            if not self._thread.is_alive():
+                self._thread.start()
             if earlier := self._limited.pop(name, None):
                 earlier.run()
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -88,7 +90,8 @@ class DutyCycle:
     def close(self) -> None:
         """Lift every limit and end the thread. Idempotent."""
         self._closing.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # it was started
+            self._thread.join()
 
     def _loop(self) -> None:
         last = scanned = time.monotonic()

@@ -7,7 +7,6 @@ have links, a relay (testbed.relay) stands between them and the broker.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shutil
 import signal
@@ -22,7 +21,6 @@ from typing import assert_never
 import psutil
 
 from agents.config import Broker
-from agents.device.usage import is_stopped, schedstat
 from agents.device_actions import (
     Action,
     Crash,
@@ -37,22 +35,21 @@ from agents.device_actions import (
     SetLink,
 )
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
-from agents.wire.messages import AddressedOrder, DeviceOrder, Probe, Sample, Telemetry
+from agents.wire.messages import AddressedOrder, DeviceOrder
 from testbed import broker
 from testbed.broker import BROKER, Account, Identity, Listeners
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, of_os
-from testbed.fidelity.host_load import HostSample
 from testbed.host import descriptors, die_with_parent, forkserver, run_module
-from testbed.host.forkserver import Forked, ForkServer
+from testbed.host.forkserver import ForkServer
 from testbed.plan import agent_configs, dilated
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
-from testbed.relay import launch as relay
-from testbed.relay.traffic import Traffic
+from testbed.relay import relay_process as relay
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
-from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
+from testbed.runtimes.process.duty_cycle import DutyCycle
 from testbed.runtimes.process.log_writer import LogWriter
+from testbed.runtimes.process.meter import Children, ProcessMeter
 from testbed.view import View
 
 HOST = "127.0.0.1"
@@ -141,24 +138,19 @@ class ProcessRuntime:
         self._directory = spec.directory
         self._devices = {device.name: device for device in spec.plan.devices}
         self._programs = programs or Programs()
-        self._children: dict[str, psutil.Popen | Forked] = {}
+        self._children = Children()
         self._forks: ForkServer | None = None
         self._commands: dict[str, list[str]] = {}
         """Of broker and aggregator, for when they are started again."""
         self._logs = LogWriter()
-        self._duty_cycle: DutyCycle | None = None
+        self._duty_cycle = DutyCycle()
         self._away: set[str] = set()
         """Devices that were ended by an action, and may come back."""
         self._restarting: set[str] = set()
         """Devices that are to start as soon as their old process has gone."""
         self._paused: set[str] = set()
-        self._used: dict[tuple[str, int], float] = {}
-        """CPU seconds of each device's processes, by id, when last looked at."""
         self._relayed = relay.needed(spec)
-        self._probes: Sequence[Probe] = ()
-        """Probes that have not been reported yet."""
-        self._traffic: Traffic | None = None
-        """The relay's counters, where there is one."""
+        self.meter = ProcessMeter(self._devices, self._children, self._paused, self._duty_cycle)
 
     @property
     def broker_kind(self) -> str:
@@ -210,8 +202,6 @@ class ProcessRuntime:
         """
         if device not in self._children:
             return
-        if self._duty_cycle is None:
-            self._duty_cycle = DutyCycle()
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].host_cpu)
 
     def begin(self) -> None:
@@ -240,7 +230,7 @@ class ProcessRuntime:
             case Pause():
                 self._paused.add(device)
                 if self._works(device):  # a process that is ending must not be suspended
-                    self._release(device)
+                    self._duty_cycle.release(device)
                     self._children[device].send_signal(signal.SIGSTOP)
             case Resume() if device in self._paused:
                 self._paused.discard(device)
@@ -271,35 +261,28 @@ class ProcessRuntime:
         rates = ("up", "down")
         return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
 
-    def _alive(self, device: str) -> bool:
-        return device in self._children and self._children[device].poll() is None
-
     def _works(self, device: str) -> bool:
         """Whether it has a process that is not ending."""
-        return self._alive(device) and device not in self._away
+        return self._children.is_alive(device) and device not in self._away
 
     def _end(self, device: str, how: signal.Signals) -> None:
         """End a device that may come back. A suspended process reacts only to SIGKILL, so it is
         continued."""
         self._restarting.discard(device)
-        if self._alive(device):
+        if self._children.is_alive(device):
             self._away.add(device)
-            self._release(device)
+            self._duty_cycle.release(device)
             self._children[device].send_signal(how)
             self._children[device].send_signal(signal.SIGCONT)
 
     def _start_restarting(self) -> None:
         """Start the devices that are to restart and whose old process has ended."""
-        for device in [device for device in self._restarting if not self._alive(device)]:
+        for device in [device for device in self._restarting if not self._children.is_alive(device)]:
             self._restarting.discard(device)
             self._away.discard(device)
             self._spawn_client(device)
             if device in self._paused:  # while it was down
                 self._children[device].send_signal(signal.SIGSTOP)
-
-    def _release(self, device: str) -> None:
-        if self._duty_cycle is not None:
-            self._duty_cycle.release(device)
 
     def ended(self) -> dict[str, int]:
         """Exit code of each component that has ended by itself: negative for the number of a signal.
@@ -308,56 +291,9 @@ class ProcessRuntime:
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
 
-    def stopped(self) -> set[str]:
-        """Devices that are suspended to keep their shares, or paused, are none of them."""
-        found = set()
-        for name in (*filter(self._children.__contains__, (BROKER, AGGREGATOR, ROUTER)), *self._devices):
-            if name in self._paused or not self._alive(name):
-                continue
-            if self._duty_cycle is not None and self._duty_cycle.suspends(name):
-                continue
-            if is_stopped(self._children[name].pid):
-                found.add(name)
-        return found
-
     def restart(self, component: str) -> int | None:
         self._spawn(component, self._commands[component])
         return None
-
-    def telemetry(self) -> list[Telemetry]:
-        """A sample of each living device, named as the device init's: seconds and bytes. Bytes
-        sent and received continue over a restart; without a relay they are not counted."""
-        samples: list[Telemetry] = list(self._probes)
-        self._probes = ()
-        for name in filter(self._alive, self._devices):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                memory = self._children[name].memory_info().rss
-                cpu = cpu_clock(self._children[name])()
-                passed = {} if self._traffic is None else self._traffic.of(name)
-                demand = schedstat(self._children[name].pid)
-                if demand and self._duty_cycle is not None:
-                    demand["waited"] += self._duty_cycle.suspended_s(name)
-                at = time.monotonic()
-                samples.append(Sample(device=name, at=at, cpu=cpu, memory=memory, **passed, **demand))
-        return samples
-
-    def server_pids(self) -> list[int]:
-        components = (BROKER, AGGREGATOR, ROUTER)
-        return [self._children[component].pid for component in components if component in self._children]
-
-    def device_cpu_seconds(self) -> float | None:
-        """Clients that have ended have theirs in their last reading."""
-        for name in filter(self._alive, self._devices):
-            child = self._children[name]
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._used[name, child.pid] = cpu_clock(child)()
-        return math.fsum(self._used.values())
-
-    def clocks(self) -> dict[str, float]:
-        return {}
-
-    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
-        return {}
 
     def stop(self) -> None:
         """End every process of the run: agents first, so that none reports a lost broker. Idempotent.
@@ -365,8 +301,7 @@ class ProcessRuntime:
         Raises HostError, once all have ended, where not all that they printed could be kept.
         """
         self._restarting.clear()
-        if self._duty_cycle is not None:
-            self._duty_cycle.close()
+        self._duty_cycle.close()
         last = (ROUTER, BROKER)
         end([child for component, child in self._children.items() if component not in last])
         end([child for component, child in self._children.items() if component in last])
@@ -396,8 +331,8 @@ class ProcessRuntime:
         except OSError as error:
             log = self._log_tail(ROUTER)
             raise HostError(f"the relay does not answer ({error}).{log}") from error
-        self._probes = started.probes
-        self._traffic = started.traffic
+        self.meter.probes = started.probes
+        self.meter.traffic = started.traffic
         return started.ports
 
     def _spawn_client(self, name: str) -> None:

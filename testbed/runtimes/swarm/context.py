@@ -19,21 +19,14 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.plan.planned import SHARES_OF_A_PROCESS, weight_alone
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, CpuLimits, Launch
-from testbed.runtimes.docker.launch import INFRASTRUCTURE_WEIGHT, name_of
+from testbed.runtimes.docker.running import ContainerRef
+from testbed.runtimes.docker.specifications import INFRASTRUCTURE_WEIGHT, name_of
 from testbed.runtimes.swarm import swarm_executor
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
 from testbed.runtimes.swarm.services import ServiceOptions, Volume, short
 
 INFRASTRUCTURE_PER_CORE = round(INFRASTRUCTURE_WEIGHT * SHARES_OF_A_PROCESS)
 """CPU weight of what is no device of the run's, by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerRef:
-    """A container, and the engine that has it."""
-
-    engine: docker.DockerClient
-    id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ from testbed.runtimes.docker.containers import (
     Mount,
     Network,
 )
-from testbed.runtimes.docker.launch import name_of
+from testbed.runtimes.docker.specifications import name_of
 from testbed.runtimes.swarm import swarm_executor
 from testbed.runtimes.swarm.services import ServiceFile, ServiceOptions, Volume
 

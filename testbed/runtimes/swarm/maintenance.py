@@ -13,7 +13,7 @@ from pathlib import Path
 import docker
 
 from testbed import images
-from testbed.host import docker_engine, swarm
+from testbed.host import docker_engine, swarm_nodes
 from testbed.host.nodes import Node
 from testbed.plan import agent_configs
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
@@ -96,7 +96,7 @@ def prune(manager: docker.DockerClient, progress: Progress) -> None:
     """Remove what was copied to the other nodes of the Swarm that this engine manages, if it does: the
     next run copies it again. Raises HostError."""
     with as_host_error("remove images"):
-        nodes = swarm.nodes(manager) if swarm.manages(manager.info()) else []
+        nodes = swarm_nodes.nodes(manager) if swarm_nodes.manages(manager.info()) else []
         if len(nodes) > 1 and node_images.have_copies():
             base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
             with engine_proxies(manager, nodes, base, "images") as proxies:

@@ -15,6 +15,8 @@ from testbed.errors import HostError
 from testbed.fidelity.host_load import CpuTimes, HostSample, Sampler, cpu_times
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import TLS_PORT
+from testbed.plan.placement import PlannedNode
+from testbed.runtimes import HostReading
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, Attachment
 from testbed.runtimes.swarm import swarm_executor
@@ -140,40 +142,34 @@ class NodeAgents:
         path = f"{agent_configs.CONTROL_FOLDER}/{name}"
         return executor.read_file(self._context.proxies.engines[node], self._containers[node], path)
 
-    def clocks(self) -> dict[str, float]:
-        """See `testbed.runtimes.Runtime`."""
-        found = {}
-        for node in self._containers:
-            if node != self._context.proxies.here:
-                name = self._context.names[node]
-                with self._context.requests_to(node):
-                    estimate = self._clock(node)
-                found[name] = math.inf if estimate is None else estimate["uncertainty"] / 1e9
-        return found
-
-    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
-        """See `testbed.runtimes.Runtime`."""
+    def readings(self, at: float, used: Mapping[str, float]) -> dict[str, HostReading]:
+        """See `testbed.runtimes.Meter.other_hosts`."""
         found = {}
         for planned in self._context.spec.plan.nodes:
-            node = planned.id
-            if planned.here or node not in self._containers:
+            if planned.here or planned.id not in self._containers:
                 continue
-            with self._context.requests_to(node):
-                text = self._read(node, _STAT)
-            if text is None:
-                continue
-            own = math.fsum(used.get(name, 0.0) for name in self._context.devices_on(node))
-            self._latest[node] = cpu_times(text.decode("ascii")), own
-            if node not in self._samplers:
-                self._samplers[node] = Sampler(
-                    {*planned.infrastructure, *planned.devices},
-                    set(planned.devices),
-                    own=lambda node=node: self._latest[node][1],  # type: ignore[misc]
-                    read=lambda node=node: self._latest[node][0],  # type: ignore[misc]
-                    dilation=self._context.spec.plan.dilation,
-                    controlled=False,
-                )
-            sample = self._samplers[node].sample(at, 0.0)
-            if sample is not None:
-                found[planned.name] = sample
+            with self._context.requests_to(planned.id):
+                clock, stat = self._clock(planned.id), self._read(planned.id, _STAT)
+            found[planned.name] = HostReading(
+                math.inf if clock is None else clock["uncertainty"] / 1e9,
+                None if stat is None else self._load(planned, stat.decode("ascii"), at, used),
+            )
         return found
+
+    def _load(
+        self, planned: PlannedNode, stat: str, at: float, used: Mapping[str, float]
+    ) -> HostSample | None:
+        """The load of a node since the last call, by its counters now."""
+        node = planned.id
+        own = math.fsum(used.get(name, 0.0) for name in self._context.devices_on(node))
+        self._latest[node] = cpu_times(stat), own
+        if node not in self._samplers:
+            self._samplers[node] = Sampler(
+                {*planned.infrastructure, *planned.devices},
+                set(planned.devices),
+                own=lambda: self._latest[node][1],
+                read=lambda: self._latest[node][0],
+                dilation=self._context.spec.plan.dilation,
+                controlled=False,
+            )
+        return self._samplers[node].sample(at, 0.0)

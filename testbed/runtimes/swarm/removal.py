@@ -19,7 +19,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.launch import name_of
+from testbed.runtimes.docker.specifications import name_of
 from testbed.runtimes.swarm import swarm_executor
 from testbed.runtimes.swarm.engine_proxies import COMPONENTS, IMAGE_LABEL, EngineProxies, is_proxy
 

@@ -9,16 +9,15 @@
     engines        overlay: proxy client, engine proxies
 
 A device's only network is its link, as in the docker runtime, and its container is made of the same
-specification (`testbed.runtimes.docker.launch`). Its init reaches the broker by a Unix socket of the
-node agent (`testbed.runtimes.swarm.node_agents`), which is a proxy to the broker over TLS, and compares
-the node's clock with the manager's. The Swarm places and starts the services, where the plan says, and
-carries their secrets. The node's engine is reached through its engine proxy
+specification (`testbed.runtimes.docker.specifications`). Its init reaches the broker by a Unix socket
+of the node agent (`testbed.runtimes.swarm.node_agents`), which is a proxy to the broker over TLS, and
+compares the node's clock with the manager's. The Swarm places and starts the services, where the plan
+says, and carries their secrets. The node's engine is reached through its engine proxy
 (`testbed.runtimes.swarm.engine_proxies`): it gets the shards, isolates the devices, limits their CPU.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import tempfile
@@ -33,17 +32,15 @@ from typing import Any
 import docker
 
 from agents.config import Broker
-from agents.device.control_group import ControlGroup
 from agents.device_actions import Action, SetCpu
 from agents.mqtt.topics import CONTROLLER, ROUTER
-from agents.wire.messages import AddressedOrder, Telemetry
+from agents.wire.messages import AddressedOrder
 from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError
-from testbed.fidelity.host_load import HostSample
-from testbed.host import docker_engine, kernel, swarm
+from testbed.host import docker_engine, kernel, swarm_nodes
 from testbed.host.nodes import Node
 from testbed.images import Images, own
 from testbed.plan import agent_configs
@@ -60,15 +57,16 @@ from testbed.runtimes.docker.containers import (
     CpuLimits,
 )
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.launch import launch
+from testbed.runtimes.docker.running import RunningContainers
+from testbed.runtimes.docker.specifications import launch
 from testbed.runtimes.swarm import engine_proxies, node_images, removal, swarm_executor
 from testbed.runtimes.swarm.context import (
     INFRASTRUCTURE_PER_CORE,
-    ContainerRef,
     SwarmContext,
     without_group,
 )
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
+from testbed.runtimes.swarm.meter import SwarmMeter
 from testbed.runtimes.swarm.node_agents import NodeAgents
 from testbed.runtimes.swarm.routers import FILES, Routers
 from testbed.runtimes.swarm.services import ServiceOptions, short
@@ -91,7 +89,7 @@ def available() -> bool:
 def _manager() -> Iterator[docker.DockerClient | None]:
     with docker_engine.if_present() as client:
         try:
-            manages = client is not None and swarm.manages(client.info())
+            manages = client is not None and swarm_nodes.manages(client.info())
         except docker_engine.ERRORS:
             manages = False
         yield client if manages else None
@@ -99,14 +97,14 @@ def _manager() -> Iterator[docker.DockerClient | None]:
 
 def check_host() -> None:
     """See `testbed.runtimes.Emulator`."""
-    swarm.here()
+    swarm_nodes.here()
 
 
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with closing(docker_engine.connect()) as client:
-        nodes = swarm.nodes(client)
+        nodes = swarm_nodes.nodes(client)
         there = {node.id for node in nodes}
         if gone := [node.name for node in spec.plan.nodes if node.id not in there]:
             raise HostError(
@@ -159,7 +157,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
         with as_host_error("list the services"):
             if not any(removal.things(manager, run)):
                 return True
-        nodes = swarm.nodes(manager)
+        nodes = swarm_nodes.nodes(manager)
         current = images.current_tags(images.FOLDER, images.AGENTS)
         image = engine_proxies.image_of(manager, run) or current["base"]
         with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
@@ -235,19 +233,11 @@ class SwarmRuntime:
             proxies=self._proxies,
         )
         self._node_agents, self._routers = NodeAgents(self._context), Routers(self._context)
-        self._devices = Devices(spec, self._exit_code, self._set_limits)
-        self._containers: dict[str, ContainerRef] = {}
-        """By component."""
+        self._containers = RunningContainers()
+        self._devices = Devices(spec, self._containers.exit_code, self._set_limits)
+        self.meter = SwarmMeter(self._context, self._containers, self._node_agents)
         self._services: dict[str, str] = {}
         """Of broker and aggregator, by component."""
-        self._pids: dict[str, int] = {}
-        """Of the devices on this node, as `_used`."""
-        self._used: dict[str, float] = {}
-        """CPU seconds, when last looked at."""
-        self._codes: dict[str, int] = {}
-        self._frozen: set[str] = set()
-        """Ids of the containers that were paused when last listed."""
-        self._server_pids: list[int] = []
         self._pool = ThreadPoolExecutor(_PARALLEL)
         self._folder_fd: int | None = None
 
@@ -423,32 +413,20 @@ class SwarmRuntime:
             )
 
     def ended(self) -> dict[str, int]:
-        alive: set[str] = set()
-        self._frozen.clear()
+        listed = []
         for node, engine in self._proxies.engines.items():
             with self._context.requests_to(node):
-                found = executor.containers(engine, self._run)
-            alive |= {one["Id"] for one in found if one["State"] not in ("exited", "dead")}
-            self._frozen |= {one["Id"] for one in found if one["State"] == "paused"}
-        self._node_agents.check(alive)
-        with as_host_error("look at the containers"):
-            for component, one in self._containers.items():
-                if one.id in alive or component in self._codes:
-                    continue
-                if (code := executor.exit_code(one.engine, one.id)) is not None:
-                    self._codes[component] = code
+                listed += executor.containers(engine, self._run)
+        self._node_agents.check(self._containers.note(listed))
         routers = self._routers.containers
-        return {ROUTER if name in routers else name: code for name, code in self._codes.items()}
-
-    def stopped(self) -> set[str]:
-        """Those that were paused when `ended` was called last."""
-        return {component for component, one in self._containers.items() if one.id in self._frozen}
+        return {
+            ROUTER if name in routers else name: code for name, code in self._containers.codes.items()
+        }
 
     def restart(self, component: str) -> int | None:
         with as_host_error(f"start the {component} again"):
             self._pool.submit(self._start_again, component).result()
-        self._codes.pop(component, None)
-        self._server_pids.clear()
+        self._containers.restarted(component)
         return None  # the broker has the same socket here
 
     def _start_again(self, component: str) -> None:
@@ -456,39 +434,6 @@ class SwarmRuntime:
         earlier = swarm_executor.start_again(self._manager, service)
         found = self._context.running({service: 1}, {service: component}, earlier)
         self._server_started(component, found[service][0])
-
-    def telemetry(self) -> list[Telemetry]:
-        """Nothing: the devices send their own."""
-        return []
-
-    def server_pids(self) -> list[int]:
-        if not self._server_pids:
-            with as_host_error("look at the servers"):
-                servers = [
-                    one for name, one in self._containers.items() if name not in self._devices.states
-                ]
-                here = [one for one in servers if one.engine is self._manager]
-                pids = [executor.pid(one.engine, one.id) for one in here]
-            self._server_pids = [pid for pid in pids if pid]
-        return self._server_pids
-
-    def device_cpu_seconds(self) -> float | None:
-        """Of the devices on this node; those that have ended have their own in their last reading."""
-        here = self._context.devices_on(self._proxies.here)
-        for name in here:
-            one = self._containers[name]
-            if name not in self._pids:
-                with as_host_error(f"look at {name}"):
-                    self._pids[name] = executor.pid(one.engine, one.id)
-            if (used := ControlGroup.of(self._pids[name]).cpu_seconds()) is not None:
-                self._used[name] = used
-        return math.fsum(self._used.values()) if self._used or not here else None
-
-    def clocks(self) -> dict[str, float]:
-        return self._node_agents.clocks()
-
-    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
-        return self._node_agents.loads(at, used)
 
     def stop(self) -> None:
         self._proxies.set_timeout()
@@ -498,11 +443,5 @@ class SwarmRuntime:
             self._folder_fd = None
         removal.remove(self._manager, self._proxies, self._run, self._directory)
 
-    def _exit_code(self, device: str) -> int | None:
-        with as_host_error(f"look at {device}"):
-            return executor.exit_code(self._containers[device].engine, self._containers[device].id)
-
-    def _set_limits(self, device: str, limits: CpuLimits) -> None:
-        with as_host_error(f"limit the CPU of {device}"):
-            container, memory = self._containers[device], self._devices.memory(device)
-            executor.limit(container.engine, container.id, without_group(limits), memory)
+    def _set_limits(self, device: str, limits: CpuLimits, memory: int) -> None:
+        self._containers.limit(device, without_group(limits), memory)

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from agents.config import Link
-from agents.device.probe import fastest, pace, round_trip_figures
+from agents.device.link_probe import fastest, pace, round_trip_figures
 from agents.wire.messages import LinkFigures
 from testbed.relay.pipe import SEGMENT, on_wire
 

@@ -21,7 +21,7 @@ from agents.wire.messages import LinkFigures, Probe
 from testbed.errors import HostError
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
-from testbed.relay import probe
+from testbed.relay import relay_probe
 from testbed.relay.main import RelayConfig
 from testbed.relay.traffic import Traffic
 
@@ -61,7 +61,7 @@ def launch(
     """
     devices = spec.plan.devices
     host = broker.host
-    with probe.answering(host) as probe_port, ExitStack() as opened:
+    with relay_probe.answering(host) as probe_port, ExitStack() as opened:
         listeners = {
             device.name: [opened.enter_context(socket.create_server((host, 0))) for _ in range(2)]
             for device in devices
@@ -82,7 +82,7 @@ def launch(
         spawn([fd for fds in cfg.listeners.values() for fd in fds])
         opened.close()  # only the relay keeps them open: they close where it ends
         # It serves as soon as a byte comes back.
-        probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
+        relay_probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
         found = _measured(host, ports, [d for d in devices if not d.direct])
     at = time.monotonic()
     probes = [Probe(device, at, figures) for device, figures in found.items()]
@@ -100,7 +100,9 @@ def _measured(
 
     def measure(device: PlannedDevice) -> LinkFigures:
         try:
-            return probe.measure(device.host_end_to_end or Link(), host, ports[device.name][_PROBES])
+            return relay_probe.measure(
+                device.host_end_to_end or Link(), host, ports[device.name][_PROBES]
+            )
         except OSError as error:  # fail closed
             raise HostError(
                 f"the link of {device.name} cannot be measured ({error}), so the run does not start."

@@ -110,7 +110,7 @@ def name_of(run: str, what: str) -> str:
 def appended(spec: RunSpec) -> list[Path]:
     """Files that the aggregator appends to; they exist before it starts, as mounting needs that."""
     directory = spec.directory
-    recorded = [directory.inputs] if spec.topology.record == "updates" else []
+    recorded = [directory.inputs] if spec.topology.durability == "recording" else []
     return [directory.events, *recorded]
 
 

@@ -1,6 +1,6 @@
 """What the docker runtime launches, held against files that can be read.
 
-After a change that is meant, `python -m tests.testbed.test_launch` writes them anew.
+After a change that is meant, `python -m tests.testbed.test_specifications` writes them anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.containers import Launch
-from testbed.runtimes.docker.launch import launch, planned_limits
+from testbed.runtimes.docker.specifications import launch, planned_limits
 from testbed.topology import RESERVED, parse
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,7 +42,7 @@ devices:
   - {name: pi, cpu: 0.5, memory: 1GiB, link: {up: 1mbit, rtt: 80ms}}
   - {name: nano, cpu: 0.02}
 dilation: 2
-record: updates
+durability: recording
 """,
     "gpus": FLEET
     + """

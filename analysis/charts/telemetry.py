@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.charts.actions import with_actions
+from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import Axis, Chart, Layer, arrays, band_of, color
 from analysis.load import Run
 from analysis.names import distinct

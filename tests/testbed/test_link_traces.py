@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.topology import traces
-from testbed.topology.traces import Trace
+from testbed.topology import link_traces
+from testbed.topology.link_traces import Trace
 
 EXAMPLES = Path(__file__).parents[2] / "topologies" / "traces"
-CSV = "time,up,down,delay,loss\n0,1e6,5000000,0.04,0\n2,0,0,0.1,0.5\n3,2000000,5e6,0.04,0\n"
+CSV = "time,up,down,rtt,loss\n0,1e6,5000000,0.08,0\n2,0,0,0.2,0.5\n3,2000000,5e6,0.08,0\n"
 
 
-def _mahimahi(*stamps: int, step: float = traces.STEP_S) -> Trace:
-    return traces.read_mahimahi((f"{stamp}\n" for stamp in stamps), "down", step)
+def _mahimahi(*stamps: int, step: float = link_traces.STEP_S) -> Trace:
+    return link_traces.read_mahimahi((f"{stamp}\n" for stamp in stamps), "down", step)
 
 
 def _csv(text: str, *, loop: bool = False) -> Trace:
-    return traces.read_csv(text.splitlines(keepends=True), loop=loop)
+    return link_traces.read_csv(text.splitlines(keepends=True), loop=loop)
 
 
 def _at(trace: Trace, time: float) -> dict[str, float]:
@@ -86,15 +86,15 @@ def test_an_outage_takes_no_memory_however_long() -> None:
 )
 def test_a_malformed_mahimahi_file_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
-        traces.read_mahimahi(text.splitlines(), "up")
+        link_traces.read_mahimahi(text.splitlines(), "up")
 
 
 def test_a_csv_row_holds_until_the_next() -> None:
     trace = _csv(CSV)
     first, outage, last = (
-        {"up": 1_000_000, "down": 5_000_000, "delay": 0.04, "loss": 0},
-        {"up": 0, "down": 0, "delay": 0.1, "loss": 0.5},
-        {"up": 2_000_000, "down": 5_000_000, "delay": 0.04, "loss": 0},
+        {"up": 1_000_000, "down": 5_000_000, "rtt": 0.08, "loss": 0},
+        {"up": 0, "down": 0, "rtt": 0.2, "loss": 0.5},
+        {"up": 2_000_000, "down": 5_000_000, "rtt": 0.08, "loss": 0},
     )
     assert list(trace.changes()) == [(0, first), (2, outage), (3, last)]
     assert _at(trace, 1.999) == first
@@ -108,7 +108,17 @@ def test_a_csv_that_repeats_holds_its_last_row_as_long_as_the_one_before() -> No
     times = [time for time, _ in itertools.islice(trace.changes(), 7)]
     assert times == [0, 2, 3, 4, 6, 7, 8]
     assert _at(trace, 4) == _at(trace, 0)
-    assert _at(trace, 6.5) == {"up": 0, "down": 0, "delay": 0.1, "loss": 0.5}
+    assert _at(trace, 6.5) == {"up": 0, "down": 0, "rtt": 0.2, "loss": 0.5}
+
+
+def test_a_column_of_one_way_delays_is_read_as_half_of_rtt_with_a_hint() -> None:
+    one_way = _csv("time,delay\n0,0.04\n2,0.1\n")
+    assert list(one_way.changes()) == list(_csv("time,rtt\n0,0.08\n2,0.2\n").changes())
+    (hint,) = one_way.hints
+    assert "rtt" in hint
+    assert "delay" in hint
+    with pytest.raises(ValueError, match="line 1: the column rtt is there twice"):
+        _csv("time,delay,rtt\n0,0,0\n")
 
 
 def test_the_beginning_anew_is_no_change_where_it_is_as_the_end() -> None:
@@ -129,7 +139,7 @@ def test_a_slow_link_is_no_outage() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: found the column '', expected time and any of up, down, delay and loss"),
+        ("", "line 1: found the column '', expected time and any of up, down, rtt and loss"),
         ("time\n0\n", "line 1: found no column but time, expected"),
         ("up\n5\n", "line 1: found no column but up, expected time"),
         ("time,rate\n", "line 1: found the column 'rate', expected"),
@@ -175,9 +185,9 @@ def test_what_is_written_is_read_back(rows: list[tuple[int, int, float]], loop: 
 
 
 def test_a_trace_for_each_direction_is_followed_at_once() -> None:
-    up = traces.read_mahimahi(["500", "1000", "1000"], "up")  # 24 and 48 kbit/s, 0.5 s each
+    up = link_traces.read_mahimahi(["500", "1000", "1000"], "up")  # 24 and 48 kbit/s, 0.5 s each
     down = _csv("time,down,up\n0,7,1\n0.75,8,2\n1,9,3\n")
-    assert list(itertools.islice(traces.merged([up, down]), 5)) == [
+    assert list(itertools.islice(link_traces.merged([up, down]), 5)) == [
         (0, {"up": 24_000, "down": 7}),
         (0.5, {"up": 48_000, "down": 7}),
         (0.75, {"up": 48_000, "down": 8}),
@@ -188,10 +198,10 @@ def test_a_trace_for_each_direction_is_followed_at_once() -> None:
 
 def test_the_examples_are_what_they_claim() -> None:
     with (EXAMPLES / "walk.down").open(encoding="utf-8") as file:
-        walk = traces.read_mahimahi(file, "down")
+        walk = link_traces.read_mahimahi(file, "down")
     assert walk.period == 10
     assert all(1e6 < rate < 10e6 for rate in walk.columns["down"])
     with (EXAMPLES / "train.csv").open(encoding="utf-8") as file:
-        train = traces.read_csv(file, loop=True)
+        train = link_traces.read_csv(file, loop=True)
     assert train.period == 120
-    assert _at(train, 65) == {"up": 0, "down": 0, "delay": 0.1, "loss": 0}
+    assert _at(train, 65) == {"up": 0, "down": 0, "rtt": 0.2, "loss": 0}

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from agents import events
+from analysis.device_states import timeline
 from analysis.load import Run, load
-from analysis.timeline import timeline
 from tests.analysis.conftest import EVENTS, with_records
 
 TIMES = ("dispatched", "downloaded", "train_start", "train_end", "sent", "arrived", "applied")

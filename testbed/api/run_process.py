@@ -1,4 +1,4 @@
-"""`python -m testbed.api.controller RUN_DIRECTORY [tied]`: the process of a run in the background.
+"""`python -m testbed.api.run_process RUN_DIRECTORY [tied]`: the process of a run in the background.
 
 It runs the launch that its starter has written into the directory, and prints lines. With `tied` it ends
 its run in order at the end of its input.

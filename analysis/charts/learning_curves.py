@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from analysis import metrics, privacy
-from analysis.charts.actions import with_actions
+from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import Axis, Chart, Column, Layer, arrays, band_of, color
 from analysis.load import Run
 from analysis.names import by_settings, distinct

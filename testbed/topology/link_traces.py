@@ -4,8 +4,8 @@ Two formats are read.
 
 - mahimahi's: a whole number of milliseconds on each line, at which 1500 bytes can pass in one
   direction. It repeats without end; its last line says how long one pass takes.
-- CSV: a header line of `time` and any of `up`, `down` (bit/s), `delay` (seconds, one way) and `loss`
-  (fraction of the packets), then a row of numbers for each moment at which the link changes. A row
+- CSV: a header line of `time` and any of `up`, `down` (bit/s), `rtt` (seconds) and `loss` (fraction of
+  the packets), then a row of numbers for each moment at which the link changes. A row
   holds until the next one. The first is at time 0. Empty lines and lines that begin with # are skipped.
 """
 
@@ -17,15 +17,16 @@ import itertools
 from array import array
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agents import config
 from agents.device_actions import SetLink
 from agents.disk import files
 from agents.timing.nanoseconds import from_seconds
+from testbed.topology import old_words
+from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
-from testbed.topology.timeline import Step
 
 PACKET_BYTES = 1500
 """Size of one opportunity in mahimahi's format."""
@@ -38,11 +39,13 @@ _LIMITS = {
     "time": (1e9, "seconds"),
     "up": (1e12, "bit/s"),
     "down": (1e12, "bit/s"),
-    "delay": (3600, "seconds"),
+    "rtt": (7200, "seconds"),
     "loss": (1, "a fraction"),
 }
 """By column of a CSV file: the highest value, and its unit."""
-_EXPECTED = "expected time and any of up, down, delay and loss"
+_EXPECTED = "expected time and any of up, down, rtt and loss"
+_ONE_WAY = "delay"
+"""Column of the version before this one: half of rtt."""
 _MAX_DIGITS = 12  # of a time in milliseconds
 _MAX_BYTES = 64 * 2**20
 """Of a file: hours at hundreds of Mbit/s in mahimahi's format."""
@@ -58,6 +61,8 @@ class Trace:
     """Values at each time, by name in `_LIMITS`. A rate of 0 is an outage: nothing passes."""
     period: float | None
     """Seconds after which it repeats; None where the last values hold for ever."""
+    hints: tuple[str, ...] = ()
+    """Sentences on words of the version before this one in its file."""
 
     def changes(self) -> Iterator[tuple[float, dict[str, float]]]:
         """Each time at which a value changes, from 0 on, and all values from then on.
@@ -137,6 +142,8 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> Trace:
         if line.strip() and not line.lstrip().startswith("#")
     )
     number, header = next(rows, (1, [""]))
+    halved = _ONE_WAY in header
+    header = ["rtt" if name == _ONE_WAY else name for name in header]
     _check_header(number, header)
     columns: dict[str, array[float]] = {name: array("d") for name in header}
     times = columns.pop("time")
@@ -151,7 +158,12 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> Trace:
     if not times:
         raise ValueError(f"line {number}: no row follows, expected at least one, at time 0")
     period = 2 * times[-1] - times[-2] if loop and len(times) > 1 else None
-    return _trace(times, columns, period)
+    trace = _trace(times, columns, period)
+    if not halved:
+        return trace
+    columns["rtt"] = array("d", (2 * delay for delay in columns["rtt"]))
+    hint = old_words.hint("the column delay", "a column rtt, of twice as much,")
+    return replace(trace, hints=(hint,))
 
 
 def merged(traces: Sequence[Trace]) -> Iterator[tuple[float, dict[str, float]]]:
@@ -193,12 +205,10 @@ def steps(device: str, traces: Sequence[Trace]) -> Iterator[Step]:
 
 def _link_changes(values: Mapping[str, float]) -> dict[str, float | None]:
     """The values of a trace as fields of `agents.config.Link`."""
-    changes: dict[str, float | None] = {
+    return {
         name: max(int(value), _OUTAGE) if name in ("up", "down") else value
         for name, value in values.items()
-        if name != "delay"
     }
-    return changes | ({"rtt": 2 * values["delay"]} if "delay" in values else {})
 
 
 def _milliseconds(lines: Iterable[str]) -> Iterator[int]:

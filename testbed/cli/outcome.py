@@ -1,0 +1,53 @@
+"""How a run has ended, for people and for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from testbed import console
+from testbed.console import counted, print_text
+
+if TYPE_CHECKING:
+    from analysis.load import Run
+    from testbed.fidelity.validity import Judgement
+
+
+def show(judgement: Judgement | None) -> None:
+    """Print what the devices got of what was requested, and whether the run is valid."""
+    from testbed.fidelity import table as fidelity_table
+
+    if judgement is None:
+        return
+    console.out().print(fidelity_table.render(judgement.fidelity))
+    if judgement.steps:
+        latest = max(step.done - step.due for step in judgement.steps)
+        done = counted(len(judgement.steps), "step")
+        print_text(f"Scenario: {done} done, at most {1e3 * latest:.0f} ms late")
+    validity = judgement.validity
+    for title, style, sentences in (
+        ("Not valid", "bold red", validity.reasons),
+        ("Not judged", "bold", validity.unjudged),
+    ):
+        if sentences:
+            console.out().print(f"\n{title}:", style=style)
+            for sentence in sentences:
+                print_text(f"  {sentence}")
+
+
+def as_dict(run: Run) -> dict[str, Any]:
+    """Return a run that has ended as `testbed.cli.outputs.Ended`."""
+    from analysis import summary
+
+    line = summary.headline(run)
+    figures = {name: getattr(line, name) for name in ("accuracy", "best_accuracy", "loss", "perplexity")}
+    return {
+        "run": run.path.name,
+        "directory": str(run.path),
+        **{name: run.manifest[name] for name in ("runtime", "rule", "task", "outcome")},
+        "verdict": summary.verdict(run),
+        "duration_s": line.duration,
+        "versions": line.versions,
+        "updates": line.updates,
+        "dropped": line.dropped,
+        **figures,
+    }

@@ -1,0 +1,49 @@
+"""Measures what a run uses of the nodes of a Swarm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from agents.device.control_group import ControlGroup
+from testbed.runtimes import HostReading, Meter
+from testbed.runtimes.docker.running import RunningContainers
+from testbed.runtimes.swarm.context import SwarmContext
+from testbed.runtimes.swarm.node_agents import NodeAgents
+
+
+class SwarmMeter(Meter):
+    """CPU, memory and bytes of devices are in the telemetry that these send themselves."""
+
+    def __init__(
+        self, context: SwarmContext, containers: RunningContainers, node_agents: NodeAgents
+    ) -> None:
+        self._containers = containers
+        self._node_agents = node_agents
+        self._manager = context.manager
+        self._devices = {device.name for device in context.spec.plan.devices}
+        self._here = context.devices_on(context.proxies.here)
+        self._used: dict[str, float] = {}
+        """CPU seconds of the devices on this node, when last looked at."""
+
+    def stopped(self) -> set[str]:
+        """Those that were paused when the runtime last listed its containers."""
+        return self._containers.paused
+
+    def server_pids(self) -> list[int]:
+        return self._containers.pids(
+            name
+            for name, one in self._containers.items()
+            if name not in self._devices and one.engine is self._manager
+        )
+
+    def device_cpu_seconds(self) -> float | None:
+        """Of the devices on this node; those that have ended have theirs in their last reading."""
+        for name in self._here:
+            used = ControlGroup.of(self._containers.pid(name)).cpu_seconds()
+            if used is not None:
+                self._used[name] = used
+        return math.fsum(self._used.values()) if self._used or not self._here else None
+
+    def other_hosts(self, at: float, used: Mapping[str, float]) -> Mapping[str, HostReading]:
+        return self._node_agents.readings(at, used)
