@@ -74,8 +74,8 @@ class Launch:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Sentences on words of the version before this one in the topology and its traces. A run that is
-        resumed keeps those that it began with."""
+        """Sentences on words of the version before this one in the topology and its traces. A run that
+        is resumed keeps those that it began with."""
         return (*self.topology.hints, *self.plan.hints) if self.resumed is None else ()
 
     def _refusals(self) -> list[str]:
