@@ -36,11 +36,10 @@ OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 
 
 Durability = Literal["none", "checkpoint", "update", "recording"]
-"""What is kept of a run, from least to most (docs/guarantees.md)."""
+"""What a crash of the aggregator takes: the run; what came after its last checkpoint; nothing that was
+acknowledged; nothing, and all inputs are kept for `testbed replay` (docs/guarantees.md)."""
 LOGGED: tuple[Durability, ...] = ("update", "recording")
 """With these the aggregator logs each input ahead."""
-"""What a crash of the aggregator takes. `update`: nothing that was acknowledged. `checkpoint`: what came
-after its last checkpoint. `none`: the run."""
 
 # What a topology may give for a field; testbed.topology.fields reads and bounds it.
 Count = Annotated[int, "count"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agents.device.control_group import weights_of
 from agents.wire.messages import NO_LIMIT, Limits
-from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.cpusets import cpu_numbers
 
 _PAGE_BYTES = 64 * 1024
 """The kernel rounds memory to whole pages; the largest pages of common kernels."""

@@ -26,7 +26,7 @@ from agents.rules.interface import ClientSide
 from agents.tasks.interface import Task
 from agents.timing import durations
 from testbed.broker import SOCKET, Account, Limits, init_user
-from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.cpusets import cpu_numbers
 from testbed.plan import model_check, rounds, steps
 from testbed.plan.planned import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory

@@ -9,7 +9,7 @@ from typing import Any
 
 from agents.config import Access, Duration, Link, Local, Named
 from agents.timing.clock import in_host_time
-from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.cpusets import cpu_numbers
 from testbed.plan import feasibility
 from testbed.plan.gpus import PlannedGpu
 from testbed.plan.measured import Measured

@@ -32,7 +32,7 @@ from testbed.fidelity.figures import RATES
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
 from testbed.fidelity.validity import FAILED_LINK_PERCENT, link_doubt
-from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec

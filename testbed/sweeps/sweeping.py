@@ -13,8 +13,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import Cell, Sweep
-from testbed.sweeps.worker import Workers, execute
+from testbed.sweeps.worker import CellOutcome, Workers, execute
 from testbed.topology import Runtime, Topology
 
 _MAX_BYTES = 256 * 2**20
@@ -105,11 +107,12 @@ class Index:
         )
         return directory
 
-    def end(self, cell: Cell, result: dict[str, Any]) -> None:
+    def end(self, cell: Cell, result: CellOutcome) -> None:
         """Note how the run of `cell` ended. Of a repetition and the run before it, the repetition counts
         unless it failed; the other is moved to the folder `earlier`."""
-        kept = {key: result[key] for key in ("outcome", "error") if result.get(key)}
-        entry = self.cells[cell.fingerprint] | kept
+        entry = self.cells[cell.fingerprint] | {"outcome": result.reason}
+        if result.error is not None:
+            entry["error"] = result.error
         if (before := entry.pop("instead_of", None)) is not None:
             tries = before.get("tries", 1) + 1
             entry, other = (entry, before) if entry["outcome"] in COMPLETE else (before, entry)
@@ -197,17 +200,17 @@ def _each_once(cells: Iterable[Cell], report: ReportLine) -> list[Cell]:
     return list(first.values())
 
 
-def _summary(result: dict[str, Any]) -> str:
-    if result["outcome"] == "failed":
-        return f"failed: {result['error']}"
-    accuracy, loss = result["accuracy"], result["loss"]
+def _summary(result: CellOutcome) -> str:
+    if result.error is not None:
+        return f"failed: {result.error}"
+    accuracy, loss = result.accuracy, result.loss
     quality = "never evaluated" if loss is None else f"loss {loss:.4g}"
     if accuracy is not None and accuracy == accuracy:
         quality = f"accuracy {accuracy:.1%}"
-    validity = Validity.from_dict(result["validity"])
+    validity = Validity.from_dict(result.validity)
     doubts = [f"\n      not valid: {reason}" for reason in validity.reasons]
     doubts += [f"\n      not judged: {what}" for what in validity.unjudged]
-    return f"{quality} ({result['seconds']:.1f} s){''.join(doubts)}"
+    return f"{quality} ({result.seconds:.1f} s){''.join(doubts)}"
 
 
 @dataclass(slots=True)
@@ -257,26 +260,31 @@ class _Runner:
         self._end(cell, result)
 
     def _side_by_side(self, workers: Workers, cells: Iterable[Cell]) -> None:
-        running: dict[Path, Cell] = {}
-
-        def directories() -> Iterator[Path]:
-            for cell in cells:
-                directory = self.index.begin(cell)
-                running[directory.path] = cell
-                preparing.write(self._timed(cell), cell.plan, directory)
-                yield directory.path
-
+        """Run `cells`; a cell begins when a worker is free."""
+        waiting = iter(cells)
+        unfinished: dict[str, Cell] = {}
+        running: dict[Future[CellOutcome], Cell] = {}
         try:
-            for path, result in workers.run(directories()):
-                self._end(running.pop(path), result)
+            while True:
+                for cell in islice(waiting, workers.count - len(running)):
+                    directory = self.index.begin(cell)
+                    unfinished[cell.fingerprint] = cell
+                    preparing.write(self._timed(cell), cell.plan, directory)
+                    running[workers.submit(directory.path)] = cell
+                if not running:
+                    return
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    cell = running.pop(ended)
+                    del unfinished[cell.fingerprint]
+                    self._end(cell, ended.result())
         finally:
-            if running:
+            if unfinished:
                 with uninterrupted():
                     workers.close()  # so that none writes to a directory that is removed
-                    for cell in running.values():
-                        self.index.drop(cell.fingerprint)
+                    for fingerprint in unfinished:
+                        self.index.drop(fingerprint)
 
-    def _end(self, cell: Cell, result: dict[str, Any]) -> None:
+    def _end(self, cell: Cell, result: CellOutcome) -> None:
         self._ended += 1
         with uninterrupted():
             self.index.end(cell, result)

@@ -1,24 +1,24 @@
-"""Worker processes that run cells of a sweep in virtual time, side by side.
+"""Runs cells of a sweep: in this process, or in virtual time in worker processes, side by side.
 
-A worker (`python -m testbed.sweeps.worker`) reads a request per line from standard input, JSON with
-`directory` (a run directory with its topology in it) and `data` (folder of datasets, or null), runs it
-in virtual time, and answers with a line: what `execute` returns. It ends with its input.
+A worker (`python -m testbed.sweeps.worker PIPE`) receives run directories with a topology in them, runs
+each in virtual time, and answers with the fields of a CellOutcome. It ends when the pipe is closed.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, NamedTuple, Self
 
 from agents import events
 from testbed.errors import TestbedError
@@ -31,6 +31,25 @@ from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.view import View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellOutcome:
+    reason: str
+    """Why the run ended, as in its records; `failed` if it did not come to an end."""
+    error: str | None = None
+    """Why it failed."""
+    validity: dict[str, Any] = field(default_factory=dict)
+    """As in the manifest."""
+    seconds: float = 0.0
+    """Wall time."""
+    accuracy: float | None = None
+    """Of the last evaluation; None without one."""
+    loss: float | None = None
+
+    @classmethod
+    def failed(cls, error: object) -> Self:
+        return cls(reason="failed", error=str(error))
 
 
 class _Watcher(View):
@@ -58,36 +77,37 @@ def execute(
     directory: RunDirectory,
     options: Options,
     report: Callable[[str], object],
-) -> dict[str, Any]:
-    """Run it: `outcome`, `seconds` of wall time, `accuracy` and `loss` of the last evaluation, and
-    `validity`, as in the manifest; or the outcome `failed`, and the `error`."""
+) -> CellOutcome:
+    """Run a cell in this process."""
     watcher = _Watcher(report)
     begin = time.monotonic()
     try:
         ended = up.run(topology, plan, directory, options, watcher)
     except (TestbedError, OSError) as error:
-        return {"outcome": "failed", "error": str(error)}
+        return CellOutcome.failed(error)
     last = watcher.evaluation
-    return {
-        "outcome": ended.reason,
-        "validity": watcher.validity.as_dict(),
-        "seconds": round(time.monotonic() - begin, 2),
-        "accuracy": None if last is None else last.accuracy,
-        "loss": None if last is None else last.loss,
-    }
+    return CellOutcome(
+        reason=ended.reason,
+        validity=watcher.validity.as_dict(),
+        seconds=round(time.monotonic() - begin, 2),
+        accuracy=None if last is None else last.accuracy,
+        loss=None if last is None else last.loss,
+    )
 
 
 class Workers:
-    """Up to `count` workers, as a context manager: none of them outlives it, nor this process.
+    """Up to `count` worker processes, as a context manager: none outlives it, nor this process.
 
-    Use it from the main thread.
+    Their threads start them, and live as long (`host.die_with_parent`).
     """
 
     def __init__(self, count: int, data_root: Path | None) -> None:
-        self._count = count
-        self._data = None if data_root is None else str(data_root.resolve())
+        self.count = count
+        self._data_root = None if data_root is None else data_root.resolve()
+        self._threads = ThreadPoolExecutor(max(1, count))
+        self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
-        self._busy: dict[Path, _Worker] = {}
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -98,105 +118,78 @@ class Workers:
         with uninterrupted():
             self.close()
 
-    def run(self, directories: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Run `directories`, each taken when a worker is free: yields each with the worker's answer, in
-        the order in which they end."""
-        waiting = iter(directories)
-        with selectors.DefaultSelector() as selector:
-            while True:
-                while len(self._busy) < self._count and (path := next(waiting, None)) is not None:
-                    worker = self._begin(path)
-                    selector.register(worker.answers, selectors.EVENT_READ, path)
-                if not self._busy:
-                    return
-                for key, _ in selector.select():
-                    selector.unregister(key.fileobj)
-                    yield key.data, self._end(key.data)
+    def submit(self, directory: Path) -> Future[CellOutcome]:
+        """Run the cell in `directory`, which has its topology, as soon as a worker is free."""
+        return self._threads.submit(self._run, directory)
 
     def close(self) -> None:
         """End all of them, also in mid-run. Idempotent."""
-        workers = [*self._idle, *self._busy.values()]
-        for worker in workers:
+        self._closed = True
+        for worker in self._workers:
             worker.process.terminate()
-        for worker in workers:
-            worker.close()
-        self._idle, self._busy = [], {}
+        for worker in self._workers:
+            subprocesses.end(worker.process)
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.pipe.close()
+            worker.log.close()
 
-    def _begin(self, path: Path) -> _Worker:
-        worker = self._idle.pop() if self._idle else _Worker()
-        self._busy[path] = worker
-        worker.send({"directory": str(path), "data": self._data})
+    def _run(self, directory: Path) -> CellOutcome:
+        worker = self._idle.pop() if self._idle else self._start()
+        try:
+            worker.pipe.send((directory, self._data_root))
+            outcome = CellOutcome(**worker.pipe.recv())
+        except (EOFError, OSError):
+            subprocesses.end(worker.process)
+            printed = subprocesses.last_lines(worker.log)
+            return CellOutcome.failed(f"its process died ({worker.process.returncode})\n{printed}")
+        self._idle.append(worker)
+        return outcome
+
+    def _start(self) -> _Worker:
+        pipe, theirs = Pipe()
+        log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the workers
+        with theirs:
+            process = subprocess.Popen(
+                [*die_with_parent.prefix(), *run_module.command(__name__, str(theirs.fileno()))],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C of the terminal reaches us alone, and we end it
+                env={**os.environ, "OMP_NUM_THREADS": "1"},  # there is one for each core
+                pass_fds=[theirs.fileno()],
+            )
+        worker = _Worker(process, pipe, log)
+        self._workers.append(worker)
+        if self._closed:  # meanwhile, and perhaps not seen there
+            process.terminate()
         return worker
 
-    def _end(self, path: Path) -> dict[str, Any]:
-        worker = self._busy.pop(path)
-        if line := worker.answers.readline():
-            self._idle.append(worker)
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-        printed = worker.close()
-        error = f"its process died ({worker.process.returncode})\n{printed}"
-        return {"outcome": "failed", "error": error}
 
-
-@dataclass(slots=True)
-class _Worker:
-    log: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.process = subprocess.Popen(
-            [*die_with_parent.prefix(), *run_module.command("testbed.sweeps.worker")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            start_new_session=True,  # a Ctrl-C of the terminal reaches us alone, and we end it
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # there is one for each core
-        )
-
-    @property
-    def answers(self) -> IO[bytes]:
-        assert self.process.stdout is not None  # noqa: S101  (a pipe, see above)
-        return self.process.stdout
-
-    def send(self, request: dict[str, Any]) -> None:
-        assert self.process.stdin is not None  # noqa: S101
-        try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return  # it has died, and the end of its answers shows it
-
-    def close(self) -> str:
-        """End it; the last lines that it printed."""
-        subprocesses.end(self.process)
-        printed = subprocesses.last_lines(self.log)
-        for stream in (self.process.stdin, self.process.stdout, self.log):
-            if stream is not None:
-                stream.close()
-        return printed
-
-
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    directory = RunDirectory(Path(request["directory"]))
-    options = Options("virtual", data_root=request["data"] and Path(request["data"]))
-    try:
-        topology, plan = planning.plan_file(directory.topology, options)
-    except TestbedError as error:
-        return {"outcome": "failed", "error": str(error)}
-    return execute(topology, plan, directory, options, lambda _: None)
+class _Worker(NamedTuple):
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+    log: IO[bytes]
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    pipe = Connection(int(sys.argv[1]))
     try:
-        with interrupting():
-            for line in iter(sys.stdin.readline, ""):
-                answers.write(json.dumps(_answer(json.loads(line))) + "\n")
-                answers.flush()
+        with interrupting(), suppress(EOFError):
+            while True:
+                path, data_root = pipe.recv()
+                outcome = _outcome(RunDirectory(path), Options("virtual", data_root=data_root))
+                pipe.send(asdict(outcome))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _outcome(directory: RunDirectory, options: Options) -> CellOutcome:
+    try:
+        topology, plan = planning.plan_file(directory.topology, options)
+    except TestbedError as error:
+        return CellOutcome.failed(error)
+    return execute(topology, plan, directory, options, lambda _: None)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from agents.device_actions import to_json
 from testbed.errors import TestbedError
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.validity import Validity, load
-from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.cpusets import cpu_numbers
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples

@@ -35,6 +35,7 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, Received
 from agents.wire import messages
 from testbed.errors import BadInputError, HostError
 from testbed.host import die_with_parent, forkserver, run_module
+from testbed.host.cpusets import cpu_numbers
 from testbed.plan import plan, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
@@ -232,7 +233,7 @@ def test_a_device_is_limited_and_keeps_to_its_cpus(make: Make, tmp_path: Path) -
     (device,) = (info.process for info in of(run) if info.component == "d-1")
     runtime.limit("d-1")
     eventually(lambda: device.status() == psutil.STATUS_STOPPED)
-    assert set(device.cpu_affinity() or []) == die_with_parent.cpu_numbers(run.plan.device_cpus)
+    assert set(device.cpu_affinity() or []) == cpu_numbers(run.plan.device_cpus)
 
 
 @pytest.mark.alone
@@ -466,7 +467,7 @@ def test_a_program_that_is_missing_is_named() -> None:
 
 
 def test_cpu_numbers() -> None:
-    assert die_with_parent.cpu_numbers("0-2,5") == {0, 1, 2, 5}
+    assert cpu_numbers("0-2,5") == {0, 1, 2, 5}
 
 
 def log_of(run: RunSpec, component: str) -> str:

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseExcepti
 
     def execute(
         topology: Topology, plan: Plan, directory: RunDirectory, options: Options, report: Any
-    ) -> dict[str, Any]:
+    ) -> worker.CellOutcome:
         if plan.traits.simulated:
             return worker.execute(topology, plan, directory, options, report)
         step_time = topology.runtime.step_time or 0.1
@@ -164,7 +165,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseExcepti
         unjudged = ["its load"] if valid is None else []
         validity = {"valid": valid, "reasons": reasons, "unjudged": unjudged}
         directory.write_manifest(validity=validity)
-        return result | {"validity": validity}
+        return replace(result, validity=validity)
 
     monkeypatch.setattr(sweeping, "execute", execute)
     Path("base.yaml").write_text(EMULATED)
@@ -257,7 +258,7 @@ def test_a_repetition_that_fails_does_not_count(
         once.setattr(sweeping.Index, "to_repeat", lambda *_: False)
         testbed("sweep", "study.yaml")
     (first,) = runs_in(Path("runs/study"))
-    failed = {"outcome": "failed", "error": "no broker"}
+    failed = worker.CellOutcome.failed("no broker")
     monkeypatch.setattr(sweeping, "execute", lambda *_: failed)
     code, out, _ = testbed("sweep", "study.yaml")
     assert code == 0

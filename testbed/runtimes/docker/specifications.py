@@ -30,7 +30,7 @@ from agents.node import mps
 from testbed.broker import BROKER, MOSQUITTO_CONF, mosquitto_command
 from testbed.host import cgroups, kernel
 from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
-from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.plan import Plan, PlannedDevice, agent_configs, memory
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
