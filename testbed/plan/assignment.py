@@ -53,7 +53,8 @@ def plan(
         cpu_notes=catalog.cpu_notes,
         profiles=catalog.used_by(topology),
         hints=catalog.hints,
-        measured=Measured(cpu=_measured_cpu(groups, topology, found)),
+        measured=Measured(cpu=_measured_cpu(groups, topology, found), virtual=catalog.measured.virtual),
+        virtual=topology.virtual.filled(catalog.measured.virtual),
         absent=scenario.absent(topology.scenario, topology.devices),
         routed=found.many_hosts
         or any(not group.direct for group in groups)

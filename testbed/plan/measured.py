@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from testbed.topology import validation_errors, yamlfile
+from testbed.topology import Virtual, validation_errors, yamlfile
 from testbed.topology.fields import Cpu, Model, Name
 
 FILE = "measured.yaml"
@@ -19,9 +19,16 @@ class Measured(Model):
     cpu: dict[Name, Cpu] = Field(
         default={}, description="Share of a core of that host, by group: as fast as the group's profile"
     )
+    virtual: Virtual = Field(default=Virtual(), description="Costs for virtual time")
 
     @classmethod
     def read(cls, folder: Path) -> Measured:
         """From the folder of a topology; nothing where it has no such file. Raises BadInputError."""
         path = folder / FILE
         return validation_errors.validated(cls, yamlfile.read(path)) if path.is_file() else cls()
+
+    def write(self, path: Path) -> None:
+        """Write what there is."""
+        if self != Measured():
+            text = yamlfile.write(self.model_dump(mode="json", exclude_defaults=True))
+            path.write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agents.config import Access, Duration, Link, Local, Named
@@ -15,6 +15,7 @@ from testbed.plan.gpus import PlannedGpu
 from testbed.plan.measured import Measured
 from testbed.plan.placement import PlannedNode
 from testbed.plan.shaper import Shaper
+from testbed.topology import Virtual
 from testbed.topology.fields import Thermal
 from testbed.topology.link_traces import Trace
 from testbed.topology.profiles import Profiles
@@ -186,7 +187,9 @@ class Plan:
     profiles: Profiles = field(default_factory=Profiles)
     """The device profiles and link classes that were used."""
     measured: Measured = field(default_factory=Measured)
-    """What was measured on this host for the plan."""
+    """What was measured for the plan: on this host, or when the run that it repeats was made."""
+    virtual: Virtual = field(default_factory=Virtual)
+    """What virtual time takes as given: the topology's, else as measured; None: to be measured."""
     routed: bool = False
     """Whether devices reach the broker through a router: any of them has a link, or will, or they are on
     several machines, each with a router of its own."""
@@ -215,6 +218,22 @@ class Plan:
     def node_of(self, device: str) -> PlannedNode | None:
         """The machine that `device` is on, where there are several."""
         return next((node for node in self.nodes if node.id == self.placement[device]), None)
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether virtual time has to measure what a step takes here: it stands for containers then."""
+        shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
+        return shares and self.virtual.step_time is None
+
+    @property
+    def packets(self) -> bool:
+        """Whether transfers in virtual time are in packets, as on emulated links."""
+        return self.measures_steps if self.virtual.packets is None else self.virtual.packets
+
+    def with_measured(self, virtual: Virtual) -> Plan:
+        """With costs that were measured."""
+        measured = self.measured.model_copy(update={"virtual": virtual})
+        return replace(self, virtual=virtual, measured=measured)
 
     @property
     def netem(self) -> bool:

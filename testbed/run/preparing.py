@@ -15,6 +15,7 @@ from testbed.run import provenance, unchanged
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, yamlfile
+from testbed.topology.profiles import Profiles
 from testbed.view import View
 
 
@@ -87,10 +88,10 @@ def write(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
         directory.write_manifest(code=code.digest)
     text = topology.to_yaml(None if code is None else directory.code.name)
     directory.topology.write_text(text, encoding="utf-8")
-    for path, beside in ((directory.profiles, plan.profiles), (directory.measured, plan.measured)):
-        if beside != type(beside)():
-            text = yamlfile.write(beside.model_dump(mode="json", exclude_defaults=True))
-            path.write_text(text, encoding="utf-8")
+    if plan.profiles != Profiles():
+        text = yamlfile.write(plan.profiles.model_dump(mode="json", exclude_defaults=True))
+        directory.profiles.write_text(text, encoding="utf-8")
+    plan.measured.write(directory.measured)
 
 
 def check_code(topology: Topology, directory: RunDirectory) -> None:

@@ -22,10 +22,20 @@ from testbed.topology import consistency, old_words, validation_errors, yamlfile
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local
 from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
-from testbed.topology.schema import OWN_CODE, SOURCE, Runtime, Stop, Topology
+from testbed.topology.schema import OWN_CODE, SOURCE, Runtime, Stop, Topology, Virtual
 from testbed.topology.yamlfile import Document, Problem
 
-__all__ = ["RESERVED", "Runtime", "Stop", "Topology", "checked", "json_schema", "load", "parse"]
+__all__ = [
+    "RESERVED",
+    "Runtime",
+    "Stop",
+    "Topology",
+    "Virtual",
+    "checked",
+    "json_schema",
+    "load",
+    "parse",
+]
 
 RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS, "server", "mqtt", "control")
 """Names of the run's other processes, and host names of its broker: a device of such a name would find

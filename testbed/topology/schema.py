@@ -221,6 +221,11 @@ class Runtime(Model):
         description="Where images are pushed, and other machines pull them from; without one they are "
         "copied. For swarm",
     )
+
+
+class Virtual(Model):
+    """What virtual time takes as given, in place of measuring or assuming it."""
+
     step_time: PositiveSeconds | None = Field(
         default=None,
         description="One mini-batch step on a whole host core, for the virtual time of devices with "
@@ -228,7 +233,6 @@ class Runtime(Model):
     )
     sliced_step_time: PositiveSeconds | None = Field(
         default=None,
-        exclude_if=lambda sliced_step_time: sliced_step_time is None,
         description="The same at a share of an eighth of a core, in slices with pauses; at other shares "
         "by their logarithm; where not given: measured with step_time, else as it",
     )
@@ -244,18 +248,15 @@ class Runtime(Model):
     )
     mask_time: PositiveSeconds | None = Field(
         default=None,
-        exclude_if=lambda mask_time: mask_time is None,
         description="CPU time on a whole core of an update's mask and its shares (privacy.secure), "
         "likewise; where not given: measured with `packets`, else 0",
     )
     share_time: PositiveSeconds | None = Field(
         default=None,
-        exclude_if=lambda share_time: share_time is None,
         description="And of a share of a mask that is sent or received, likewise",
     )
     answer_time: PositiveSeconds | None = Field(
         default=None,
-        exclude_if=lambda answer_time: answer_time is None,
         description="And of a sum of shares that the server asks for, likewise",
     )
     packets: bool | None = Field(
@@ -263,6 +264,11 @@ class Runtime(Model):
         description="Transfers in virtual time are in packets, as on emulated links: with headers, and "
         "the first after a pause passes at once; where not given: where the time of a step is measured",
     )
+
+    def filled(self, other: Virtual) -> Virtual:
+        """With what `other` has for keys that are not given here."""
+        found = {name: value for name, value in other if getattr(self, name) is None}
+        return self.model_copy(update=found)
 
 
 SOURCE, OWN_CODE = "source", "own_code"
@@ -316,6 +322,7 @@ class Topology(Model):
         "nothing, and every update stays, for testbed replay",
     )
     runtime: Runtime = Runtime()
+    virtual: Virtual = Field(default=Virtual(), exclude_if=lambda virtual: virtual == Virtual())
     _source: Source = PrivateAttr(default=Source())
     _own_code: Code | None = PrivateAttr(default=None)
 

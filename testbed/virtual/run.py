@@ -40,25 +40,20 @@ from agents.wire import payloads
 from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
-from testbed.plan import PlannedDevice
+from testbed.plan import PlannedDevice, costs
 from testbed.plan.agent_configs import RunSpec, importance, keepalive, keeps_models, start_of
 from testbed.plan.costs import (
     ProtocolCost,
     StepCost,
     StepTime,
-    given,
     keep_step_time,
-    measured_here,
     measured_protocol,
     message_sizes,
-    packets,
-    start_time,
     timed,
-    update_time,
 )
 from testbed.plan.steps import has_steps, steps
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Runtime
+from testbed.topology import Virtual
 from testbed.view import View
 from testbed.virtual import slices
 from testbed.virtual.device import Device
@@ -231,7 +226,7 @@ class _Fleet:
             spec.topology.seed,
             link,
             steady=not has_steps(spec.topology, spec.plan),
-            packets=packets(spec.topology, spec.plan),
+            packets=spec.plan.packets,
         )
         trainer = BatchTrainer(
             task, prepared.train, start_of(spec.topology, spec.directory), runtime.device
@@ -346,13 +341,11 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
 
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:
     """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
-    not give it, it is measured, and written into the run's topology: from there it is the same again."""
-    topology = spec.topology
-    runtime, secure = topology.runtime, topology.secure
-    flops, step = topology.task.flops_per_step, given(runtime)
-    update, start = update_time(runtime), start_time(runtime)
-    if measured_here(topology, spec.plan):
-        device = next(d for d in spec.plan.devices if d.cpu is not None and d.gflops is None)
+    not give it, it is measured, and kept in the run's directory: from there it is the same again."""
+    topology, plan = spec.topology, spec.plan
+    virtual, secure = plan.virtual, topology.secure
+    if plan.measures_steps:
+        device = next(d for d in plan.devices if d.cpu is not None and d.gflops is None)
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
         beginning = start_of(topology, spec.directory)
@@ -365,21 +358,21 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         )
         step = StepTime(whole, sliced)
         keep_step_time(topology.task.build(), device.local, step, topology.task.frozen)
-        view.progress(f"A step takes {whole * 1e3:.2f} ms of a core here (runtime.step_time)")
-        runtime = timed(runtime, step)
-    if secure is not None and packets(topology, spec.plan):
-        runtime = _with_protocol(runtime, measured_protocol(secure, parameters), view)
-    if runtime != topology.runtime:
-        text = topology.model_copy(update={"runtime": runtime}).to_yaml()
-        spec.directory.topology.write_text(text, encoding="utf-8")
-    protocol = (runtime.mask_time, runtime.share_time, runtime.answer_time)
-    return StepCost(flops, step, update, start, *(one or 0.0 for one in protocol))
+        view.progress(f"A step takes {whole * 1e3:.2f} ms of a core here (virtual.step_time)")
+        virtual = timed(virtual, step)
+    if secure is not None and plan.packets:
+        virtual = _with_protocol(virtual, measured_protocol(secure, parameters), view)
+    if virtual != plan.virtual:
+        plan.with_measured(virtual).measured.write(spec.directory.measured)
+    return costs.of(virtual, topology.task.flops_per_step)
 
 
-def _with_protocol(runtime: Runtime, cost: ProtocolCost, view: View) -> Runtime:
-    """`runtime` with what secure aggregation was measured to cost, as far as it does not say."""
-    measured = {"mask_time": cost.mask, "share_time": cost.share, "answer_time": cost.answer}
-    found = {name: value for name, value in measured.items() if getattr(runtime, name) is None}
-    for name, value in found.items():
-        view.progress(f"{name.removesuffix('_time')}: {value * 1e3:.2f} ms of a core (runtime.{name})")
-    return runtime.model_copy(update=found)
+def _with_protocol(virtual: Virtual, cost: ProtocolCost, view: View) -> Virtual:
+    """`virtual` with what secure aggregation was measured to cost, as far as it does not say."""
+    found = Virtual(mask_time=cost.mask, share_time=cost.share, answer_time=cost.answer)
+    for name, value in found:
+        if value is not None and getattr(virtual, name) is None:
+            view.progress(
+                f"{name.removesuffix('_time')}: {value * 1e3:.2f} ms of a core (virtual.{name})"
+            )
+    return virtual.filled(found)

@@ -208,7 +208,7 @@ def test_plan_up_and_manifest_say_how_a_share_was_found(
     file = tmp_path / "topology.yaml"
     _topology(tmp_path, "{name: a, profile: raspberry-pi-zero-2w}")
     with file.open("a") as text:
-        text.write("runtime: {step_time: 1ms}\n")  # which is not measured then
+        text.write("virtual: {step_time: 1ms}\n")  # which is not measured then
     topology, made = planning.plan_file(file, Options(runtime="virtual"))
     (sentence,) = made.cpu_notes
     assert "for raspberry-pi-zero-2w by HPL alone" in sentence

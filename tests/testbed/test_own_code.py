@@ -821,7 +821,11 @@ def test_a_starting_point_runs_and_overwrites_nothing(
     monkeypatch.chdir(tmp_path)
     done = testbed("new", kind, "first-try")
     assert done.code == 0, done.err
-    quick: dict[str, Any] = {"runtime": {"name": "virtual", "step_time": "1ms"}, "stop": {"updates": 5}}
+    quick: dict[str, Any] = {
+        "runtime": {"name": "virtual"},
+        "virtual": {"step_time": "1ms"},
+        "stop": {"updates": 5},
+    }
     run = simulate(tmp_path / "first-try.yaml", runs=tmp_path / "runs", **quick)
     assert len(run.updates) >= 5
     again = testbed("new", kind, "first-try")

@@ -210,7 +210,8 @@ devices:
   - {name: b, gflops: 10, speed: 0.5, link: {up: 5mbit, rtt: 60ms}}
   - {name: c, cpu: 0.5, timing: {distribution: normal, mean: 1s, std: 1s, low: 100ms}}
 stop: {after: 60s, target_accuracy: 90%}
-runtime: {name: virtual, step_time: 2ms}
+runtime: {name: virtual}
+virtual: {step_time: 2ms}
 """
 
 
@@ -226,7 +227,7 @@ def test_what_virtual_time_takes_is_resolved() -> None:
     assert c.local.build().fednova
     assert parsed.server.link is not None
     assert parsed.server.link.plain() == Link(up=100_000_000)
-    assert parsed.runtime.step_time == 0.002
+    assert parsed.virtual.step_time == 0.002
     assert topology.parse(parsed.to_yaml()) == parsed
 
 

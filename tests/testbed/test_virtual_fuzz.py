@@ -135,7 +135,8 @@ def topology(seed: int) -> str:
         "stop": dice.choice(
             [{"after": f"{after}ms"}, {"after": f"{after}ms", "updates": dice.randint(1, 60)}]
         ),
-        "runtime": {"name": "virtual", "step_time": "5ms"},
+        "runtime": {"name": "virtual"},
+        "virtual": {"step_time": "5ms"},
     }
     if dice.random() < 0.2 and count > 1:
         whole["churn"] = {"rate": "20/min", "downtime": dice.choice(TIMES), "devices": names[1:]}
