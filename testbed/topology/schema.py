@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
@@ -265,9 +266,9 @@ class Virtual(Model):
         "the first after a pause passes at once; where not given: where the time of a step is measured",
     )
 
-    def filled(self, other: Virtual) -> Virtual:
-        """With what `other` has for keys that are not given here."""
-        found = {name: value for name, value in other if getattr(self, name) is None}
+    def filled(self, others: Iterable[tuple[str, Any]]) -> Virtual:
+        """With the values of `others`, by key, for keys that are not given here."""
+        found = {name: value for name, value in others if getattr(self, name) is None}
         return self.model_copy(update=found)
 
 

@@ -369,10 +369,10 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
 
 def _with_protocol(virtual: Virtual, cost: ProtocolCost, view: View) -> Virtual:
     """`virtual` with what secure aggregation was measured to cost, as far as it does not say."""
-    found = Virtual(mask_time=cost.mask, share_time=cost.share, answer_time=cost.answer)
-    for name, value in found:
-        if value is not None and getattr(virtual, name) is None:
+    found = {"mask_time": cost.mask, "share_time": cost.share, "answer_time": cost.answer}
+    for name, value in found.items():
+        if getattr(virtual, name) is None:
             view.progress(
                 f"{name.removesuffix('_time')}: {value * 1e3:.2f} ms of a core (virtual.{name})"
             )
-    return virtual.filled(found)
+    return virtual.filled(found.items())

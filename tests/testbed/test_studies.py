@@ -21,7 +21,7 @@ from testbed.run import planning
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import sweeping, worker
-from testbed.topology import Topology, Virtual
+from testbed.topology import Topology
 from tests.running import Testbed, interrupt, started, until_printed
 from tests.waiting import eventually
 
@@ -154,7 +154,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseExcepti
         if plan.traits.simulated:
             return worker.execute(topology, plan, directory, options, report)
         runtime = topology.runtime.model_copy(update={"name": "virtual"})
-        virtual = topology.virtual.filled(Virtual(step_time=0.1))
+        virtual = topology.virtual.filled([("step_time", 0.1)])
         timed = topology.model_copy(update={"runtime": runtime, "virtual": virtual})
         plan = planning.plan_topology(timed, Options())
         result = worker.execute(timed, plan, directory, options, report)

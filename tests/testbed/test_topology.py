@@ -379,11 +379,11 @@ def test_speeds_are_those_of_their_distribution(
         (
             "step_time: 2ms}",
             "step_time: 2ms}\nevaluate: {on: clients}",
-            "12:11: evaluate: found on: clients without samples; say how many of each client",
+            "13:11: evaluate: found on: clients without samples; say how many of each client",
         ),
         (
-            "virtual,",
-            "virtul,",
+            "{name: virtual}",
+            "{name: virtul}",
             "runtime.name: found 'virtul', expected auto, docker, swarm, process or virtual",
         ),
     ],
