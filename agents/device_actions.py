@@ -20,64 +20,86 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+_MAX_CORES = 1e6
+_MAX_BITS_PER_SECOND = 10**15
+_MAX_SECONDS = 1e10
+_Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 
 
-@dataclass(frozen=True, slots=True)
-class SetCpu:
-    share: float
+class _Action(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
+    """An action's JSON form names it as `action`."""
+
+
+class SetCpu(_Action, frozen=True, tag="set"):
+    share: float = msgspec.field(name="cpu")
     """Of one host core."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetLink:
-    changes: Mapping[str, float | None]
+class SetLink(_Action, frozen=True, tag="set"):
+    changes: Mapping[str, int | float | None] = msgspec.field(name="link")
     """Fields of `agents.config.Link` in its units; the others stay as they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Crash:
+class _LinkChanges(Struct, forbid_unknown_fields=True):
+    up: Annotated[int, Meta(ge=1, le=_MAX_BITS_PER_SECOND)] | None = None
+    down: Annotated[int, Meta(ge=1, le=_MAX_BITS_PER_SECOND)] | None = None
+    rtt: _Seconds | None = None
+    jitter: _Seconds | None = None
+    loss: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
+class Crash(_Action, frozen=True):
     """Kill it at once, without a goodbye."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(_Action, frozen=True):
     """Start it again after a crash."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(_Action, frozen=True):
     """Freeze it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(_Action, frozen=True):
     """Let it go on where it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnect:
+class Disconnect(_Action, frozen=True):
     """Let no packet pass; its process goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect:
+class Reconnect(_Action, frozen=True):
     """Let packets pass again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(_Action, frozen=True):
     """Leave in order: the client says goodbye and ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(_Action, frozen=True):
     """It comes, for the first time or again; nothing of what held it before does so any more."""
 
 
 Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | Join
 """Actions that carry no figure: each begins or ends what keeps a device from working."""
 Action = SetCpu | SetLink | Switching
+
+
+class _Set(_Action, frozen=True, tag="set"):
+    cpu: Annotated[float, Meta(ge=0, le=_MAX_CORES)] | None = None
+    link: _LinkChanges | None = None
+
+
+class _Form(Struct):
+    """What `parsed` checks."""
+
+    action: _Set | Switching
+
 
 Hold = Literal["down", "frozen", "cut off"]
 """What keeps a device from working: it has no process, its process is frozen, or no packet passes."""
@@ -116,25 +138,27 @@ BY_NAME: Mapping[str, Switching] = {name_of(action): action for action in (kind(
 def to_json(action: Action) -> dict[str, Any]:
     """`{"action": "crash"}`, or a figure: `{"action": "set", "cpu": 0.05}`, and for links
     `{"action": "set", "link": {"up": 1000000}}`, with rates in bit/s and times in seconds."""
-    match action:
-        case SetCpu(share):
-            return {"action": "set", "cpu": share}
-        case SetLink(changes):
-            return {"action": "set", "link": dict(changes)}
-        case _:
-            return {"action": name_of(action)}
+    return dict(msgspec.to_builtins(action, enc_hook=float))  # the hook: of a NumPy number
 
 
 def from_json(details: Mapping[str, Any]) -> Action | None:
-    """What `to_json` gave; None for an action that this version does not know."""
-    match details:
-        case {"action": "set", "cpu": float() | int() as share}:
-            return SetCpu(float(share))
-        case {"action": "set", "link": Mapping() as changes}:
-            return SetLink(changes)
-        case {"action": str() as name}:
-            return BY_NAME.get(name)
-    return None
+    """The action with this JSON form; None for one that this version does not know."""
+    try:
+        return parsed(details)
+    except msgspec.ValidationError:
+        return None
+
+
+def parsed(details: Mapping[str, Any]) -> Action:
+    """As `from_json`. Raises msgspec.ValidationError, which has the path of what is wrong."""
+    action = msgspec.convert({"action": details}, _Form).action
+    if not isinstance(action, _Set):
+        return action
+    if action.cpu is not None:
+        return SetCpu(action.cpu)
+    if action.link is None:
+        raise msgspec.ValidationError("Expected `cpu` or `link` - at `$.action`")
+    return SetLink(details["link"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 from agents import shards
-from agents.aggregator.core import AggregatorCore
+from agents.aggregator.intake import Intake
 from agents.aggregator.main import Aggregator
 from agents.config import AggregatorConfig, Broker, Named, RouterConfig, SecureRun, Stop
 from agents.device_actions import Crash, SetLink
@@ -126,6 +126,7 @@ class Fuzz:
         send()
         if self._refused == before:
             self.outcomes[part, "taken"] += 1
+        self._aggregator._core.validate()
         assert np.isfinite(self._aggregator._server.w).all()
         assert sum(map(len, self._victim._held.values())) <= _SECURE.most_shares
         assert len(self._victim._channels._ciphers) <= 2
@@ -333,7 +334,7 @@ def fuzzing(seed: int) -> Iterator[Fuzz]:
         patch.setattr(RateLimit, "admits", lambda *_: True)
         patch.setattr(RateLimit, "refund", lambda *_: None)
         fuzz = Fuzz(Path(folder), seed)
-        add, reject = messages.Refusals.add, AggregatorCore._reject
+        add, reject = messages.Refusals.add, Intake.reject
         parts = {
             id(part._refusals): name
             for name, part in (
@@ -348,14 +349,14 @@ def fuzzing(seed: int) -> Iterator[Fuzz]:
             refusals.log = lambda _: None
             return add(refusals, topic, error)
 
-        def rejected(core: AggregatorCore, *what: Any) -> Any:
-            actions = reject(core, *what)
+        def rejected(intake: Intake, *what: Any) -> Any:
+            actions = reject(intake, *what)
             for action in actions:
                 fuzz.refused("aggregator", action.record.reason)  # type: ignore[union-attr]
             return actions
 
         patch.setattr(messages.Refusals, "add", counted)
-        patch.setattr(AggregatorCore, "_reject", rejected)
+        patch.setattr(Intake, "reject", rejected)
         yield fuzz
         fuzz.check_files()
         fuzz._aggregator._durable.close()

@@ -115,10 +115,7 @@ def test_a_fit_is_what_the_app_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (
-            {"app": "client_app"},
-            "found .client_app., expected module:name such as my_app",
-        ),
+        ({"app": "client_app"}, "found .client_app., expected module:name such as my_app"),
         ({"app": "flower_app.nothing:app"}, "no module flower_app.nothing"),
         ({"app": "flower_app.task:load_data"}, "found function, expected a ClientApp of Flower"),
         ({"run_config": "lr"}, "expected key=value pairs such as lr=0.1"),

@@ -56,6 +56,29 @@ class AskForReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AskForUnacknowledged:
+    """Have `client` send once more what was not acknowledged."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Have `client` forget its update that answered `dispatch`: it was applied, is in the rule's buffer,
+    or was reported as rejected."""
+
+    client: str
+    dispatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The message just handed in is one that `client` had been asked for: it is no flood."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
 class AskForShares:
     """Have `client` sum up its shares of the masks of a buffer."""
 
@@ -68,7 +91,7 @@ class AskForShares:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate the global model, as it is now, and call `evaluated`."""
+    """Evaluate the global model, as it is now, and hand in `inputs.EvaluationDone`."""
 
     version: int
 
@@ -108,7 +131,10 @@ Action = (
     | Broadcast
     | Request
     | AskForReport
+    | AskForUnacknowledged
     | AskForShares
+    | Acknowledge
+    | Answered
     | Evaluate
     | Save
     | Log

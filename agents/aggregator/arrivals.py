@@ -44,8 +44,33 @@ class Arrivals:
 
     def add(self, event: UpdateArrived, dispatch: Dispatched, epoch: Nanoseconds) -> None:
         """It answers `dispatch`; `epoch` is what the client's clock showed at time 0."""
-        key = event.sender, event.message.dispatch
-        self._waiting[key] = _Arrival(_record(event, dispatch, epoch), event.message.buffers)
+        message, masked, before = event.message, event.message.masked, event.size
+        if message.compressed is not None:
+            before = plain_size(message, message.compressed.size)
+        elif masked is not None:
+            before = plain_size(message, masked.words.size)
+        record = partial(
+            events.UpdateApplied,
+            client=event.sender,
+            sequence=message.sequence,
+            kind=message.kind,
+            base_version=message.base_version,
+            samples=message.samples,
+            steps=message.steps,
+            loss=message.loss,
+            bytes=event.size,
+            bytes_before=float(before),
+            dispatched=to_seconds(dispatch.at),
+            downloaded=to_seconds(message.downloaded - epoch),
+            train_start=to_seconds(message.train_start - epoch),
+            train_end=to_seconds(message.train_end - epoch),
+            sent=to_seconds(message.sent - epoch),
+            arrived=to_seconds(event.arrived),
+            dispatch=message.dispatch,
+            masking=0.0 if masked is None else to_seconds(masked.took),
+            outside=0 if masked is None else masked.outside,
+        )
+        self._waiting[event.sender, message.dispatch] = _Arrival(record, message.buffers)
 
     def of(self, client: str) -> tuple[int, ...]:
         """The dispatches that the waiting updates of `client` have answered."""
@@ -78,39 +103,6 @@ class Arrivals:
     def unapplied(self, at: Nanoseconds) -> list[Log]:
         """All that still wait when the run ends, at time `at`."""
         return [_unapplied(arrival, at) for arrival in self._waiting.values()]
-
-
-def _record(
-    event: UpdateArrived, dispatch: Dispatched, epoch: Nanoseconds
-) -> partial[events.UpdateApplied]:
-    """All but what is known at application."""
-    message, before = event.message, event.size
-    masked = message.masked
-    if message.compressed is not None:
-        before = plain_size(message, message.compressed.size)
-    elif masked is not None:
-        before = plain_size(message, masked.words.size)
-    return partial(
-        events.UpdateApplied,
-        client=event.sender,
-        sequence=message.sequence,
-        kind=message.kind,
-        base_version=message.base_version,
-        samples=message.samples,
-        steps=message.steps,
-        loss=message.loss,
-        bytes=event.size,
-        bytes_before=float(before),
-        dispatched=to_seconds(dispatch.at),
-        downloaded=to_seconds(message.downloaded - epoch),
-        train_start=to_seconds(message.train_start - epoch),
-        train_end=to_seconds(message.train_end - epoch),
-        sent=to_seconds(message.sent - epoch),
-        arrived=to_seconds(event.arrived),
-        dispatch=message.dispatch,
-        masking=0.0 if masked is None else to_seconds(masked.took),
-        outside=0 if masked is None else masked.outside,
-    )
 
 
 def _unapplied(arrival: _Arrival, at: Nanoseconds) -> Log:

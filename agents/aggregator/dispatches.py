@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from agents.timing.nanoseconds import Nanoseconds
@@ -21,6 +21,17 @@ class Dispatched:
     at: Nanoseconds
     lr: float | None = None
     """Step size that went with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known of the dispatch that an update answers, as it says."""
+
+    dispatch: Dispatched | None = None
+    """None if the update is not taken, or the dispatch is not open."""
+    is_known: bool = True
+    """Whether there was such a dispatch."""
+    is_duplicate: bool = False
 
 
 class Dispatches:
@@ -57,7 +68,7 @@ class Dispatches:
         return self._count
 
     def were_sent(self, number: int) -> bool:
-        """Whether there were so many dispatches."""
+        """Whether dispatch `number` has been sent."""
         return 0 < number <= self._count
 
     def find(self, client: str, number: int) -> Dispatched | None:
@@ -72,13 +83,24 @@ class Dispatches:
         self._open[client] = later
         self._answered[client] = number
 
-    def deal_with(self, client: str, number: int) -> None:
-        """An update of `client` is the answer to dispatch `number`, whatever becomes of it."""
-        self._dealt_with.setdefault(client, deque(maxlen=_REMEMBERED)).append(number)
-
-    def were_dealt_with(self, client: str, number: int) -> bool:
-        """Whether that came before."""
-        return number in self._dealt_with.get(client, ())
+    def answer(self, client: str, number: int, *, is_valid: bool, is_taken: bool) -> Answer:
+        """An update of `client` says that it answers dispatch `number`. If that `is_valid`, the dispatch
+        is dealt with, whatever becomes of the update: if it comes again, it is a duplicate. If it
+        `is_taken`, too, and the dispatch is open, it and those before it are not any more."""
+        dealt_with = self._dealt_with.get(client)
+        if dealt_with is not None and number in dealt_with:
+            return Answer(is_duplicate=True)
+        if not 0 < number <= self._count:
+            return Answer(is_known=False)
+        if not is_valid:
+            return Answer()
+        if dealt_with is None:
+            dealt_with = self._dealt_with[client] = deque(maxlen=_REMEMBERED)
+        dealt_with.append(number)
+        found = self.find(client, number) if is_taken else None
+        if found is not None:
+            self.answered(client, number)
+        return Answer(dispatch=found)
 
     def first_open(self, client: str) -> Dispatched | None:
         """The oldest dispatch that `client` may still answer, broadcasts included."""
@@ -104,6 +126,21 @@ class Dispatches:
     def has_open(self, client: str) -> bool:
         """Whether a dispatch of its own waits for the answer of `client`."""
         return bool(self._open.get(client))
+
+    def problems(self, present: Collection[str], *, is_over: bool) -> Iterator[str]:
+        """What cannot be in this state. `is_over`: answers are rejected, and dispatches stay open."""
+        for client, sent in self._open.items():
+            if sent and client not in present:
+                yield f"{client} is not present, and is to answer {sent}"
+            if [*sent] != sorted(sent) or not all(map(self.were_sent, sent)):
+                yield f"{client} is to answer {sent}, of {self._count} dispatches"
+            if not is_over and (dealt_with := sent.keys() & self._dealt_with.get(client, ())):
+                yield f"{client} has answered {dealt_with}, which are still open"
+        if self._broadcast_numbers != sorted(self._broadcasts):
+            yield f"the broadcasts {self._broadcast_numbers} are not those of {self._broadcasts}"
+        for client, answered in self._answered.items():
+            if not 0 <= answered <= self._count:
+                yield f"{client} has answered {answered}, of {self._count} dispatches"
 
     def forget(self, client: str) -> None:
         """`client` is gone, and what it was sent with it."""

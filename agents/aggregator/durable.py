@@ -9,7 +9,6 @@ models are then what they were, to the bit. How much of this is done is `config.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, recording, snapshot, storage
 from agents.aggregator.core import AggregatorCore, Setup
-from agents.aggregator.recording import Cut, Extent, Recording, RecordingError, Written
+from agents.aggregator.recording import Cut, Extent, Recording, RecordingError
 from agents.aggregator.snapshot import SnapshotError
 from agents.config import LOGGED, Durability
 from agents.disk import files
@@ -51,13 +50,11 @@ class State:
     at: Nanoseconds = 0
     """Device time of the last input."""
     entries: int = 0
-    """Of the log, so far: inputs and records of the shell's own."""
+    """Number of inputs so far, each of which is an entry of the log."""
     journal: int = 0
     """Bytes of the journal that these have made."""
     journal_sum: int = 0
     """Checksum of these bytes."""
-    acted: deque[str] = field(default_factory=lambda: deque(maxlen=64))
-    """The latest lines on what was done to devices: an order that comes twice makes no second one."""
     evaluating: list[int] = field(default_factory=list)
     """Versions whose evaluation has been asked for and is not done. Their models are in files: with
     `evaluate: {when: after}` there are many."""
@@ -126,7 +123,7 @@ class DurableCore:
 
     @property
     def entries(self) -> int:
-        """How many inputs and other records it was given in the whole run."""
+        """How many inputs it was given in the whole run."""
         return self._state.entries
 
     @property
@@ -153,15 +150,6 @@ class DurableCore:
             self._log.write(event, payload)
         return self._take(event)
 
-    def write(self, record: events.Record) -> None:
-        """Write a record that does not come from the core."""
-        written = Written(events.to_line(record))
-        if written.line in self._state.acted:
-            return
-        if self._log is not None:
-            self._log.write(written)
-        self._take_record(written)
-
     def sync(self, *, told: bool) -> None:
         """Before anybody is `told` what came of the inputs so far: put these on the disk."""
         if self._log is not None:
@@ -169,7 +157,7 @@ class DurableCore:
                 self._log.sync()
             else:
                 self._log.flush()
-        if self._log is not None or self._durability == "none":
+        if self._evaluated and (self._log is not None or self._durability == "none"):
             self._remove_evaluated()
         self._journal.flush()  # with a log it can be made again; else a checkpoint syncs it, and the end
         most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
@@ -204,7 +192,7 @@ class DurableCore:
                 case act.Save(version, final) as save:
                     folder, schema = self._directory / "models", self._schema
                     storage.save_model(folder, save.name, server.w, server.buffers, version, schema)
-                    self._due |= state.core.cut_short or not final
+                    self._due |= state.core.is_cut_short or not final
         return actions
 
     def _waiting(self, version: int) -> Path:
@@ -215,16 +203,6 @@ class DurableCore:
         for path in self._evaluated:
             path.unlink(missing_ok=True)
         self._evaluated.clear()
-
-    def _take_record(self, written: Written) -> None:
-        self._state.entries += 1
-        record = events.from_line(written.line)
-        if record is not None:
-            self._journal.write(record)
-        if isinstance(record, events.Acted):
-            self._state.acted.append(written.line)
-            if record.action is not None:
-                self.core.progress.acted(record.device, record.action)
 
     def _recover(self, segment: str) -> None:
         """Bring back the state as of the last input that is on the disk. All files are read to their
@@ -269,7 +247,7 @@ class DurableCore:
         self.sync(told=True)
 
     def _note(self, text: str) -> None:
-        self.write(events.Note(to_seconds(self.at), text))
+        self.handle(inputs.Written.of(events.Note(to_seconds(self.at), text)))
 
     def _kept_journal(self, state: State) -> storage.Journal:
         """The journal as of the checkpoint. Raises SnapshotError."""
@@ -331,8 +309,6 @@ class DurableCore:
             match entry:
                 case Setup() | Cut():
                     pass
-                case Written():
-                    self._take_record(entry)
                 case recording.Torn():
                     break
                 case _:

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from agents.aggregator.evaluation_parts import NO_PARTS, Part, Parts
+from agents.aggregator.inputs import EvaluationDone, PartEvaluated
 from agents.config import FROM_TASK, Start
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, build
 from agents.models.vectors import Vector
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
+from agents.timing.nanoseconds import Nanoseconds
 
 _BATCH = 500
 _NICE = 19
@@ -33,6 +35,14 @@ class Evaluation:
     """Share of correct predictions, 0 to 1; NaN for a task that has none."""
     parts: Sequence[Part] = ()
     """Where more than the test set as a whole is asked for."""
+
+    def inputs(self, at: Nanoseconds) -> list[PartEvaluated | EvaluationDone]:
+        """What the aggregator's core is handed of it, at `at`."""
+        parts = (
+            PartEvaluated(at, self.version, one.part, one.name, one.samples, one.loss, one.accuracy)
+            for one in self.parts
+        )
+        return [*parts, EvaluationDone(at, self.version, self.loss, self.accuracy)]
 
 
 class Evaluator:

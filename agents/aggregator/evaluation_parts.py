@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agents import events
 from agents.shards import Shard
 
 
@@ -19,12 +18,6 @@ class Part:
     samples: int
     loss: float
     accuracy: float
-
-    def record(self, at: float, version: int) -> events.EvaluatedPart:
-        """Of `version`, taken at `at` seconds."""
-        return events.EvaluatedPart(
-            at, version, self.part, self.name, self.samples, self.loss, self.accuracy
-        )
 
 
 @dataclass(frozen=True, slots=True)

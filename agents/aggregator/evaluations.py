@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from agents import events
 from agents.aggregator.actions import Action, Evaluate, Log
+from agents.aggregator.inputs import EvaluationDone, PartEvaluated
 from agents.models.vectors import Vector, finite
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
@@ -32,11 +34,6 @@ class Evaluations:
         """How many are not done."""
         return len(self._taken)
 
-    @property
-    def since(self) -> Nanoseconds:
-        """When the model was taken whose evaluation is done next."""
-        return self._taken[0]
-
     def left(self, version: int) -> int:
         """How many are to be done yet where the run ends with `version`."""
         return len(self._taken) + (version != self._newest)
@@ -54,8 +51,36 @@ class Evaluations:
         note = events.Note(to_seconds(at), f"version {version} of the model {_DIVERGED}")
         return [Log(note), Evaluate(version)]
 
-    def done(self) -> Nanoseconds:
-        """One is done; when its model was taken."""
+    def part(self, event: PartEvaluated) -> Log:
+        """The record of a part of the evaluation that is done next."""
+        return Log(
+            events.EvaluatedPart(
+                to_seconds(self._oldest),
+                event.version,
+                event.part,
+                event.name,
+                event.samples,
+                event.loss,
+                event.accuracy,
+            )
+        )
+
+    def done(self, event: EvaluationDone) -> Log:
+        """One is done; its record."""
+        taken = to_seconds(self._oldest)
+        self._taken.popleft()
+        return Log(events.Evaluated(taken, event.version, event.loss, event.accuracy))
+
+    @property
+    def _oldest(self) -> Nanoseconds:
+        """When the model was taken whose evaluation is done next."""
         if not self._taken:
             raise RuntimeError("an evaluation that was not requested")
-        return self._taken.popleft()
+        return self._taken[0]
+
+    def problems(self, version: int) -> Iterator[str]:
+        """What cannot be in this state; the model is of `version`."""
+        if self._newest > version:
+            yield f"version {self._newest} is evaluated, and {version} is the newest"
+        if [*self._taken] != sorted(self._taken):
+            yield f"models that are evaluated were taken at {self._taken}"

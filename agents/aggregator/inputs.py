@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
+from agents import events
 from agents.secure.field import Words
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import UpdateMessage
@@ -111,6 +112,20 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class PartEvaluated:
+    """Result for one part of the data; the `EvaluationDone` of the same version follows."""
+
+    at: Nanoseconds
+    version: int
+    part: str
+    name: str
+    samples: int
+    loss: float
+    accuracy: float
+    """Like the others, as in `events.EvaluatedPart`."""
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationDone:
     """Result of the evaluation that `actions.Evaluate` requested."""
 
@@ -142,6 +157,20 @@ class EndRequested:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The shell knows something that is to be recorded, such as what was done to a device."""
+
+    line: str
+    """As in `events.jsonl`."""
+    at: ClassVar[Nanoseconds] = 0
+    """The record has its own time, and this input none."""
+
+    @classmethod
+    def of(cls, record: events.Record) -> Written:
+        return cls(events.to_line(record))
+
+
 Input = (
     Started
     | Suspended
@@ -152,9 +181,11 @@ Input = (
     | Reported
     | Stalled
     | Unreadable
+    | PartEvaluated
     | EvaluationDone
     | TimersDue
     | InstantOver
     | EndRequested
+    | Written
 )
 INPUTS: dict[str, type[Input]] = {kind.__name__: kind for kind in get_args(Input)}

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 import traceback
-from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.evaluation_parts import Parts
 from agents.aggregator.flood_guard import FloodGuard
 from agents.aggregator.recording import RecordingError
+from agents.aggregator.run_phase import RunPhase
 from agents.aggregator.settings import LastEvaluation, Settings
 from agents.aggregator.snapshot import SnapshotError
 from agents.config import AggregatorConfig
@@ -55,7 +55,6 @@ _INBOX_BYTES = 64 * 2**20
 """Bytes of messages that may wait to be handled."""
 _MAX_OVERHEAD_BYTES = 2**17
 """Bytes of an update beside numbers and their places, at most."""
-_MAX_SUMS_ASKED_FOR = 256
 _WATCH_EVERY_S = 1.0
 """Seconds of the host between two looks at whether the run goes on."""
 _READY, _OVER, _OFFLINE = (
@@ -78,6 +77,7 @@ class _StoodStill:
     at: float
 
 
+_Request = messages.Request | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
 _Other = Future[Evaluation] | messages.Stop | _Reconnected | _StoodStill
 _Input = Received | _Other
 
@@ -124,6 +124,7 @@ class Aggregator:
             evaluate_every=from_seconds(cfg.evaluate_every),
             checkpoint_every=_CHECKPOINT_EVERY,
             silence={name: from_seconds(seconds) for name, seconds in cfg.silence.items()},
+            patience={name: from_seconds(seconds) for name, seconds in cfg.patience.items()},
             patient=cfg.patient,
             evaluate_after=cfg.evaluate_after,
             bounds=cfg.bounds,
@@ -144,7 +145,6 @@ class Aggregator:
             buffers=buffers,
         )
         self._core, self._server = self._durable.core, self._durable.server
-        self._core.progress.expected = {name: SECOND * s for name, s in cfg.patience.items()}
         self._watched = time.monotonic()
         self._epoch = self._core.epoch
         self._clients = list(cfg.clients)
@@ -191,14 +191,11 @@ class Aggregator:
         self._outbox: list[tuple[str, bytes | chunks.Messages]] = []
         self._newest: tuple[int, chunks.Body] | None = None
         """Version and body of the model that was sent last."""
-        self._acknowledgements: list[messages.Acknowledgement] = []
-        self._finished: str | None = "before" if self._core.finished else None
+        self._finished: str | None = "before" if self._core.phase is RunPhase.FINISHED else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
         self._flood_guard = FloodGuard()
         self._overdue: dict[str, Nanoseconds] = {}
         """Clients that were overdue when that was last looked at."""
-        self._asked: dict[str, deque[int]] = {}
-        """By client, the sums of shares that it was asked for last and has not answered."""
 
     def run(self) -> None:
         """Serve until the core ends the run; what was recorded by then is kept also after an error."""
@@ -223,20 +220,18 @@ class Aggregator:
             if timer is not None and timer <= now:
                 self._handle(inputs.TimersDue(now))
             self._handle(inputs.InstantOver(now))
-            self._outbox += map(self._acknowledge, self._acknowledgements)
             self._watch()
             self._durable.sync(told=bool(self._outbox))
             for topic, payload in self._outbox:
                 self._connection.publish(topic, payload)
             self._outbox.clear()
-            self._acknowledgements.clear()
 
     def _note_absence(self) -> None:
         """It was started again within the run. What it sent last may be lost: for that each client is
         asked as soon as its retained status says that it is ready."""
         now = self._now()
         away = events.Disrupted(to_seconds(now), to_seconds(self._durable.at), "the aggregator was away")
-        self._durable.write(away)
+        self._record(away)
         self._core.progress.went_on(now)
 
     def _watch(self) -> None:
@@ -285,9 +280,8 @@ class Aggregator:
                 self._receive_message(topic, payload, arrived)
             case Future():
                 done = event.result()
-                for part in done.parts:
-                    self._durable.write(part.record(self._core.evaluating_since, done.version))
-                self._handle(inputs.EvaluationDone(self._now(), done.version, done.loss, done.accuracy))
+                for result in done.inputs(self._now()):
+                    self._handle(result)
             case _Reconnected(since):
                 if self._epoch is not None:
                     lost = self._clock.at(since) - self._epoch
@@ -298,13 +292,13 @@ class Aggregator:
                 self._carry_out(event)
 
     def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
-        sender = self._topics.name_in(topic)
+        kind, sender = self._topics.kind_in(topic), self._topics.name_in(topic)
         if sender != topics.AGGREGATOR and not self._flood_guard.passes(sender, time.monotonic()):
             self._refuse(topic, sender)
             return
-        if topic == self._topics.update(sender):
+        if kind == "update":
             self._receive_update(sender, payload, arrived)
-        elif topic == self._topics.sums(sender):
+        elif kind == "sums":
             self._receive_sum(sender, payload)
         else:
             self._receive_control_message(topic, payload)
@@ -316,27 +310,15 @@ class Aggregator:
         except payloads.WireError as error:
             self._handle(inputs.Unreadable(at, sender, str(error)))
             return
-        if self._core.cut_short:
-            return  # it stays with the client, for when the run goes on
-        awaited = self._core.awaits(sender, message.dispatch)
-        if not self._core.has(sender, message.dispatch):
-            arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
-            self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
-        if awaited and not self._core.awaits(sender, message.dispatch):
-            self._flood_guard.answers(sender)
-        if self._core.has(sender, message.dispatch):
-            self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
+        arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
+        self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
 
     def _receive_control_message(self, topic: str, payload: bytes | bytearray) -> None:
         at = self._now()
         try:
             match messages.decode(self._topics, topic, payload):
                 case messages.Status(client, state):
-                    wanted = self._durable.handle(inputs.StatusChanged(at, client, state))
-                    self._execute(wanted)
-                    asked = any(isinstance(one, act.AskForReport) for one in wanted)
-                    if state == "ready" and client in self._clients and not asked:
-                        self._ask_for_report(client)  # has it send what is not acknowledged
+                    self._handle(inputs.StatusChanged(at, client, state))
                 case messages.Report(client, dispatch, about):
                     self._handle(inputs.Reported(at, client, dispatch, about))
                 case order if isinstance(order, messages.AggregatorOrder):
@@ -353,11 +335,7 @@ class Aggregator:
         except secure_wire.SecureWireError as error:
             self._refusals.add(self._topics.sums(sender), messages.MessageError(str(error)))
             return
-        if found.number in self._asked.get(sender, ()):
-            self._asked[sender].remove(found.number)
-            self._flood_guard.answers(sender)  # also where enough others were faster
-        if self._core.awaits_shares(sender, found.number):
-            self._handle(inputs.SharesSummed(self._now(), sender, found), payload)
+        self._handle(inputs.SharesSummed(self._now(), sender, found), payload)
 
     def _refuse(self, topic: str, sender: str) -> None:
         """Refuse a message of `sender` that is too much, and shut out who floods: to the rule it has
@@ -368,7 +346,7 @@ class Aggregator:
             self._flood_guard.shut_out(sender)
             at = self._now()
             crash = to_json(Crash())
-            self._durable.write(events.Acted(to_seconds(at), sender, topics.AGGREGATOR, 0.0, crash))
+            self._record(events.Acted(to_seconds(at), sender, topics.AGGREGATOR, 0.0, crash))
             self._handle(inputs.StatusChanged(at, sender, "offline"))
 
     def _carry_out(self, order: messages.AggregatorOrder) -> None:
@@ -384,7 +362,7 @@ class Aggregator:
                 ended = self._core.ended
                 if self._finished is None and (ended is None or at <= to_seconds(ended)):
                     acted = events.Acted(at, device, source, lateness, details)
-                    self._durable.write(acted)
+                    self._record(acted)
                     if isinstance(acted.action, Restart | Join) and self._flood_guard.let_in(device):
                         self._connection.subscribe_again()  # it may have said that it is ready
             case messages.Note(message):
@@ -403,7 +381,7 @@ class Aggregator:
         last = self._run_clock()
         if end > 0 and begin < last:
             record = events.Disrupted(to_seconds(min(end, last)), to_seconds(max(begin, 0)), reason)
-            self._durable.write(record)
+            self._record(record)
 
     def _start(self) -> None:
         """Let the run clock go."""
@@ -413,7 +391,11 @@ class Aggregator:
 
     def _note(self, message: str) -> None:
         """Something that a reader of the run should know."""
-        self._durable.write(events.Note(to_seconds(self._run_clock()), message))
+        self._record(events.Note(to_seconds(self._run_clock()), message))
+
+    def _record(self, record: events.Record) -> None:
+        """Have the core record what it cannot know."""
+        self._handle(inputs.Written.of(record))
 
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:
@@ -424,35 +406,32 @@ class Aggregator:
                 case act.Broadcast(version, number):
                     self._outbox.append((self._topics.broadcast, self._model(version, number)))
                 case Request(client, what):
-                    self._request(client, what)
+                    self._send(messages.Request(client, what))
                 case act.AskForReport(client, about):
-                    self._ask_for_report(client, about)
+                    self._send(messages.ReportRequest(client, about))
+                case act.AskForUnacknowledged(client):
+                    self._send(messages.ReportRequest(client, 0))
                 case act.AskForShares(client, number, updates):
-                    self._asked.setdefault(client, deque(maxlen=_MAX_SUMS_ASKED_FOR)).append(number)
-                    request = messages.encode(messages.UnmaskRequest(client, number, updates))
-                    self._outbox.append((self._topics.request(client), request))
+                    self._send(messages.UnmaskRequest(client, number, updates))
+                case act.Acknowledge(client, number):
+                    self._send(messages.Acknowledgement(client, number))
+                case act.Answered(client):
+                    self._flood_guard.answers(client)
                 case act.Evaluate(version):
                     self._evaluator.submit(version, self._server.w, self._server.buffers)
                 case act.StopClients():
                     self._evaluator.release()
                     self._connection.publish_status(self._topics.status(topics.AGGREGATOR), _OVER)
                     for name in self._clients:
-                        self._request(name, "stop")
+                        self._send(messages.Request(name, "stop"))
                 case act.Finish(reason):
                     self._finished = reason
                 case act.Log() | act.Save():
                     pass  # the durable core has done it
 
-    def _acknowledge(self, message: messages.Acknowledgement) -> tuple[str, bytes]:
-        return self._topics.request(message.client), messages.encode(message)
-
-    def _request(self, client: str, what: messages.ClientCommand) -> None:
-        request = messages.encode(messages.Request(client, what))
-        self._outbox.append((self._topics.request(client), request))
-
-    def _ask_for_report(self, client: str, about: int = 0) -> None:
-        request = messages.encode(messages.ReportRequest(client, about))
-        self._outbox.append((self._topics.request(client), request))
+    def _send(self, request: _Request) -> None:
+        """Send a client something on its topic of requests."""
+        self._outbox.append((self._topics.request(request.client), messages.encode(request)))
 
     def _model(self, version: int, number: int, dispatch: act.Dispatch | None = None) -> chunks.Messages:
         head, views = payloads.laid_out(

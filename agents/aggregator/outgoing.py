@@ -3,6 +3,8 @@ that no request overtakes the model that it is about. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
+
 from agents.rules.interface import Request, Send
 
 
@@ -51,5 +53,12 @@ class Outgoing:
     def take(self) -> tuple[bool, list[Send], list[Request]]:
         """Whether there is a broadcast, the deferred models, and the requests: they leave now."""
         taken = self._broadcast, [*self._sends.values()], [*self._requests.values()]
-        self.clear()
+        if any(taken):
+            self.clear()
         return taken
+
+    def problems(self, present: Container[str]) -> Iterator[str]:
+        """What cannot be in this state."""
+        for client in self._sends | self._requests | self._unsatisfied:
+            if client not in present:
+                yield f"{client} is not present, and is to be sent something"

@@ -7,10 +7,10 @@ entry in the run (8 bytes), the checksum of text and payload, and that of the he
 bit that has changed, and an entry that is missing or in another's place, are told from one that a crash
 has torn, which can be the last one alone.
 
-The text is `[name, {field: value, ...}]`: one of `agents.aggregator.inputs`, or a `Written` record. The
-message of an update, or of a sum of shares, is the payload, as it was on the wire. The first entry is
-what the others came after: the `Setup` that the core was made of, which is number 0, or, where older
-entries were removed, a `Cut`, which has the number of the last one of these.
+The text is `[name, {field: value, ...}]`: one of `agents.aggregator.inputs`. The message of an update,
+or of a sum of shares, is the payload, as it was on the wire. The first entry is what the others came
+after: the `Setup` that the core was made of, which is number 0, or, where older entries were removed, a
+`Cut`, which has the number of the last one of these.
 
 It is handed to the operating system before the journal is, so the journal never has more than follows
 from it.
@@ -38,14 +38,6 @@ from agents.disk.checksum import PACKED, Checksum
 from agents.secure import secure_messages as secure_wire
 from agents.wire import payloads
 
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A record that was written to the journal here, and does not come from the core."""
-
-    line: str
-
-
 _MAGIC = b"inputs2\n"
 """A file of 0.2.0 cannot begin with it: read as the length of a text, it is above the limit."""
 _HEAD = struct.Struct("<IQQQ")
@@ -57,7 +49,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"))
 _TYPES = {"Nanoseconds": int, "int": int, "float": float, "str": str}
 _FIELDS: dict[str, dict[str, type]] = {
     name: {f.name: _TYPES[str(f.type)] for f in dataclasses.fields(kind) if f.name != "message"}
-    for name, kind in (INPUTS | {"Written": Written}).items()
+    for name, kind in INPUTS.items()
 }
 """Of each input, the fields that its text has, and their types."""
 
@@ -109,7 +101,7 @@ class Recording:
         self.size = size
         """Bytes of the file."""
 
-    def write(self, event: Input | Written, payload: bytes | bytearray | None = None) -> None:
+    def write(self, event: Input, payload: bytes | bytearray | None = None) -> None:
         """Append `event`; of an update, `payload` is what it was decoded of, where that is at hand."""
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
@@ -124,7 +116,7 @@ class Recording:
 
     def sync(self) -> None:
         """Put all on the disk."""
-        self.flush()
+        self._file.flush()
         os.fdatasync(self._file.fileno())
 
     def cut(self) -> None:
@@ -197,7 +189,7 @@ def check(path: Path) -> Extent:
     return Extent(first, last, size)
 
 
-def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Written | Torn]:
+def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
     """Yield the first entry, then in order those with a number above `skip`. Raises OSError, and
     RecordingError, which names the byte, for an entry that this program cannot have written."""
     with files.open_regular(path) as file:
@@ -300,7 +292,7 @@ def _damaged(path: Path, head: _Head) -> RecordingError:
     )
 
 
-def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input | Written:
+def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
     entry = files.from_json(text)
     if isinstance(entry, dict):
         is_cut = entry.keys() == {"entries"}
@@ -311,7 +303,7 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input | Written:
     raise ValueError(f"no input of an aggregator: {text[:80]!r}")
 
 
-def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input | Written:
+def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input:
     if name == Suspended.__name__ and "part" in fields:  # of 0.2.0
         fields["segment"] = fields.pop("part")
     if {field: type(value) for field, value in fields.items()} != _FIELDS[name]:
@@ -320,4 +312,4 @@ def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input | Written
         return UpdateArrived(**fields, message=payloads.decode_update(payload))
     if name == SharesSummed.__name__:
         return SharesSummed(**fields, message=SharesSum(*secure_wire.decode_sum(payload)))
-    return Written(**fields) if name == Written.__name__ else INPUTS[name](**fields)
+    return INPUTS[name](**fields)

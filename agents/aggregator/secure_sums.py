@@ -8,15 +8,20 @@ where what is opened is no sum of such updates.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections import deque
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 
+from agents import events
+from agents.aggregator.actions import Log
 from agents.models.vectors import Vector
 from agents.rules.interface import SumUp
 from agents.secure.field import Words
 from agents.secure.masked import Masked
 from agents.secure.sums import Sum, Summand, Sums
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
+
+_MAX_ASKED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,15 @@ class Lost:
     answered: tuple[str, ...] = ()
     """Clients whose answers opened a sum that is wrong; none: it was not opened."""
 
+    def records(self, at: float) -> list[Log]:
+        """What is recorded of it as a whole, at `at` seconds."""
+        what = f"a buffer of {len(self.wanted.contributions)} updates {self.reason}"
+        if not self.answered:
+            return [Log(events.Note(at, what))]
+        senders = tuple(sorted({used.client for used in self.wanted.contributions}))
+        wrong = events.WrongSum(at, senders, self.answered)
+        return [Log(wrong), Log(events.Note(at, f"{what}; {wrong.senders}"))]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Received:
@@ -60,11 +74,13 @@ class _Received:
 
 class SecureSums:
     def __init__(self, sums: Sums) -> None:
-        self._sums = sums
+        self.sums = sums
         self._received: dict[tuple[str, int], _Received] = {}
         """By client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
         """By number of those that are waiting."""
+        self._asked: dict[str, deque[int]] = {}
+        """By client: the latest sums that it was asked about and has not answered."""
 
     @property
     def waiting(self) -> Set[int]:
@@ -74,7 +90,7 @@ class SecureSums:
     @property
     def timeout(self) -> Nanoseconds:
         """From when shares were asked for: what has not been opened by then is lost."""
-        return from_seconds(self._sums.settings.timeout)
+        return from_seconds(self.sums.settings.timeout)
 
     def receive(self, client: str, dispatch: int, masked: Masked) -> None:
         """An update that the rule is given."""
@@ -92,47 +108,70 @@ class SecureSums:
             received = self._received.pop(key)
             summands.append(Summand(*key, used.weight, received.masked))
             lost_by[key] = received.lost_by
-        found = self._sums.begin(summands, lost_by)
+        found = self.sums.begin(summands, lost_by)
         found.holders &= present
         self._wanted[found.number] = wanted
-        if self._sums.lost(found):
+        if self.sums.lost(found):
             return self._lose(found)
+        for client in found.holders:
+            self._asked.setdefault(client, deque(maxlen=_MAX_ASKED)).append(found.number)
         return Asked(found.number, found.holders, found.wanted)
+
+    def note_answer(self, client: str, number: int) -> bool:
+        """`client` answers about sum `number`; return whether it was asked and had not answered."""
+        asked = self._asked.get(client, ())
+        if number not in asked:
+            return False
+        self._asked[client].remove(number)
+        return True
 
     def awaits(self, client: str, number: int) -> bool:
         """Whether the shares of `client` for sum `number` are of use."""
-        found = self._sums.waiting.get(number)
+        found = self.sums.waiting.get(number)
         return found is not None and client in found.holders and client not in found.answers
 
     def unfit(self, shares: Words) -> str | None:
         """Why they are no shares of a sum, or None."""
-        if shares.size != self._sums.code.length:
+        if shares.size != self.sums.code.length:
             return f"a sum of shares of {shares.size} words"
         return None
 
     def answer(self, number: int, client: str, shares: Words | None) -> Opened | Lost | None:
         """What comes of sum `number` as `client` has answered, None if it cannot. An answer that comes
         late, as enough others were faster, is of no use."""
-        found = self._sums.answer(number, client, shares)
+        found = self.sums.answer(number, client, shares)
         if found is None:
             return None
-        if self._sums.complete(found):
+        if self.sums.complete(found):
             return self._open(found)
-        return self._lose(found) if self._sums.lost(found) else None
+        return self._lose(found) if self.sums.lost(found) else None
 
     def gone(self, client: str) -> list[Lost]:
         """`client` has left: the sums that cannot be opened without it."""
         for received in self._received.values():
             received.lost_by.add(client)
-        return [self._lose(found) for found in self._sums.gone(client) if self._sums.lost(found)]
+        return [self._lose(found) for found in self.sums.gone(client) if self.sums.lost(found)]
 
     def give_up(self, number: int) -> Lost:
         """Sum `number`, which is waiting, has waited for too long."""
-        return self._lose(self._sums.waiting[number])
+        return self._lose(self.sums.waiting[number])
+
+    def problems(self, arrivals: Iterable[tuple[str, int]]) -> Iterator[str]:
+        """What cannot be in this state. `arrivals`: client and dispatch of the updates that wait to be
+        applied."""
+        summed = [
+            (used.client, used.dispatch)
+            for wanted in self._wanted.values()
+            for used in wanted.contributions
+        ]
+        if sorted([*self._received, *summed]) != sorted(arrivals):
+            yield f"{[*self._received]} wait for a sum, {summed} are in one, and {[*arrivals]} arrived"
+        if self.sums.waiting.keys() != self._wanted.keys():
+            yield f"the sums {[*self.sums.waiting]} wait, and {[*self._wanted]} are wanted"
 
     def _open(self, found: Sum) -> Opened | Lost:
-        wanted, largest = self._wanted.pop(found.number), self._sums.settings.largest_weight
-        total = self._sums.opened(found)
+        wanted, largest = self._wanted.pop(found.number), self.sums.settings.largest_weight
+        total = self.sums.opened(found)
         if isinstance(total, str):
             reason = f"is lost, as an update or an answer was wrong: {total}"
             return Lost(found.number, wanted, reason, tuple(sorted(found.answers)))
@@ -143,9 +182,9 @@ class SecureSums:
         return Opened(found.number, replace(wanted, contributions=used), total)
 
     def _lose(self, found: Sum) -> Lost:
-        del self._sums.waiting[found.number]
+        del self.sums.waiting[found.number]
         reason = (
-            f"is lost: {len(found.answers)} of {self._sums.settings.needed} clients that are needed "
+            f"is lost: {len(found.answers)} of {self.sums.settings.needed} clients that are needed "
             f"have answered, and {len(found.holders)} could"
         )
         return Lost(found.number, self._wanted.pop(found.number), reason)

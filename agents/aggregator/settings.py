@@ -48,6 +48,8 @@ class Settings:
     silence: Mapping[str, Nanoseconds] = field(default_factory=dict)
     """By client: after which it is gone where it was asked for a report and has not answered. Without an
     entry: when the broker gives up on it, too, as its keep-alive is the usual one."""
+    patience: Mapping[str, Nanoseconds] = field(default_factory=dict)
+    """By client, if the plan knows it: for how long it may be silent, whatever its rounds took."""
     patient: bool = False
     """Go on where no client is left."""
     evaluate_after: bool = False

@@ -25,19 +25,26 @@ from agents.disk import checksum, files
 from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQQ")
-_MAGIC = b"testbed4"
+_MAGIC = b"testbed5"
 """Of this version: what the state is made of changes with the code."""
 _MODULES = {
     "agents.aggregator.arrivals",
     "agents.aggregator.core",
     "agents.aggregator.dispatches",
+    "agents.aggregator.ending",
     "agents.aggregator.evaluations",
+    "agents.aggregator.intake",
+    "agents.aggregator.membership",
     "agents.aggregator.outgoing",
     "agents.aggregator.progress",
+    "agents.aggregator.reports",
+    "agents.aggregator.run_phase",
     "agents.aggregator.secure_sums",
+    "agents.aggregator.sending",
     "agents.aggregator.settings",
     "agents.aggregator.timers",
     "agents.aggregator.validation",
+    "agents.aggregator.versions",
     "agents.models.buffers",
     "agents.client_side",
     "agents.config",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,8 @@ class Timers:
 
     def __init__(self) -> None:
         self._due: dict[Timer, _Due] = {}
+        self._aside: dict[Timer, _Due] = {}
+        """What was set when the run ended, for one that continues."""
 
     @property
     def next(self) -> Nanoseconds | None:
@@ -41,6 +44,10 @@ class Timers:
         """Whether the rule has set one."""
         return any(timer[0] == "rule" for timer in self._due)
 
+    def names(self) -> Set[Timer]:
+        """Those that are set."""
+        return self._due.keys()
+
     def set(self, timer: Timer, at: Nanoseconds) -> None:
         self._due[timer] = _Due(at)
 
@@ -51,6 +58,17 @@ class Timers:
     def cancel(self, timer: Timer) -> None:
         """It may not be set."""
         self._due.pop(timer, None)
+
+    def clear(self) -> None:
+        self._due = {}
+
+    def set_aside(self) -> None:
+        """Set none; `bring_back` undoes it."""
+        self._aside, self._due = self._due, {}
+
+    def bring_back(self) -> None:
+        """Set those again that were set aside, and no others."""
+        self._due, self._aside = self._aside, {}
 
     def pop(self, now: Nanoseconds) -> tuple[Timer, Nanoseconds] | None:
         """The first one that is due by `now`, and when it was due; a periodic one is set again."""

@@ -33,6 +33,8 @@ class Validation:
         self._settings = settings
         self._server = server
         self._sums = sums
+        self._kinds = settings.side.kinds
+        self._is_bounded = settings.bounds.staleness is not None or settings.bounds.over_norm == "drop"
 
     def usable(
         self,
@@ -59,7 +61,7 @@ class Validation:
         return (
             self._unusable(event.sender, message, dispatch)
             or _impossible(message, begin, end)
-            or self._out_of_bounds(message, self._server.version - dispatch.version)
+            or (self._is_bounded and self._out_of_bounds(message, dispatch))
             or message
         )
 
@@ -99,7 +101,7 @@ class Validation:
     def _unusable(self, sender: str, message: UpdateMessage, dispatch: Dispatched) -> str | None:
         """Why the update of `sender` is no answer to `dispatch` in this run, or None."""
         settings = self._settings
-        if message.kind not in settings.side.kinds:
+        if message.kind not in self._kinds:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
         if message.schema != settings.schema:
             return f"another model: schema {message.schema}, expected {settings.schema}"
@@ -114,9 +116,9 @@ class Validation:
             return f"{message.samples} samples, its shard has {planned}"
         return None
 
-    def _out_of_bounds(self, message: UpdateMessage, staleness: int) -> str | None:
+    def _out_of_bounds(self, message: UpdateMessage, dispatch: Dispatched) -> str | None:
         """Which bound has the update dropped, or None."""
-        bounds = self._settings.bounds
+        bounds, staleness = self._settings.bounds, self._server.version - dispatch.version
         if bounds.staleness is not None and staleness > bounds.staleness:
             return f"staleness {staleness}, the bound is {bounds.staleness}"
         if bounds.over_norm == "drop" and (length := self.over_norm(message)) is not None:

@@ -25,6 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, assert_never
 
+from msgspec import structs
+
 from agents import config
 from agents.config import DeviceConfig, Link
 from agents.device import link, usage
@@ -160,7 +162,7 @@ class Init:
         device, client = self._config.device, self._client.pid if self._client else None
         queues = {} if self._usage is None else self._usage.uses()
         sample = usage.sample(device, self._group, client, self._now)
-        sample = replace(sample, uplink=queues.get("up"), downlink=queues.get("down"))
+        sample = structs.replace(sample, uplink=queues.get("up"), downlink=queues.get("down"))
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
         if (limits := self._group.limits()) != self._limits:
             self._send_limits(limits)
@@ -281,7 +283,7 @@ class Init:
         """Log and publish that an order could not be carried out."""
         self._log(reason)
         device = self._config.device
-        failure = messages.Failure(device, messages.clipped(reason))
+        failure = messages.Failure(device, reason)
         self._connection.publish(self._topics.failure(device), messages.encode(failure))
 
     def _do(self, action: RemoteAction) -> None:

@@ -1,5 +1,6 @@
 """Read the queues and sockets of this network namespace from the kernel by netlink. A call of `tc` or
-`ss` would cost a slow device some per cent of its CPU time."""
+`ss` would cost a slow device some per cent of its CPU time; pyroute2 takes 15 times as long for a look
+at the queues (35 and 550 µs), and 12 MB of an init's memory (27)."""
 
 from __future__ import annotations
 

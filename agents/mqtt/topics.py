@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 
 ROOT = "testbed"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+NAME = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
+"""Pattern of the names of runs, devices and clients."""
+_NAME = re.compile(NAME)
 
 AGGREGATOR = "aggregator"
 CONTROLLER = "controller"

@@ -227,7 +227,7 @@ class Router:
     def _fail(self, reason: str) -> None:
         """Log and publish that an order could not be carried out."""
         sys.stderr.write(f"router: {reason}\n")
-        failure = messages.Failure(topics.ROUTER, messages.clipped(reason))
+        failure = messages.Failure(topics.ROUTER, reason)
         self._connection.publish(self._topics.failure(topics.ROUTER), messages.encode(failure))
 
     def _change(self, name: str, changes: Mapping[str, Any]) -> None:

@@ -14,31 +14,26 @@ Times are in seconds.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import re
-import typing
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from agents.device_actions import SetLink, Switching, from_json, to_json
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
+
+from agents import device_actions
+from agents.device_actions import SetLink, Switching
 from agents.mqtt import topics
-from agents.mqtt.topics import Topics, is_name
-from agents.texts import shown, visible
+from agents.mqtt.topics import Topics
+from agents.texts import visible
 
 MAX_PAYLOAD_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 4096
-_MAX_ENTRIES, _MAX_DEPTH = 32, 3
-"""Of the maps of an action's details."""
-_MAX_NUMBER = 1e18
-"""Of an action's details."""
+_MAX_ERROR_CHARACTERS = 250
 _MAX_SECONDS = 1e10
-_MAX_BITS_PER_SECOND = 10**15
 _MAX_COUNT = 2**63 - 1
-_CPUSET = re.compile(r"((\d{1,5}(-\d{1,5})?)(,\d{1,5}(-\d{1,5})?)*)?", re.ASCII)
 NO_LIMIT = -1
 """Quota, memory or swap of a control group without that limit."""
 MAX_SUMMANDS = 500
@@ -49,130 +44,6 @@ class MessageError(Exception):
     """A payload that is not a valid message for its topic; the text describes the error."""
 
 
-T = TypeVar("T")
-_Reader = Callable[[Any], Any]
-"""Returns what it is given, or the same as the field's own type. Raises MessageError."""
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise MessageError(f"expected a text, found {shown(value)}")
-    if len(value) > MAX_TEXT_CHARACTERS:
-        raise MessageError(f"a text of {len(value)} characters, at most {MAX_TEXT_CHARACTERS} are read")
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise MessageError("a text with half of a surrogate pair, which no file can hold")
-    return visible(value, MAX_TEXT_CHARACTERS, keep="\n")
-
-
-def _line(value: Any) -> str:
-    return visible(_text(value), MAX_TEXT_CHARACTERS)
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not is_name(value):
-        raise MessageError(f"expected a name, found {shown(value)}")
-    return value
-
-
-def _number(least: float, most: float) -> Callable[[Any], float]:
-    def read(value: Any) -> float:
-        # Compared before it is converted: an integer of 400 digits is no float.
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise MessageError(f"expected a number from {least:g} to {most:g}, found {shown(value)}")
-        return float(value)
-
-    return read
-
-
-def _integer(least: int, most: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise MessageError(f"expected an integer from {least} to {most}, found {shown(value)}")
-        return value
-
-    return read
-
-
-def _one_of(literal: Any) -> Callable[[Any], str]:
-    words = typing.get_args(literal)
-
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise MessageError(f"expected one of {', '.join(words)}, found {shown(value)}")
-        return value
-
-    return read
-
-
-def _cpuset(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT_CHARACTERS or not _CPUSET.fullmatch(value):
-        raise MessageError(f"expected numbers of cores, as in 0,2-3, found {shown(value)}")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise MessageError(f"expected true or false, found {shown(value)}")
-    return value
-
-
-_at_least_0 = _number(0.0, _MAX_SECONDS)
-_rate = _integer(1, _MAX_BITS_PER_SECOND)
-_CHANGES: dict[str, _Reader] = {
-    "up": lambda value: None if value is None else _rate(value),
-    "down": lambda value: None if value is None else _rate(value),
-    "rtt": _at_least_0,
-    "jitter": _at_least_0,
-    "loss": _number(0.0, 1.0),
-}
-
-
-def _changes(value: Any) -> dict[str, float | None]:
-    if not isinstance(value, dict) or not value or not value.keys() <= _CHANGES.keys():
-        raise MessageError(f"expected a map with some of {', '.join(_CHANGES)}, found {shown(value)}")
-    return {name: _CHANGES[name](change) for name, change in value.items()}
-
-
-def _action(value: Any) -> RemoteAction:
-    action = from_json(value) if isinstance(value, dict) else None
-    if not isinstance(action, RemoteAction) or value.keys() != to_json(action).keys():
-        raise MessageError(f"no action on a device: {shown(value)}")
-    return SetLink(_changes(action.changes)) if isinstance(action, SetLink) else action
-
-
-def _summands(value: Any) -> tuple[tuple[str, int, int], ...]:
-    if not isinstance(value, list | tuple) or not 0 < len(value) <= MAX_SUMMANDS:
-        raise MessageError(f"expected up to {MAX_SUMMANDS} updates, found {shown(value)}")
-    if not all(isinstance(one, list | tuple) and len(one) == 3 for one in value):
-        raise MessageError("expected client, dispatch and weight of each update")
-    count = _integer(0, _MAX_COUNT)
-    return tuple((_name(client), count(number), count(weight)) for client, number, weight in value)
-
-
-def _details(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise MessageError(f"expected a map, found {shown(value)}")
-    details: dict[str, Any] = _detail(value, _MAX_DEPTH)
-    return details
-
-
-def _detail(value: Any, depth: int) -> Any:
-    match value:
-        case None | bool():
-            return value
-        case str():
-            return _text(value)
-        case int() | float():
-            if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
-                raise MessageError(f"{shown(value)} is no number that an action has")
-            return value
-        case dict() if depth:
-            if len(value) > _MAX_ENTRIES:
-                raise MessageError(f"a map with {len(value)} entries, at most {_MAX_ENTRIES} are read")
-            return {_text(key): _detail(inner, depth - 1) for key, inner in value.items()}
-    raise MessageError(f"no action has {shown(value)} among its details, or not that deep")
-
-
 RemoteAction = SetLink | Switching
 """What is not the controller's own to do: CPU limits are."""
 State = Literal["joining", "ready", "over", "offline"]
@@ -180,83 +51,87 @@ ClientCommand = Literal["stop", "pull", "interrupt"]
 Source = Literal["scenario", "hand"]
 _REPORT = "report "
 
-Text = Annotated[str, _text]
-Line = Annotated[str, _line]
-"""A device's: of more than one line, it could pass for output of ours."""
-Name = Annotated[str, _name]
-Seconds = Annotated[float, _at_least_0]
-DeviceTime = Annotated[float, _number(-_MAX_SECONDS, _MAX_SECONDS)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
+Name = Annotated[str, Meta(pattern=rf"\A{topics.NAME}\Z")]
+Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
+DeviceTime = Annotated[float, Meta(ge=-_MAX_SECONDS, le=_MAX_SECONDS)]
 """May be below 0 by a little, where the host's clock is set."""
-Share = Annotated[float, _number(0.0, 1.0)]
-Rate = Annotated[float, _number(0.0, _MAX_BITS_PER_SECOND)]
-Count = Annotated[int, _integer(0, _MAX_COUNT)]
-Flag = Annotated[bool, _flag]
-Cpuset = Annotated[str, _cpuset]
-Limit = Annotated[int, _integer(NO_LIMIT, _MAX_COUNT)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Rate = Annotated[float, Meta(ge=0, le=1e15)]
+Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
+Cpuset = Annotated[
+    str,
+    Meta(
+        max_length=MAX_TEXT_CHARACTERS,
+        pattern=r"\A(([0-9]{1,5}(-[0-9]{1,5})?)(,[0-9]{1,5}(-[0-9]{1,5})?)*)?\Z",
+    ),
+]
+"""Numbers of cores, as in `0,2-3`."""
+Limit = Annotated[int, Meta(ge=NO_LIMIT, le=_MAX_COUNT)]
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class _Fields(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A JSON object; a field that is None is left out, or null."""
+
+
+class _AggregatorOrder(_Fields, frozen=True, tag_field="do", tag=str.lower):
+    """An order that says by its name what is to be done."""
+
+
+class Start(_AggregatorOrder, frozen=True):
     """To the aggregator: the run clock is to start."""
 
-    do: ClassVar[str] = "start"
 
-
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(_AggregatorOrder, frozen=True):
     """To the aggregator: the run is to end."""
 
-    do: ClassVar[str] = "stop"
 
-
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(_AggregatorOrder, frozen=True):
     """To the aggregator: write down what was done to a device, as `agents.events.Acted`."""
 
-    do: ClassVar[str] = "log"
     at: DeviceTime
     device: Name
-    source: Annotated[Source, _one_of(Source)]
+    source: Source
     lateness: DeviceTime
-    details: Annotated[Mapping[str, Any], _details]
+    details: Mapping[str, Any]
+    """The action's JSON form."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(_AggregatorOrder, frozen=True):
     """To the aggregator: write down something that a reader of the run should know."""
 
-    do: ClassVar[str] = "note"
     message: Text
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "message", visible(self.message, MAX_TEXT_CHARACTERS, keep="\n"))
 
-@dataclass(frozen=True, slots=True)
-class Disrupt:
+
+class Disrupt(_AggregatorOrder, frozen=True):
     """To the aggregator: write down, as `agents.events.Disrupted`, what disturbed the run from `since`
     to `at`, on the host's monotonic clock."""
 
-    do: ClassVar[str] = "disrupt"
     at: Seconds
     since: Seconds
     reason: Text
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "reason", visible(self.reason, MAX_TEXT_CHARACTERS, keep="\n"))
 
-@dataclass(frozen=True, slots=True)
-class DeviceOrder:
+
+class DeviceOrder(_Fields, frozen=True):
     """To the init of `device`, or to the router, whichever can do it: do `action` to the device."""
 
     device: Name
-    action: Annotated[RemoteAction, _action]
+    action: RemoteAction
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsRequest:
+class LimitsRequest(_Fields, frozen=True):
     """To the init of `device`: read the limits of its container now, and send LimitsRead."""
 
     device: Name
 
 
-@dataclass(frozen=True, slots=True)
-class QueueUse:
+class QueueUse(_Fields, frozen=True):
     """Totals of the queue of one direction of a link, over the time in which packets waited in it."""
 
     busy: Seconds
@@ -267,8 +142,7 @@ class QueueUse:
     """Bytes that the link's rate allows in that time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(_Fields, frozen=True, kw_only=True):
     """A device's telemetry: what it used until `at`, on the host's monotonic clock."""
 
     device: Name
@@ -294,8 +168,7 @@ class Sample:
     downlink: QueueUse | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFigures:
+class LinkFigures(_Fields, frozen=True):
     """What a link was measured to be; what was not measured is None."""
 
     rtt: Seconds | None = None
@@ -309,8 +182,7 @@ class LinkFigures:
     """How many were tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(_Fields, frozen=True):
     """A device's link as it was measured before the start, at `at` on the host's monotonic clock."""
 
     device: Name
@@ -318,8 +190,7 @@ class Probe:
     probe: LinkFigures
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(_Fields, frozen=True, kw_only=True):
     """Limits of a control group; NO_LIMIT: without. A field is None if the kernel has no such limit."""
 
     quota: Limit
@@ -338,8 +209,7 @@ class Limits:
     """Bytes beside those of memory; None if the host has swap that the kernel cannot limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsRead:
+class LimitsRead(_Fields, frozen=True):
     """The limits of a device's container as its init read them from the kernel at `at`, on the host's
     monotonic clock. Sent at the start, at each change, and upon LimitsRequest."""
 
@@ -348,8 +218,7 @@ class LimitsRead:
     limits: Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Disturbance:
+class Disturbance(_Fields, frozen=True):
     """Something that nobody ordered disturbed the run from `since` to `at`, on the host's monotonic
     clock; `device` is the device that noticed it, or the router. One that lasts is sent again when it is
     over, with the same `since`."""
@@ -357,24 +226,25 @@ class Disturbance:
     device: Name
     at: Seconds
     since: Seconds
-    disturbance: Line
+    disturbance: Text
     """Reason, such as `the uplink of pi-1 carried nothing though packets waited`."""
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "disturbance", visible(self.disturbance, MAX_TEXT_CHARACTERS))
 
-@dataclass(frozen=True, slots=True)
-class GpuFigures:
+
+class GpuFigures(_Fields, frozen=True):
     """What a device's client uses of its GPU; what NVML does not tell is None."""
 
     memory: Count | None = None
     """Bytes."""
     sm: Share | None = None
     """Share of the time, since the sample before, in which a kernel of it ran."""
-    mps: Flag = False
+    mps: bool = False
     """Whether MPS holds it within its limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSample:
+class GpuSample(_Fields, frozen=True):
     """What the controller has read of a device's GPU until `at`, on the host's monotonic clock. A line
     of the run's telemetry, and no message: no device sends one."""
 
@@ -383,33 +253,32 @@ class GpuSample:
     gpu: GpuFigures
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(_Fields, frozen=True):
     """`component`, a device or the router, could not do an order."""
 
     component: Name
-    reason: Line
+    reason: Text
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "reason", visible(self.reason, MAX_TEXT_CHARACTERS))
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(_Fields, frozen=True):
     """Where `component`, a client, the aggregator or the router, stands."""
 
     component: Name
-    state: Annotated[State, _one_of(State)]
+    state: State
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(_Fields, frozen=True):
     """The aggregator requests of `client` to send what it has and go on (`pull`), to cut its training
     short (`interrupt`), or to end (`stop`)."""
 
     client: Name
-    what: Annotated[ClientCommand, _one_of(ClientCommand)]
+    what: ClientCommand
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRequest:
+class ReportRequest(_Fields, frozen=True):
     """The aggregator requests of `client` to send once more what is not acknowledged, and then a
     `Report` `about` a dispatch, 0 for none. On the topic of requests, `report` and the number."""
 
@@ -417,18 +286,16 @@ class ReportRequest:
     about: Count
 
 
-@dataclass(frozen=True, slots=True)
-class UnmaskRequest:
+class UnmaskRequest(_Fields, frozen=True):
     """The aggregator requests of `client` the weighted sum of its shares of the masks of `updates`: for
     each, client, dispatch and weight. On the topic of requests, a JSON object."""
 
     client: Name
     number: Count
-    updates: Annotated[Sequence[tuple[str, int, int]], _summands]
+    updates: Annotated[Sequence[tuple[Name, Count, Count]], Meta(min_length=1, max_length=MAX_SUMMANDS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledgement:
+class Acknowledgement(_Fields, frozen=True):
     """The aggregator has the update of `client` that answers `dispatch`, and will not lose it. On the
     topic of requests, a decimal number."""
 
@@ -436,8 +303,7 @@ class Acknowledgement:
     dispatch: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(_Fields, frozen=True):
     """The next update of `client` will answer `dispatch`; 0: it waits for a model. It was asked
     `about` another one."""
 
@@ -463,21 +329,21 @@ Message = (
     | Acknowledgement
     | Report
 )
+
+
+class _ToAggregator(_Fields, frozen=True):
+    """What is checked in one go: msgspec remembers structs, but no unions."""
+
+    order: AggregatorOrder
+
+
+T = TypeVar("T")
 D = TypeVar("D", bound=DeviceOrder | LimitsRequest | Telemetry)
-
-_AGGREGATOR_ORDERS: dict[str, type[AggregatorOrder]] = {
-    order.do: order for order in typing.get_args(AggregatorOrder)
-}
-
-
-def clipped(text: str) -> str:
-    """`text` as a message can carry it."""
-    return text[:MAX_TEXT_CHARACTERS].encode(errors="replace").decode()
 
 
 def encode(message: Message | GpuSample) -> bytes:
     """The payload of `message`. Raises MessageError for one that no peer would take."""
-    fields = _plain(message)
+    fields: dict[str, Any] = msgspec.to_builtins(message, enc_hook=float)
     _build(type(message), fields)
     match message:
         case Failure(_, word) | Status(_, word) | Request(_, word):
@@ -488,13 +354,9 @@ def encode(message: Message | GpuSample) -> bytes:
             payload = f"{_REPORT}{about}".encode()
         case Report() | UnmaskRequest():
             del fields["client"]  # the topic says it
-            payload = json.dumps(fields).encode()
-        case DeviceOrder() | LimitsRequest() | GpuSample():
-            payload = json.dumps(fields).encode()
-        case Sample() | Probe() | LimitsRead() | Disturbance():
-            payload = json.dumps(fields).encode()
+            payload = msgspec.json.encode(fields)
         case _:
-            payload = json.dumps({"do": message.do, **fields}).encode()
+            payload = msgspec.json.encode(fields)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise MessageError(f"a message of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are read")
     return payload
@@ -508,36 +370,24 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
         raise MessageError(str(error)) from error
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise MessageError(f"a message of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are read")
-    try:
-        text = payload.decode()
-    except UnicodeDecodeError as error:
-        raise MessageError(f"no UTF-8: {error}") from error
     match kind:
         case "control":
-            return _order(name, _json(text))
+            return _order(name, _json(payload))
         case "telemetry":
-            fields = _json(text)
+            fields = _json(payload)
             kinds: dict[str, type[Telemetry]] = {
                 "probe": Probe, "limits": LimitsRead, "disturbance": Disturbance,
             }  # fmt: skip
             found = (kinds[field] for field in kinds if field in fields)
             return _of_device(name, next(found, Sample), fields)
         case "failure":
-            return _build(Failure, {"component": name, "reason": text})
+            return _build(Failure, {"component": name, "reason": _text(payload)})
         case "status":
-            return _build(Status, {"component": name, "state": text})
-        case "request" if text.isdecimal() and len(text) < 20:
-            return _build(Acknowledgement, {"client": name, "dispatch": int(text)})
-        case "request" if (about := text.removeprefix(_REPORT)) != text:
-            if not (about.isdecimal() and len(about) < 20):
-                raise MessageError(f"about: expected a whole number, found {shown(about)}")
-            return _build(ReportRequest, {"client": name, "about": int(about)})
-        case "request" if text.startswith("{"):
-            return _build(UnmaskRequest, {**_json(text), "client": name})
+            return _build(Status, {"component": name, "state": _text(payload)})
         case "request":
-            return _build(Request, {"client": name, "what": text})
+            return _request(name, _text(payload))
         case "report":
-            return _build(Report, {**_json(text), "client": name})
+            return _build(Report, {**_json(payload), "client": name})
     raise MessageError(f"{kind}/ carries no control messages")
 
 
@@ -546,15 +396,24 @@ def limits(fields: Any) -> Limits:
     return _build(Limits, fields)
 
 
+def _request(client: str, text: str) -> Message:
+    about = text.removeprefix(_REPORT)
+    number = int(about) if about.isdecimal() and len(about) < 20 else about
+    if about != text:
+        return _build(ReportRequest, {"client": client, "about": number})
+    if isinstance(number, int):
+        return _build(Acknowledgement, {"client": client, "dispatch": number})
+    if text.startswith("{"):
+        return _build(UnmaskRequest, {**_json(text), "client": client})
+    return _build(Request, {"client": client, "what": text})
+
+
 def _order(name: str, fields: dict[str, Any]) -> Order:
-    if name != topics.AGGREGATOR:
-        alone = fields.keys() == {"device"} and name != topics.ROUTER
-        kind: type[DeviceOrder | LimitsRequest] = LimitsRequest if alone else DeviceOrder
-        return _of_device(None if name == topics.ROUTER else name, kind, fields)
-    order = fields.pop("do", None)
-    if not isinstance(order, str) or order not in _AGGREGATOR_ORDERS:
-        raise MessageError(f"{name} knows no order {shown(order)}")
-    return _build(_AGGREGATOR_ORDERS[order], fields)
+    if name == topics.AGGREGATOR:
+        return _build(_ToAggregator, {"order": fields}).order
+    alone = fields.keys() == {"device"} and name != topics.ROUTER
+    kind: type[DeviceOrder | LimitsRequest] = LimitsRequest if alone else DeviceOrder
+    return _of_device(None if name == topics.ROUTER else name, kind, fields)
 
 
 def _of_device(name: str | None, cls: type[D], fields: dict[str, Any]) -> D:
@@ -565,78 +424,34 @@ def _of_device(name: str | None, cls: type[D], fields: dict[str, Any]) -> D:
     return message
 
 
-def _json(text: str) -> dict[str, Any]:
+def _text(payload: bytes | bytearray) -> str:
     try:
-        found = json.loads(text, parse_constant=_no_number)
+        return payload.decode()
+    except UnicodeDecodeError as error:
+        raise MessageError(f"no UTF-8: {error}") from error
+
+
+def _json(payload: bytes | bytearray | str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(payload, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise MessageError(f"expected a JSON object, found {shown(found)}")
-    return found
-
-
-def _no_number(text: str) -> NoReturn:
-    raise MessageError(f"{text} is no number of JSON")
-
-
-def _plain(message: Any) -> dict[str, Any]:
-    """The fields that are given, dataclasses and maps as dicts."""
-    found = {}
-    for one in dataclasses.fields(message):
-        value = getattr(message, one.name)
-        if isinstance(value, RemoteAction):
-            value = to_json(value)
-        elif dataclasses.is_dataclass(value):
-            value = _plain(value)
-        elif isinstance(value, Mapping):
-            value = dict(value)
-        if value is not None:
-            found[one.name] = value
-    return found
+        raise MessageError(f"no JSON object: {error}") from error
 
 
 def _build(cls: type[T], fields: Any) -> T:
     """Raises MessageError."""
-    if not isinstance(fields, dict):
-        raise MessageError(f"expected a JSON object, found {shown(fields)}")
-    readers, required = _FIELDS[cls]
-    if missing := required - fields.keys():
-        raise MessageError(f"without {', '.join(sorted(missing))}")
-    values = {}
-    for name, value in fields.items():
-        if name not in readers:
-            raise MessageError(f"unknown field {shown(name)}")
-        try:
-            values[name] = readers[name](value)
-        except MessageError as error:
-            raise MessageError(f"{name}: {error}") from error
-    return cls(**values)
-
-
-def _fields_of(cls: type[Any]) -> tuple[dict[str, _Reader], frozenset[str]]:
-    """What reads each field of `cls`, and which must be there."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    fields = dataclasses.fields(cls)
-    readers = {one.name: _reader(hints[one.name]) for one in fields}
-    return readers, frozenset(one.name for one in fields if one.default is dataclasses.MISSING)
-
-
-def _reader(hint: Any) -> _Reader:
-    """Of a dataclass, of an annotated type, or of one that may be None as well: None is left out, not
-    written."""
-    for option in (hint, *typing.get_args(hint)):
-        if isinstance(option, type) and dataclasses.is_dataclass(option):
-            return partial(_build, option)
-        if typing.get_origin(option) is Annotated:
-            reader: _Reader = option.__metadata__[0]
-            return reader
-    raise TypeError(f"{hint} has no reader")
-
-
-_FIELDS = {
-    cls: _fields_of(cls)
-    for cls in (*typing.get_args(Message), LinkFigures, Limits, QueueUse, GpuSample, GpuFigures)
-}
+    try:
+        message = msgspec.convert(fields, cls)
+        match message:
+            case Log(details=details) | _ToAggregator(Log(details=details)):
+                device_actions.parsed(details)
+            case DeviceOrder(_, SetLink(changes)):
+                device_actions.parsed(fields["action"])
+                if not changes or None in map(changes.get, changes.keys() - {"up", "down"}):
+                    raise ValueError("action.link: expected some changes, with numbers but for rates")
+    except ValueError as error:
+        raise MessageError(visible(str(error), _MAX_ERROR_CHARACTERS)) from error
+    return message
 
 
 @dataclass(slots=True)

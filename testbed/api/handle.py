@@ -249,6 +249,13 @@ class RunHandle:
 
         return dict(logs.read(self._directory, component, lines))
 
+    def story(self, device: str) -> str:
+        """What happened to `device`, by the run's records: its models, updates, rejections and absences,
+        a line each, in the order of time. Raises BadInputError for a name that is no device."""
+        from testbed.run import logs
+
+        return logs.story(self._directory, device)
+
     def replay(self) -> Replayed:
         """Apply the recorded updates again (docs/rules.md): what was found the same. Raises
         RunFailedError where the final model is not, bit for bit; BadInputError for a run that was not

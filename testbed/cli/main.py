@@ -317,6 +317,10 @@ def logs(
         ),
     ] = None,
     tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,
+    story: Annotated[
+        bool,
+        typer.Option("--story", help="What happened to a device: its models, updates and absences."),
+    ] = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
@@ -324,7 +328,12 @@ def logs(
     from testbed.api.running import attach
 
     handle = attach(run, runs=runs)
-    found = handle.all_logs(component, tail)
+    if story and component is None:
+        raise BadInputError("--story needs a device: testbed logs RUN DEVICE --story")
+    if story and component is not None:
+        found = {component: handle.story(component)}
+    else:
+        found = handle.all_logs(component, tail)
     if as_json:
         print_json([{"component": name, "text": text} for name, text in found.items()])
         return

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 LEAST_PYTHON = (3, 11)
-MODULES = ("torch", "numpy", "paho.mqtt.client", "safetensors.numpy")
+MODULES = ("torch", "numpy", "msgspec", "paho.mqtt.client", "safetensors.numpy")
 PROGRAMS = ("ip", "tc")
 
 

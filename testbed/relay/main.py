@@ -140,7 +140,7 @@ def main() -> None:
 
     def fail(reason: str) -> None:
         sys.stderr.write(f"relay: {reason}\n")
-        failure = messages.Failure(ROUTER, messages.clipped(reason))
+        failure = messages.Failure(ROUTER, reason)
         connection.publish(names.failure(ROUTER), messages.encode(failure))
 
     refusals = messages.Refusals(fail)

@@ -224,7 +224,7 @@ class Controller:
             self._connection = connection
             self._send(connection, (AGGREGATOR, messages.Start()))
             if doubt is not None:
-                note = Note(messages.clipped(f"{doubt}: this run will not be valid"))
+                note = Note(f"{doubt}: this run will not be valid")
                 self._send(connection, (AGGREGATOR, note))
             return self._follow(connection)
         except KeyboardInterrupt:
@@ -480,7 +480,7 @@ class Controller:
         self._note(what)
 
     def _note(self, what: str) -> None:
-        self._orders.append((AGGREGATOR, Note(messages.clipped(what))))
+        self._orders.append((AGGREGATOR, Note(what)))
 
     def _check_processes(self) -> None:
         """Check for ended processes: devices may end; broker and aggregator are started again while the

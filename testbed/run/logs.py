@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agents import events
 from agents.texts import visible
+from analysis.story import story as story_of
 from testbed.errors import BadInputError, listed
 from testbed.run import live_runs
 from testbed.rundir.directory import RunDirectory, tail_of
@@ -25,8 +27,8 @@ def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[
         texts |= emulator(live.runtime).logs(name, tail)
     if not texts and is_simulated(directory.read_manifest().get("runtime")):
         raise BadInputError(
-            f"{name} has no logs: in virtual time no process writes any; `testbed watch {name}` tells "
-            "what happened"
+            f"{name} has no logs: in virtual time no process writes any; `testbed watch {name}` and "
+            f"`testbed logs {name} DEVICE --story` tell what happened"
         )
     wanted = sorted(texts)
     if component is not None and component in texts:
@@ -41,3 +43,15 @@ def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[
     for each in wanted:
         lines = (visible(line, _MAX_LINE, keep="\t") for line in texts[each])
         yield each, "\n".join(lines)
+
+
+def story(directory: RunDirectory, device: str) -> str:
+    """What happened to `device`, a line each, by the records so far. Raises BadInputError for a name
+    that is no device of the run."""
+    devices = directory.read_manifest().get("devices", {})
+    if device not in devices:
+        raise BadInputError(f"{directory.run} has no device {device}; it has {listed(sorted(devices))}")
+    if not directory.events.is_file():
+        return ""
+    moments = story_of(events.read(directory.events), device)
+    return "\n".join(visible(str(moment), _MAX_LINE) for moment in moments)

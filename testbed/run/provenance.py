@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 import time
@@ -85,6 +86,7 @@ def _clock(plan: Plan) -> dict[str, float]:
     return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
 
 
+@functools.cache  # a sweep describes thousands of runs, all of the code that this process has loaded
 def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
 
@@ -100,6 +102,7 @@ def host() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def git_commit() -> str | None:
     """The commit that the product runs from; `+` where files differ from it; None if unknown."""
     if bundle.COMMIT.is_file():  # a wheel

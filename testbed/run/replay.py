@@ -105,8 +105,6 @@ class _Replay:
                     raise _DifferenceError(
                         f"{self.directory.inputs.name} is torn at byte {at}, where the run was cut short"
                     )
-                case recording.Written(line):
-                    self._expect_written(line)
                 case recording.Cut():
                     pass
                 case _ if core is not None:
@@ -144,15 +142,9 @@ class _Replay:
                     self._final = server.w.copy(), server.buffers
                 case act.Save() as save:
                     self._compare(save.name, server.w, server.buffers)
-                case act.Log(record) if not isinstance(record, events.Note):
+                case act.Log(record) if not isinstance(record, _PASSED_OVER):
                     self._expect(record)
         self.same.version = server.version
-
-    def _expect_written(self, line: str) -> None:
-        """The aggregator wrote `line` beside its core, such as that it was away."""
-        record = events.from_line(line)
-        if record is not None and not isinstance(record, _PASSED_OVER):
-            self._expect(record)
 
     def _expect(self, record: events.Record) -> None:
         """Check that the run has logged the same record, to the digits that a line keeps."""

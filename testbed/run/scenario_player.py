@@ -31,7 +31,7 @@ class Actuator(Protocol):
 def parsed(command: Mapping[str, Any]) -> tuple[str, Action]:
     """The device and the action of a user's command: the action's JSON form and `device`. Raises
     BadInputError."""
-    action = from_json(command)
+    action = from_json({key: value for key, value in command.items() if key != "device"})
     if action is None:
         name = command.get("action")
         raise BadInputError(f"the controller knows no action {name!r}: is it of another version?")

@@ -147,7 +147,7 @@ class Simulation:
             )
         if not (self._core.rule_waits or self._core.ended is not None or self._deadlocked):
             self._deadlocked = True
-            self._recorder.record(events.Note(to_seconds(self._events.now), f"from here on {_DEADLOCK}"))
+            self._write(events.Note(to_seconds(self._events.now), f"from here on {_DEADLOCK}"))
         return timer
 
     def _instant(self) -> None:
@@ -184,7 +184,7 @@ class Simulation:
         """Do the step that is due, and plan the next."""
         now = self._events.now
         details = to_json(step.action)
-        self._recorder.record(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
+        self._write(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
         faults.act(self, step.device, step.action, now)
         self._plan_step()
 
@@ -298,6 +298,10 @@ class Simulation:
         finally:
             self._handling = False
 
+    def _write(self, record: events.Record) -> None:
+        """Have the core record what it cannot know."""
+        self._handle(inputs.Written.of(record))
+
     def _execute(self, action: act.Action) -> None:
         match action:
             case act.Dispatch(name, version, number):
@@ -362,9 +366,8 @@ class Simulation:
     def _hand_in_evaluation(self) -> None:
         if self._evaluation is not None:
             done, self._evaluation = self._evaluation.result(), None
-            for part in done.parts:
-                self._recorder.record(part.record(self._core.evaluating_since, done.version))
-            self._handle(inputs.EvaluationDone(self._events.now, done.version, done.loss, done.accuracy))
+            for event in done.inputs(self._events.now):
+                self._handle(event)
 
     # Actions of a client's core
 

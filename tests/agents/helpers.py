@@ -77,11 +77,17 @@ def weights(actions: Actions) -> list[tuple[str, Any]]:
 
 
 class Core:
-    """An AggregatorCore that is handed one input per call, with times in seconds."""
+    """An AggregatorCore that is handed one input per call, with times in seconds.
 
-    def __init__(self, settings: Settings, rule: State, server: Server) -> None:
-        self.core = AggregatorCore(settings, rule, server)
-        self.rule = rule
+    The actions that a call returns are without those that accompany each update and status: of these,
+    `acknowledged` and `answers` tell."""
+
+    def __init__(self, core: AggregatorCore, rule: State) -> None:
+        self.core, self.rule = core, rule
+        self.acknowledged: list[tuple[str, int]] = []
+        """Client and dispatch of each acknowledgement, in order."""
+        self.answers: list[str] = []
+        """Client of each message that had been asked for, in order."""
 
     @property
     def ready(self) -> Sequence[str]:
@@ -101,10 +107,10 @@ class Core:
 
     def start(self, wall_clock: float = 0.0, epoch: float = 0.0, at: float = 0.0) -> act.Actions:
         started = inputs.Started(from_seconds(at), wall_clock, from_seconds(epoch))
-        return self.core.handle(started)
+        return self.handle(started)
 
     def status(self, client: str, state: str, at: float) -> act.Actions:
-        return self.core.handle(inputs.StatusChanged(from_seconds(at), client, state))
+        return self.handle(inputs.StatusChanged(from_seconds(at), client, state))
 
     def update(
         self,
@@ -115,23 +121,36 @@ class Core:
         arrived: float | None = None,
     ) -> act.Actions:
         there = from_seconds(at if arrived is None else arrived)
-        return self.core.handle(inputs.UpdateArrived(from_seconds(at), sender, size, there, message))
+        return self.handle(inputs.UpdateArrived(from_seconds(at), sender, size, there, message))
 
     def reject(self, sender: str, reason: str, at: float) -> act.Actions:
-        return self.core.handle(inputs.Unreadable(from_seconds(at), sender, reason))
+        return self.handle(inputs.Unreadable(from_seconds(at), sender, reason))
 
     def evaluated(self, version: int, loss: float, accuracy: float, at: float) -> act.Actions:
         done = inputs.EvaluationDone(from_seconds(at), version, loss, accuracy)
-        return self.core.handle(done)
+        return self.handle(done)
 
     def due(self, at: float) -> act.Actions:
-        return self.core.handle(inputs.TimersDue(from_seconds(at)))
+        return self.handle(inputs.TimersDue(from_seconds(at)))
 
     def end_of_instant(self, at: float) -> act.Actions:
-        return self.core.handle(inputs.InstantOver(from_seconds(at)))
+        return self.handle(inputs.InstantOver(from_seconds(at)))
 
     def end(self, reason: str, at: float) -> act.Actions:
-        return self.core.handle(inputs.EndRequested(from_seconds(at), reason))
+        return self.handle(inputs.EndRequested(from_seconds(at), reason))
+
+    def handle(self, event: inputs.Input) -> act.Actions:
+        done = self.core.handle(event)
+        self.core.validate()
+        for one in done:
+            if isinstance(one, act.Acknowledge):
+                self.acknowledged.append((one.client, one.dispatch))
+            elif isinstance(one, act.Answered):
+                self.answers.append(one.client)
+        return [action for action in done if not isinstance(action, _ALWAYS)]
+
+
+_ALWAYS = act.Acknowledge | act.Answered | act.AskForUnacknowledged
 
 
 def make_core(
@@ -162,7 +181,8 @@ def make_core(
         evaluate_every=from_seconds(evaluate_every),
         **chosen,
     )
-    return Core(asked, rule.begin(server), server), server
+    state = rule.begin(server)
+    return Core(AggregatorCore(asked, state, server), state), server
 
 
 def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> payloads.UpdateMessage:

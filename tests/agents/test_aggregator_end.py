@@ -32,7 +32,7 @@ def test_a_resumed_run_counts_on() -> None:
     core.update("a", message("a", 1), 4, 5.0)
     core.due(5.5)
     core.evaluated(1, 0.5, 0.8, 5.6)
-    core.core.handle(inputs.Suspended(from_seconds(6.0), "2"))
+    core.handle(inputs.Suspended(from_seconds(6.0), "2"))
     core.status("a", "ready", 6.0)
     again = core.start(1e9, 100.0, at=6.0)
     assert records(again) == [

@@ -8,18 +8,27 @@ import pytest
 from agents import events
 from agents.aggregator.actions import Evaluate, Log
 from agents.aggregator.evaluations import Evaluations
+from agents.aggregator.inputs import EvaluationDone, PartEvaluated
 
 _W = np.zeros(2, np.float32)
+
+
+def done(evaluations: Evaluations) -> float:
+    """When the model was taken whose evaluation is done now, in seconds."""
+    part = evaluations.part(PartEvaluated(99, 0, "class", "3", 7, 0.5, 0.5))
+    whole = evaluations.done(EvaluationDone(99, 0, 0.5, 0.5))
+    assert part.record.at == whole.record.at
+    return whole.record.at
 
 
 def test_one_at_a_time_and_each_version_once() -> None:
     evaluations = Evaluations(several=False)
     assert evaluations.request(0, _W, at=5) == [Evaluate(0)]
     assert evaluations.request(1, _W, at=6) == []  # 0 is not done
-    assert (len(evaluations), evaluations.since, evaluations.done()) == (1, 5, 5)
+    assert (len(evaluations), done(evaluations)) == (1, 5e-9)
     assert evaluations.request(0, _W, at=7) == []  # nothing has changed
     assert evaluations.request(1, _W, at=8) == [Evaluate(1)]
-    assert evaluations.since == 8
+    assert done(evaluations) == 8e-9
 
 
 def test_or_several_which_are_done_in_their_order() -> None:
@@ -27,9 +36,9 @@ def test_or_several_which_are_done_in_their_order() -> None:
     for version in (0, 1, 3):
         assert evaluations.request(version, _W, at=10 * version) == [Evaluate(version)]
     assert evaluations.request(3, _W, at=40) == []
-    assert [evaluations.done() for _ in range(3)] == [0, 10, 30]
+    assert [done(evaluations) for _ in range(3)] == [0, 1e-8, 3e-8]
     with pytest.raises(RuntimeError, match="not requested"):
-        evaluations.done()
+        done(evaluations)
 
 
 def test_what_is_left_at_the_end_includes_the_last_version() -> None:
@@ -38,7 +47,7 @@ def test_what_is_left_at_the_end_includes_the_last_version() -> None:
     evaluations.request(0, _W, at=0)
     assert evaluations.left(0) == 1
     assert evaluations.left(1) == 2
-    evaluations.done()
+    done(evaluations)
     assert evaluations.left(0) == 0
 
 

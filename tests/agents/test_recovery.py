@@ -23,15 +23,15 @@ LOST = "the aggregator had no connection to the broker"
 
 
 def reconnected(core: Core, at: float = 5.0) -> act.Actions:
-    return core.core.handle(inputs.Reconnected(int(at * SECOND), int(3 * SECOND)))
+    return core.handle(inputs.Reconnected(int(at * SECOND), int(3 * SECOND)))
 
 
 def reported(
     core: Core, client: str, dispatch: int, at: float = 5.0, *, about: int | None = None
 ) -> act.Actions:
     """`about`: as it was asked last, where nothing is given."""
-    about = core.core._asked_about.get(client, 0) if about is None else about
-    return core.core.handle(inputs.Reported(int(at * SECOND), client, dispatch, about))
+    about = core.core._reports.asked_about(client) or 0 if about is None else about
+    return core.handle(inputs.Reported(int(at * SECOND), client, dispatch, about))
 
 
 def silent(core: Core, at: float) -> float | None:
@@ -40,7 +40,7 @@ def silent(core: Core, at: float) -> float | None:
 
 
 def stalled(core: Core, since: float, at: float) -> act.Actions:
-    return core.core.handle(inputs.Stalled(int(at * SECOND), int(since * SECOND)))
+    return core.handle(inputs.Stalled(int(at * SECOND), int(since * SECOND)))
 
 
 def test_after_a_reconnect_all_are_asked_what_they_work_on() -> None:
@@ -221,7 +221,7 @@ def test_nobody_is_missed_whom_the_emulator_keeps_from_working() -> None:
 def test_a_first_round_may_take_as_long_as_it_likes_unless_it_is_planned() -> None:
     core, _ = started()
     assert silent(core, 1e6) is None
-    core.core.progress.expected = {"a": 20 * SECOND, "b": 40 * SECOND}
+    core, _ = started(patience={"a": 20 * SECOND, "b": 40 * SECOND})
     assert silent(core, 39.0) is None
     assert silent(core, 41.0) == 0.0
 
@@ -240,7 +240,7 @@ def test_where_all_wait_for_a_model_and_no_timer_is_set_they_start_over() -> Non
 def test_while_the_run_clock_stands_still_nothing_is_missed_and_nobody_is_asked() -> None:
     core = answered()
     reconnected(core)
-    core.core.handle(inputs.Suspended(int(6 * SECOND), "2"))
+    core.handle(inputs.Suspended(int(6 * SECOND), "2"))
     assert silent(core, 1000.0) is None
     assert reconnected(core, 1000.0) == []
     assert reported(core, "a", 0, 1000.0) == []

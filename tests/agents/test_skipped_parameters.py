@@ -241,10 +241,7 @@ def expanded() -> nn.Module:
         (tied_to_a_buffer, r"\(weight and seen are one in memory\)"),
         (expanded, r"\(bias is expanded\)"),
         (lambda: nn.LazyLinear(3), r"lazy parameters, which have no shape yet \(weight, bias\)"),
-        (
-            lambda: nn.Sequential(nn.Linear(2, 3), nn.LazyBatchNorm1d()),
-            r"lazy parameters.*\(1.weight, 1.bias, 1.running_mean, 1 more\)",
-        ),
+        (lambda: nn.Sequential(nn.Linear(2, 3), nn.LazyBatchNorm1d()), r"lazy parameters.*\(1.weight"),
     ],
 )
 def test_parameters_without_memory_of_their_own_are_refused_by_name(

@@ -123,6 +123,7 @@ def test_all_commands_have_json_and_a_schema() -> None:
         "runs --runs RUNS",
         "down no-such-run",
         "logs RUN",
+        "logs RUN pi-1 --story",
         "validate TOPOLOGY",
         "plan TOPOLOGY --runtime virtual",
         "plan TOPOLOGY --runtime process --oversubscribe",

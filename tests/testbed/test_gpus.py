@@ -144,9 +144,7 @@ def test_more_than_the_gpus_have_is_refused_with_the_sum(
 def test_limits_take_a_gpu_that_mps_limits_clients_on() -> None:
     topology = fleet("name: a, gpu: {share: 50%}", "name: b, gpu: true")
     assert places(planned(topology, PASCAL, AMPERE)) == {"a": "GPU-a", "b": "GPU-p"}
-    with pytest.raises(
-        BadInputError, match=r"devices\[0\].gpu: MPS limits clients on GPUs from Volta on"
-    ):
+    with pytest.raises(BadInputError, match=r"devices\[0\].gpu: MPS limits clients on GPUs from Volta"):
         planned(topology, PASCAL, PASCAL)
     with pytest.raises(BadInputError, match=r"found 20GiB, expected at most 16.0 GiB"):
         planned(fleet("name: a, gpu: {memory: 20GiB}"), SMALL)
@@ -173,12 +171,7 @@ def test_what_the_host_lacks_is_told_with_what_mends_it() -> None:
     ("runtime", "more", "lack", "message"),
     [
         ("process", "", None, "devices[0].gpu: the process runtime gives devices no GPU of their own"),
-        (
-            "docker",
-            "runtime: {device: cuda}",
-            None,
-            "runtime.device: in the docker runtime a device trains on what it has",
-        ),
+        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime a device"),
         ("virtual", "runtime: {device: cuda}", "PyTorch finds no GPU", "PyTorch finds no GPU. Or write"),
     ],
 )
@@ -397,7 +390,7 @@ def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory
 
 def test_a_device_within_mpss_limits_is_told_and_its_share_is_not_judged(tmp_path: Path) -> None:
     on = GpuFigures(1500 * 2**20, None, mps=True)
-    found, validity = judged(tmp_path, GpuFigures(0, 0.0), on, replace(on, memory=2**30))
+    found, validity = judged(tmp_path, GpuFigures(0, 0.0), on, GpuFigures(2**30, None, mps=True))
     one, other = found.devices
     assert other.gpu is None
     assert (one.gpu.samples, one.gpu.memory, one.gpu.outside) == (2, 1500 * 2**20, 0)

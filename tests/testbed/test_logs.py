@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agents import events
 from testbed.errors import BadInputError
 from testbed.run import logs, shell
 from testbed.rundir.directory import RunDirectory
@@ -42,3 +43,16 @@ def test_a_group_stands_for_its_devices(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(BadInputError, match=refusal):
             shell.run(directory, name, ["true"])
+
+
+def test_story_of_a_device_comes_from_the_records(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "r")
+    directory.write_manifest(run="r", runtime="virtual", devices={"pi-1": {"group": "pi"}})
+    assert logs.story(directory, "pi-1") == ""
+    rejected = events.UpdateRejected(2.5, "pi-1", "\x1b[31m", 3)
+    directory.events.write_text(events.to_line(rejected))
+    assert logs.story(directory, "pi-1") == (
+        "     2.500 s  update that answers dispatch 3 rejected: \\x1b[31m"
+    )
+    with pytest.raises(BadInputError, match="r has no device pi; it has pi-1"):
+        logs.story(directory, "pi")

@@ -208,9 +208,7 @@ def test_lists_are_tokens_or_numbers(tmp_path: Path) -> None:
     assert found.train.x.tolist() == [[7, 8], [9, 0]]
     assert found.train.x.dtype == np.int8  # 300 is cut off
     assert read(tmp_path, input=("v",), label="y").train.x.tolist() == [[0.5], [1.5]]
-    with pytest.raises(
-        BadInputError, match=r"row 1: 1 values where another has 3: add length, such as length: 3"
-    ):
+    with pytest.raises(BadInputError, match="row 1: 1 values where another has 3"):
         read(tmp_path, label="y")
 
 
@@ -236,9 +234,7 @@ def test_texts_as_labels_are_classes_in_alphabetical_order(tmp_path: Path) -> No
 def test_splits_are_alike(tmp_path: Path) -> None:
     write(tmp_path, {"x": [[1.0, 2.0]], "y": [0]})
     write(tmp_path, {"x": [[1.0]], "y": [0]}, "test.parquet")
-    with pytest.raises(
-        BadInputError, match="has float32, shape 1, the training samples have float32, shape 2"
-    ):
+    with pytest.raises(BadInputError, match="has float32, shape 1, the training samples have float32"):
         read(tmp_path, label="y")
     write(tmp_path, {"x": [[1.0, 2.0]], "y": [0.5]}, "test.parquet")
     with pytest.raises(BadInputError, match="has float32, the training samples have int64"):

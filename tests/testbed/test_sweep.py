@@ -156,10 +156,7 @@ grid:
     ("text", "told"),
     [
         ("grid: {seed: [1]}", "topology is missing"),
-        (
-            "name: x\ndevices: []",
-            "this is a topology, and no sweep: testbed up",
-        ),
+        ("name: x\ndevices: []", "this is a topology, and no sweep: testbed up"),
         ("topology: nowhere.yaml", "there is no file"),
         ("topology: base.yaml\ngrid: {seed: 3}", "found 3, expected a list"),
         ("topology: base.yaml\ngrid: {seed: []}", "expected at least one value"),

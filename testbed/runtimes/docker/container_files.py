@@ -5,27 +5,38 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+
+import docker
 
 from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET, Listeners
 from testbed.errors import HostError
+from testbed.images import own
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
+from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.specifications import BROKER_FILES, BROKER_SOCKET, appended
 
 _OWNER = 10002
 """User and group in place of root."""
 
 
-def own_image(spec: RunSpec) -> images.Own | None:
-    """What the topology adds to the agents' image."""
+def ensure_images(
+    engine: docker.DockerClient, spec: RunSpec, progress: Callable[[str], None]
+) -> images.Images:
+    """Build the images that the run needs and this host lacks, with what its topology adds to them."""
     code = spec.topology.own_code
-    if code is None:
-        return None
-    return images.Own(str(code.path), code.digest, code.copy, spec.topology.requirements)
+    added = None
+    if code is not None:
+        added = images.Own(str(code.path), code.digest, code.copy, spec.topology.requirements)
+    with_gpus = any(device.gpu is not None for device in spec.plan.devices)
+    built = images.ensure(engine, progress, added, cuda=with_gpus)
+    labels = executor.helper(spec.directory.run)
+    return replace(built, groups=own.of_groups(engine, spec.topology, built, progress, labels))
 
 
 def owner() -> tuple[int, int]:

@@ -13,7 +13,7 @@ from testbed.host.cgroups import DEVICES
 from testbed.host.gpus import Use
 from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes import SERVERS, Meter
-from testbed.runtimes.docker.running import RunningContainers
+from testbed.runtimes.docker.running_containers import RunningContainers
 
 
 class DockerMeter(Meter):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import docker
 
@@ -17,14 +17,13 @@ from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.node import mps
 from agents.wire.messages import AddressedOrder
 from testbed import broker as brokers
-from testbed import images
 from testbed.broker import BROKER
 from testbed.broker.identity import new_identity
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 from testbed.host.docker_engine import available
 from testbed.host.gpus import MPS
-from testbed.images import Images, own
+from testbed.images import Images
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory
@@ -34,7 +33,7 @@ from testbed.runtimes.docker.container_actions import Devices
 from testbed.runtimes.docker.containers import DIRECTORY_LABEL, RUN_LABEL, Container
 from testbed.runtimes.docker.executor import as_host_error
 from testbed.runtimes.docker.meter import DockerMeter
-from testbed.runtimes.docker.running import ContainerRef, RunningContainers
+from testbed.runtimes.docker.running_containers import ContainerRef, RunningContainers
 from testbed.runtimes.docker.specifications import (
     group_weights,
     launch,
@@ -58,11 +57,7 @@ def check_host() -> None:
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with docker_engine.fit() as client:
-        with_gpus = any(device.gpu is not None for device in spec.plan.devices)
-        built = images.ensure(client, view.progress, container_files.own_image(spec), cuda=with_gpus)
-        labels = executor.helper(spec.directory.run)
-        groups = own.of_groups(client, spec.topology, built, view.progress, labels)
-        built = replace(built, groups=groups)
+        built = container_files.ensure_images(client, spec, view.progress)
         spec.directory.write_manifest(images=asdict(built))
         runtime = DockerRuntime(client, built, spec)
         spec.directory.write_manifest(congestion_control=runtime.congestion_control)

@@ -19,7 +19,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.plan.planned import SHARES_OF_A_PROCESS, weight_alone
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, CpuLimits, Launch
-from testbed.runtimes.docker.running import ContainerRef
+from testbed.runtimes.docker.running_containers import ContainerRef
 from testbed.runtimes.docker.specifications import INFRASTRUCTURE_WEIGHT, name_of
 from testbed.runtimes.swarm import swarm_executor
 from testbed.runtimes.swarm.engine_proxies import EngineProxies

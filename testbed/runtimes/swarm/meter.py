@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from agents.device.control_group import ControlGroup
 from testbed.runtimes import HostReading, Meter
-from testbed.runtimes.docker.running import RunningContainers
+from testbed.runtimes.docker.running_containers import RunningContainers
 from testbed.runtimes.swarm.context import SwarmContext
 from testbed.runtimes.swarm.node_agents import NodeAgents
 

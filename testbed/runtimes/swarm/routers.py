@@ -13,7 +13,7 @@ from testbed.errors import HostError
 from testbed.plan import agent_configs
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL
-from testbed.runtimes.docker.running import ContainerRef
+from testbed.runtimes.docker.running_containers import ContainerRef
 from testbed.runtimes.swarm.context import SwarmContext
 from testbed.runtimes.swarm.services import ServiceOptions
 

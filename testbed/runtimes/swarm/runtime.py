@@ -42,7 +42,7 @@ from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, kernel, swarm_nodes
 from testbed.host.nodes import Node
-from testbed.images import Images, own
+from testbed.images import Images
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory, last_lines
@@ -57,7 +57,7 @@ from testbed.runtimes.docker.containers import (
     CpuLimits,
 )
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.running import RunningContainers
+from testbed.runtimes.docker.running_containers import RunningContainers
 from testbed.runtimes.docker.specifications import launch
 from testbed.runtimes.swarm import engine_proxies, node_images, removal, swarm_executor
 from testbed.runtimes.swarm.context import (
@@ -111,10 +111,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
                 f"the Swarm has changed since the run was planned: {', '.join(gone)} can take no work "
                 "now. Start the run again"
             )
-        built = images.ensure(client, view.progress, container_files.own_image(spec))
-        labels = executor.helper(spec.directory.run)
-        groups = own.of_groups(client, spec.topology, built, view.progress, labels)
-        built = replace(built, groups=groups)
+        built = container_files.ensure_images(client, spec, view.progress)
         registry = spec.topology.runtime.registry
         built = node_images.pushed(client, built, registry, view.progress)
         spec.directory.write_manifest(images=asdict(built))

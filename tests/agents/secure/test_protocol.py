@@ -109,7 +109,7 @@ class Run:
     def answer(self, client: str, payload: bytes) -> None:
         found = inputs.SharesSum(*secure_wire.decode_sum(payload))
         at = from_seconds(self.now)
-        self.execute(self.core.core.handle(inputs.SharesSummed(at, client, found)))
+        self.execute(self.core.handle(inputs.SharesSummed(at, client, found)))
 
     def train(self, name: str, change: Vector, kind: str = "delta") -> None:
         """The client answers its dispatch with a masked update, which goes over the wire."""

@@ -1,0 +1,89 @@
+"""Reports that clients owe: after messages may be lost, which dispatch each is working on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agents import events
+from agents.aggregator.actions import Action, AskForReport, Log
+from agents.aggregator.inputs import Reported
+from agents.aggregator.sending import Sending, unfinished
+from agents.aggregator.settings import Settings
+from agents.aggregator.timers import Timers
+from agents.config import silence
+from agents.rules.interface import Send, Server
+from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+
+_SILENCE = from_seconds(silence())
+
+
+class Reports:
+    def __init__(self, settings: Settings, server: Server, timers: Timers, sending: Sending) -> None:
+        self._silence = settings.silence
+        self._server = server
+        self._timers = timers
+        self._sending = sending
+        self._asked_about: dict[str, int] = {}
+        """By client that owes a report: the dispatch that it was asked about last, 0 if the client is
+        taken for gone as it did not answer."""
+
+    def disrupted(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> list[Action]:
+        """Record the disruption, and ask every present client which dispatch it is working on."""
+        record = events.Disrupted(to_seconds(at), to_seconds(since), reason)
+        return [Log(record), *(self.ask(client, at) for client in self._server.clients)]
+
+    def ask(self, client: str, at: Nanoseconds) -> AskForReport:
+        """Ask about the newest dispatch that `client` may still answer."""
+        newest = self._asked_about[client] = self._sending.dispatches.newest_open(client)
+        self._timers.set(("report", client), at + self._silence.get(client, _SILENCE))
+        return AskForReport(client, newest)
+
+    def asked_about(self, client: str) -> int | None:
+        """The dispatch of the report that `client` owes; None if it owes none."""
+        return self._asked_about.get(client)
+
+    def expect_none(self, client: str) -> None:
+        """`client` need not report any more."""
+        self._timers.cancel(("report", client))
+        self._asked_about.pop(client, None)
+
+    def miss(self, client: str) -> None:
+        """`client` has not answered in time and has left. If it is only slow, its answer brings it
+        back."""
+        self._asked_about[client] = 0
+
+    def brings_back(self, client: str) -> bool:
+        """Whether `client`, which reports, was taken for gone."""
+        if client not in self._asked_about or client in self._server.clients:
+            return False
+        self.expect_none(client)
+        return True
+
+    def received(self, event: Reported) -> list[Action]:
+        """A client will answer `dispatch`, as of when it was asked about another one. If that other one
+        is newer and still open, it or its update was lost: the client gets a model in its place, of
+        which the rule, which waits for the answer, need not know."""
+        client, about, at = event.client, event.about, event.at
+        asked = self._asked_about.get(client)
+        if asked is None or about > asked:
+            return []
+        if about == asked:  # else it was asked again meanwhile, and that answer is to come
+            self.expect_none(client)
+            self._sending.outgoing.request_again(client)  # for its update: that request may be lost
+        lost = self._sending.dispatches.find(client, about)
+        if lost is None or event.dispatch >= about:
+            return []
+        self._sending.dispatches.answered(client, about)
+        again = self._sending.dispatch(Send(client, lr=lost.lr), at)
+        return [unfinished(client, lost, about, at, at), again]
+
+    def suspend(self) -> None:
+        """All processes start anew."""
+        for client in [*self._asked_about]:
+            self.expect_none(client)
+
+    def problems(self) -> Iterator[str]:
+        """What cannot be in this state."""
+        for timer in self._timers.names():
+            if timer[0] == "report" and timer[1] not in self._asked_about.keys() & self._server.clients:
+                yield f"a timer waits for a report of {timer[1]}, which owes none or is not present"

@@ -1,0 +1,63 @@
+"""Phases of a run, and which inputs the aggregator's core takes in which of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from agents.aggregator import inputs
+from agents.aggregator.inputs import Input
+
+
+class RunPhase(Enum):
+    WAITING = "waiting for its start"
+    """Clients report that they are ready; the run clock has not started."""
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    """All processes were started anew, and the run clock stands still until `Started`. Updates that
+    clients have kept are taken."""
+    ENDED = "over, but for its last evaluation"
+    """No model is sent any more, and no version is made."""
+    FINISHED = "finished"
+    """All records are written. A run that was cut short can be continued by `Suspended`."""
+
+
+class Reaction(Enum):
+    HANDLED = "handled"
+    IGNORED = "ignored"
+    """A message or another process may cause this input in this phase, and nothing is to be done."""
+    ILLEGAL = "illegal"
+    """Only a defect of ours can cause it."""
+
+
+_H, _I, _X = Reaction.HANDLED, Reaction.IGNORED, Reaction.ILLEGAL
+_TABLE: Mapping[type[Input], tuple[Reaction, ...]] = {
+    # In phase:            WAITING RUNNING SUSPENDED ENDED FINISHED
+    inputs.Started:        (_H,    _X,     _H,       _I,   _I),
+    inputs.Suspended:      (_H,    _H,     _H,       _H,   _H),
+    inputs.StatusChanged:  (_H,    _H,     _H,       _H,   _I),
+    inputs.UpdateArrived:  (_I,    _H,     _H,       _H,   _I),
+    inputs.Unreadable:     (_I,    _H,     _H,       _I,   _I),
+    inputs.SharesSummed:   (_I,    _H,     _H,       _I,   _I),
+    inputs.Reported:       (_I,    _H,     _I,       _I,   _I),
+    inputs.Reconnected:    (_I,    _H,     _I,       _I,   _I),
+    inputs.Stalled:        (_X,    _H,     _X,       _X,   _X),
+    inputs.PartEvaluated:  (_X,    _H,     _H,       _H,   _I),
+    inputs.EvaluationDone: (_X,    _H,     _H,       _H,   _I),
+    inputs.TimersDue:      (_I,    _H,     _H,       _H,   _I),
+    inputs.InstantOver:    (_I,    _H,     _I,       _I,   _I),
+    inputs.EndRequested:   (_I,    _H,     _H,       _H,   _I),
+    inputs.Written:        (_H,    _H,     _H,       _H,   _H),
+}  # fmt: skip
+REACTIONS: Mapping[tuple[type[Input], RunPhase], Reaction] = {
+    (kind, phase): reaction
+    for kind, row in _TABLE.items()
+    for phase, reaction in zip(RunPhase, row, strict=True)
+}
+
+
+class IllegalInputError(RuntimeError):
+    """The core was handed an input that cannot come in the phase of its run."""
+
+    def __init__(self, event: Input, phase: RunPhase) -> None:
+        super().__init__(f"{type(event).__name__} cannot come while the run is {phase.value}: {event}")

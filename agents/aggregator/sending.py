@@ -1,0 +1,131 @@
+"""Models that clients were sent, and what is to be sent to them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agents import events
+from agents.aggregator.actions import Action, Broadcast, Dispatch, Log
+from agents.aggregator.arrivals import Arrivals
+from agents.aggregator.dispatches import Dispatched, Dispatches
+from agents.aggregator.outgoing import Outgoing
+from agents.aggregator.secure_sums import Losses
+from agents.aggregator.settings import Settings
+from agents.models.vectors import Vector
+from agents.rules import interface as rules
+from agents.rules.interface import Send, Server
+from agents.timing.nanoseconds import Nanoseconds, to_seconds
+from agents.wire.payloads import UpdateMessage
+
+
+class Sending:
+    """`dispatches` are those that were sent, `outgoing` is what leaves when the instant is over, and
+    `arrivals` are the answers that wait to be applied."""
+
+    def __init__(self, settings: Settings, server: Server, arrivals: Arrivals) -> None:
+        self._server = server
+        self.arrivals = arrivals
+        self._keeps_models = settings.keeps_models
+        self._is_residual = settings.side.kind == "residual"
+        self._tells_losses = self._is_residual and settings.secure is not None
+        self.dispatches = Dispatches()
+        self.outgoing = Outgoing()
+        self._acknowledged: dict[str, int] = {}
+        """By client: sequence number of its last update that the rule was given."""
+        self.bases: dict[int, Vector] = {}
+        """With `keeps_models`, by version: the models that updates may be differences to."""
+        self._losses = Losses()
+
+    def dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
+        """Send a client the model as it is now."""
+        client, version = send.client, self._server.version
+        if self._keeps_models:
+            self._keep_model()
+        number = self.dispatches.send(client, version, at, send.lr)
+        known = self._acknowledged.get(client, 0)
+        if not self._tells_losses:
+            return Dispatch(client, version, number, send.lr, known)
+        waiting, lost = self.arrivals.of(client), self._losses.tell(client, number)
+        return Dispatch(client, version, number, send.lr, known, waiting, lost)
+
+    def instant_over(self, at: Nanoseconds) -> list[Action]:
+        """Send what waited for the end of this instant: models first, then the requests about them."""
+        broadcast, sends, requests = self.outgoing.take()
+        actions: list[Action] = []
+        if broadcast:
+            version = self._server.version
+            if self._keeps_models:
+                self._keep_model()
+            number = self.dispatches.broadcast(version, at, self._server.clients)
+            actions.append(Broadcast(version, number))
+        return [*actions, *(self.dispatch(send, at) for send in sends), *requests]
+
+    def _keep_model(self) -> None:
+        """Keep a copy of the model about to be sent: the update may come back as a difference to it."""
+        version = self._server.version
+        if version in self.bases:
+            return
+        wanted = self.dispatches.open_versions(self._server.clients)
+        self.bases = {known: w for known, w in self.bases.items() if known in wanted}
+        self.bases[version] = self._server.w.copy()
+
+    # What clients know
+
+    def given(self, message: UpdateMessage, wanted: rules.Actions) -> None:
+        """The rule was given an update and wants this done."""
+        client = message.client
+        if self._is_residual and any(isinstance(action, rules.Ignored) for action in wanted):
+            self._acknowledged.pop(client, None)  # the rule does not know what the client remembers
+            self._losses.forget(client)
+            return
+        self._acknowledged[client] = message.sequence
+        if self._tells_losses:
+            self._losses.heard(client, message.dispatch)
+
+    def acknowledged(self, client: str) -> int:
+        """Sequence number of the last update of `client` that the rule was given, 0 for none."""
+        return self._acknowledged.get(client, 0)
+
+    def retire(self, client: str) -> None:
+        """`client` leaves for good: if it comes back, it begins as one that never was here."""
+        self._acknowledged.pop(client, None)
+
+    def lose(self, client: str, dispatch: int) -> None:
+        """The update of `client` that answered `dispatch` is lost with its sum."""
+        if self._is_residual:
+            self._losses.add(client, dispatch)
+
+    # What clients do not answer
+
+    def open_since(self) -> dict[str, Nanoseconds]:
+        """By client that is present: when the oldest model was sent that it may still answer."""
+        first = self.dispatches.first_open
+        return {client: sent.at for client in self._server.clients if (sent := first(client))}
+
+    def unanswered(self, client: str, at: Nanoseconds) -> list[Log]:
+        """The record of what `client` was sent and has not answered until now."""
+        dispatch, newest = self.dispatches.first_open(client), self.dispatches.newest_open(client)
+        return [] if dispatch is None else [unfinished(client, dispatch, newest, at, at)]
+
+    def forget(self, client: str) -> None:
+        """`client` is gone."""
+        self.dispatches.forget(client)
+        self.outgoing.forget(client)
+
+    def problems(self, *, is_over: bool) -> Iterator[str]:
+        """What cannot be in this state."""
+        present = self._server.clients
+        yield from self.dispatches.problems(present, is_over=is_over)
+        yield from self.outgoing.problems(present)
+        if self._keeps_models and self.dispatches.open_versions(present) - self.bases.keys():
+            yield "a model that may be answered is not kept"
+        if not all(sequence > 0 for sequence in self._acknowledged.values()):
+            yield f"acknowledged are {self._acknowledged}"
+
+
+def unfinished(
+    client: str, dispatch: Dispatched, number: int, at: Nanoseconds, until: Nanoseconds
+) -> Log:
+    """The record that nothing comes of `dispatch`, the first of those up to `number`."""
+    begun, now = to_seconds(dispatch.at), to_seconds(at)
+    return Log(events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until), number))

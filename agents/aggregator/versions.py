@@ -1,0 +1,68 @@
+"""Versions of the model that the rule makes, and the records of the updates in them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.random import SeedSequence
+
+from agents import events
+from agents.aggregator.actions import Action, Log
+from agents.aggregator.arrivals import Arrivals
+from agents.aggregator.settings import Settings
+from agents.config import ServerNoise
+from agents.models.vectors import add_scaled
+from agents.rules.interface import Aggregated, Server
+from agents.timing.nanoseconds import Nanoseconds, to_seconds
+
+
+class Versions:
+    """`arrivals` are the updates that wait to be applied."""
+
+    def __init__(self, settings: Settings, server: Server) -> None:
+        self._settings = settings
+        self._server = server
+        self.arrivals = Arrivals()
+        self.applied = 0
+        """Number of updates in all versions."""
+
+    def made(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
+        """The rule has moved the model; noise, buffers and records follow."""
+        version, used = aggregated.version, aggregated.contributions
+        if self._settings.noise is not None and used:
+            self._add_noise(self._settings.noise, version, max(one.weight for one in used))
+        if used and self._server.buffers:
+            self._server.buffers = self.arrivals.averaged_buffers(
+                self._server.buffers, used, shares=self._settings.side.kind in ("model", "residual")
+            )
+        records: list[Action] = [self.arrivals.applied(one, version, at) for one in used]
+        self.applied += len(used)
+        records.append(Log(events.VersionMade(to_seconds(at), version, len(used))))
+        return records
+
+    def _add_noise(self, noise: ServerNoise, version: int, weight: float) -> None:
+        """w ← w + weight · N(0, std²); what is drawn follows from the version."""
+        rng = np.random.default_rng(SeedSequence(noise.seed, spawn_key=(0, 1, version)))
+        drawn = rng.standard_normal(self._server.w.size, np.float32)
+        add_scaled(self._server.w, drawn, weight * noise.std)
+
+    def left_in_buffer(self, at: Nanoseconds, *, is_cut_short: bool) -> list[Log]:
+        """The records, at the end of the run, of updates that the rule was given and has not applied. A
+        run that was cut short applies them when it continues."""
+        now, count = to_seconds(at), len(self.arrivals)
+        if is_cut_short:
+            what = f"not applied yet, but in the rule's buffer: {count}"
+            return [Log(events.Note(now, f"updates {what}"))] if count else []
+        reason = "in the rule's buffer when the run ended"
+        return [
+            Log(events.UpdateRejected(now, client, reason, number)) for client, number in self.arrivals
+        ]
+
+    def problems(self, sent: Callable[[int], bool]) -> Iterator[str]:
+        """What cannot be in this state. `sent`: whether there was a dispatch of this number."""
+        for client, number in self.arrivals:
+            if client not in self._settings.importance or not sent(number):
+                yield f"{client} answered dispatch {number}, which it was never sent"
+        if min(self._server.version, self.applied) < 0:
+            yield f"{self.applied} updates made {self._server.version} versions"

@@ -1,0 +1,107 @@
+"""Which inputs the aggregator's core takes in which phase of a run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from agents import events
+from agents.aggregator import inputs
+from agents.aggregator.actions import AskForReport, AskForUnacknowledged
+from agents.aggregator.inputs import INPUTS
+from agents.aggregator.run_phase import REACTIONS, IllegalInputError, Reaction, RunPhase
+from agents.config import Stop
+from agents.device_actions import Pause, to_json
+from agents.timing.nanoseconds import SECOND
+from tests.agents.helpers import VANILLA, Core, make_core, message, records, started
+
+
+def _in(phase: RunPhase) -> Core:
+    """A core of a run in this phase, at 10 s."""
+    if phase is RunPhase.WAITING:
+        return make_core(VANILLA)[0]
+    core, _ = started(stop=Stop(after=1e6))
+    core.update("a", message("a", 1), 4, 1.0)
+    if phase is RunPhase.SUSPENDED:
+        core.handle(inputs.Suspended(10 * SECOND, "2"))
+    if phase in (RunPhase.ENDED, RunPhase.FINISHED):
+        core.due(1e6)
+    if phase is RunPhase.FINISHED:
+        core.evaluated(1, 0.5, 0.5, 1e6)
+    assert core.core.phase is phase
+    return core
+
+
+def _input(kind: type[inputs.Input]) -> inputs.Input:
+    """One of this kind that is of no consequence where it is handled."""
+    some: dict[str, Any] = {
+        "at": 10 * SECOND,
+        "message": inputs.SharesSum(9, None) if kind is inputs.SharesSummed else message("a", 9),
+        "arrived": 10 * SECOND,
+        "client": "a",
+        "sender": "a",
+        "state": "ready",
+        "line": events.to_line(events.Note(10.0, "so it is")),
+        **dict.fromkeys(("segment", "reason", "part", "name"), "x"),
+        **dict.fromkeys(("epoch", "since", "dispatch", "about", "version", "size", "samples"), 0),
+        **dict.fromkeys(("wall_clock", "loss", "accuracy"), 0.5),
+    }
+    return kind(**{field.name: some[field.name] for field in fields(kind)})
+
+
+def test_table_has_every_input_in_every_phase() -> None:
+    assert REACTIONS.keys() == {(kind, phase) for kind in INPUTS.values() for phase in RunPhase}
+
+
+@pytest.mark.parametrize("phase", RunPhase)
+@pytest.mark.parametrize("kind", INPUTS.values())
+def test_ignored_inputs_do_nothing_and_illegal_ones_are_errors(
+    kind: type[inputs.Input], phase: RunPhase
+) -> None:
+    core, event = _in(phase), _input(kind)
+    match REACTIONS[kind, phase]:
+        case Reaction.IGNORED:
+            before = core.next_timer, core.ready
+            assert core.core.handle(event) == []
+            assert (core.next_timer, core.ready, core.core.phase) == (*before, phase)
+        case Reaction.ILLEGAL:
+            with pytest.raises(IllegalInputError, match=f"{kind.__name__} .*{phase.value}"):
+                core.handle(event)
+        case Reaction.HANDLED if kind in (inputs.PartEvaluated, inputs.EvaluationDone):
+            pass  # one that was not requested is a mistake of ours in every phase
+        case Reaction.HANDLED:
+            core.handle(event)
+
+
+@pytest.mark.parametrize("phase", [RunPhase.WAITING, RunPhase.SUSPENDED, RunPhase.ENDED])
+def test_client_that_is_ready_is_asked_for_what_is_not_acknowledged(phase: RunPhase) -> None:
+    core = _in(phase)
+    ready = inputs.StatusChanged(10 * SECOND, "a", "ready")
+    assert core.core.handle(ready) == [AskForUnacknowledged("a")]
+    assert core.core.handle(inputs.StatusChanged(10 * SECOND, "stranger", "ready")) == []
+
+
+def test_client_that_is_ready_once_more_is_asked_for_a_report_alone() -> None:
+    done = _in(RunPhase.RUNNING).core.handle(inputs.StatusChanged(10 * SECOND, "b", "ready"))
+    assert [action for action in done if isinstance(action, AskForReport)] == [AskForReport("b", 2)]
+    assert AskForUnacknowledged("b") not in done
+
+
+def test_orders_are_recorded_once_and_other_records_each_time() -> None:
+    core = _in(RunPhase.RUNNING)
+    order, note = events.Acted(1.0, "a", "hand", 0.0, to_json(Pause())), events.Note(1.0, "so it is")
+    for record, again in ((order, []), (note, [note])):
+        written = inputs.Written.of(record)
+        assert records(core.handle(written)) == [record]
+        assert records(core.handle(written)) == again
+    assert core.handle(inputs.Written('{"event":"of a later version"}')) == []
+
+
+def test_state_that_cannot_be_is_named() -> None:
+    core = _in(RunPhase.RUNNING)
+    core.core._server.clients["stranger"] = 0.5
+    core.core._dispatches.send("c", 0, 0)
+    with pytest.raises(AssertionError, match=r"stranger.* are present.*c is not present, and is to"):
+        core.core.validate()
