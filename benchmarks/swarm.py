@@ -33,7 +33,7 @@ from testbed.broker import Account, Limits, Listeners, accounts, write_mosquitto
 from testbed.host import docker_engine, swarm_nodes
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
-from testbed.runtimes.swarm.maintenance import engine_proxies
+from testbed.runtimes.swarm.removal import temporary_proxies
 from tests import two_engines
 from tests.running import TESTBED
 from tests.two_engines import Engine
@@ -101,7 +101,7 @@ def services(engines: Engines) -> None:
         took = time.monotonic() - begin
         print(f"tasks: {_SERVICES / took:.1f}/s started, on both nodes together")
         nodes = swarm_nodes.nodes(manager.client)
-        with engine_proxies(manager.client, nodes, base, "services") as found:
+        with temporary_proxies(manager.client, nodes, base, "services") as found:
             for node, engine in found.engines.items():
                 where = "manager" if node == found.here else "other node, through its engine proxy"
                 count = len(engine.api.containers(all=True))

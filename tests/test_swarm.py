@@ -29,8 +29,8 @@ from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
-from testbed.runtimes.swarm import engine_proxies, removal, swarm_executor
-from testbed.runtimes.swarm.node_agents import NODE_AGENT
+from testbed.runtimes.swarm import engine_proxies, removal, services
+from testbed.runtimes.swarm.node_services import NODE_AGENT
 from testbed.runtimes.swarm.runtime import launcher
 from testbed.topology import load
 from testbed.view import View
@@ -218,7 +218,7 @@ def test_a_pending_clean_up_is_done_through_engine_proxies_of_the_same_image(
             removal.remove(manager, made, "r-1", None)
         assert engine_proxies.image_of(manager, "r-1") == image
     finally:
-        swarm_executor.remove_rest(manager, "r-1")
+        services.remove_rest(manager, "r-1")
     nothing_is_left(on_swarm)
 
 

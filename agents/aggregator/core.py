@@ -163,7 +163,7 @@ class AggregatorCore:
     def validate(self) -> None:
         """Raise AssertionError if this state cannot be. For tests, after each input."""
         if problems := [*self._problems()]:
-            raise AssertionError(f"while the run is {self._phase.value}: {'; '.join(problems)}")
+            raise AssertionError(f"while the run is {self._phase}: {'; '.join(problems)}")
 
     def _problems(self) -> Iterator[str]:
         phase, timers = self._phase, self._timers.names()
@@ -192,7 +192,7 @@ class AggregatorCore:
     def handle(self, event: inputs.Input) -> Actions:
         """Return what is to be done because of `event`. Raises IllegalInputError if it cannot come in
         this phase of the run."""
-        reaction = REACTIONS[type(event), self._phase]
+        reaction = REACTIONS[type(event)][self._phase]
         if reaction is not Reaction.HANDLED:
             if reaction is Reaction.ILLEGAL:
                 raise IllegalInputError(event, self._phase)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 from agents.timing.nanoseconds import Nanoseconds
 
@@ -23,15 +24,15 @@ class Dispatched:
     """Step size that went with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What is known of the dispatch that an update answers, as it says."""
+class NoAnswer(Enum):
+    """Why an update answers no dispatch."""
 
-    dispatch: Dispatched | None = None
-    """None if the update is not taken, or the dispatch is not open."""
-    is_known: bool = True
-    """Whether there was such a dispatch."""
-    is_duplicate: bool = False
+    DUPLICATE = "duplicate"
+    """An update that answers the dispatch came before."""
+    NEVER_SENT = "never sent"
+    """There was no dispatch of this number."""
+    NOT_OPEN = "not open"
+    """The dispatch is not open to the client, or the update is not to be taken."""
 
 
 class Dispatches:
@@ -83,24 +84,27 @@ class Dispatches:
         self._open[client] = later
         self._answered[client] = number
 
-    def answer(self, client: str, number: int, *, is_valid: bool, is_taken: bool) -> Answer:
+    def answer(
+        self, client: str, number: int, *, is_valid: bool, is_taken: bool
+    ) -> Dispatched | NoAnswer:
         """An update of `client` says that it answers dispatch `number`. If that `is_valid`, the dispatch
         is dealt with, whatever becomes of the update: if it comes again, it is a duplicate. If it
         `is_taken`, too, and the dispatch is open, it and those before it are not any more."""
         dealt_with = self._dealt_with.get(client)
         if dealt_with is not None and number in dealt_with:
-            return Answer(is_duplicate=True)
+            return NoAnswer.DUPLICATE
         if not 0 < number <= self._count:
-            return Answer(is_known=False)
+            return NoAnswer.NEVER_SENT
         if not is_valid:
-            return Answer()
+            return NoAnswer.NOT_OPEN
         if dealt_with is None:
             dealt_with = self._dealt_with[client] = deque(maxlen=_REMEMBERED)
         dealt_with.append(number)
         found = self.find(client, number) if is_taken else None
-        if found is not None:
-            self.answered(client, number)
-        return Answer(dispatch=found)
+        if found is None:
+            return NoAnswer.NOT_OPEN
+        self.answered(client, number)
+        return found
 
     def first_open(self, client: str) -> Dispatched | None:
         """The oldest dispatch that `client` may still answer, broadcasts included."""

@@ -146,31 +146,8 @@ class DurableCore:
     def handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> act.Actions:
         """What the core wants done because of `event`; records and models are written already.
         `payload` is what an update was decoded of."""
-        if self._log is not None:
+        if self._log is not None:  # None while the log is read once more
             self._log.write(event, payload)
-        return self._take(event)
-
-    def sync(self, *, told: bool) -> None:
-        """Before anybody is `told` what came of the inputs so far: put these on the disk."""
-        if self._log is not None:
-            if told:
-                self._log.sync()
-            else:
-                self._log.flush()
-        if self._evaluated and (self._log is not None or self._durability == "none"):
-            self._remove_evaluated()
-        self._journal.flush()  # with a log it can be made again; else a checkpoint syncs it, and the end
-        most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
-        if self._due or (self._log is not None and not self._records and self._log.size > most):
-            self._due = False
-            self._save_checkpoint()
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-        self._journal.close()
-
-    def _take(self, event: inputs.Input) -> act.Actions:
         state, server = self._state, self._state.server
         state.entries += 1
         state.at = max(state.at, event.at)
@@ -194,6 +171,26 @@ class DurableCore:
                     storage.save_model(folder, save.name, server.w, server.buffers, version, schema)
                     self._due |= state.core.is_cut_short or not final
         return actions
+
+    def sync(self, *, told: bool) -> None:
+        """Before anybody is `told` what came of the inputs so far: put these on the disk."""
+        if self._log is not None:
+            if told:
+                self._log.sync()
+            else:
+                self._log.flush()
+        if self._evaluated and (self._log is not None or self._durability == "none"):
+            self._remove_evaluated()
+        self._journal.flush()  # with a log it can be made again; else a checkpoint syncs it, and the end
+        most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
+        if self._due or (self._log is not None and not self._records and self._log.size > most):
+            self._due = False
+            self._save_checkpoint()
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+        self._journal.close()
 
     def _waiting(self, version: int) -> Path:
         """Where the model waits for its evaluation."""
@@ -312,7 +309,7 @@ class DurableCore:
                 case recording.Torn():
                     break
                 case _:
-                    self._take(entry)
+                    self.handle(entry)
 
     def _save_checkpoint(self) -> None:
         """Keep the state as it is now; the log before it is not needed any more."""

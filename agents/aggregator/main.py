@@ -252,10 +252,6 @@ class Aggregator:
                 self._note(f"a flood is over: {refused:,} messages of it were refused")
                 self._connection.subscribe_again()  # statuses and updates may be lost in it
 
-    def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:
-        """Hand `event`, decoded of `payload`, to the core, and carry out all that it wants."""
-        self._execute(self._durable.handle(event, payload))
-
     def _now(self) -> Nanoseconds:
         """Device time; while the run clock stands still, that of the last input."""
         return self._durable.at if self._epoch is None else self._clock.now() - self._epoch
@@ -305,12 +301,12 @@ class Aggregator:
 
     def _receive_update(self, sender: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
         at = self._now()
+        arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
         try:
             message = payloads.decode_update(payload)
         except payloads.WireError as error:
             self._handle(inputs.Unreadable(at, sender, str(error)))
             return
-        arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
         self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
 
     def _receive_control_message(self, topic: str, payload: bytes | bytearray) -> None:
@@ -397,8 +393,9 @@ class Aggregator:
         """Have the core record what it cannot know."""
         self._handle(inputs.Written.of(record))
 
-    def _execute(self, actions: act.Actions) -> None:
-        for action in actions:
+    def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:
+        """Hand `event`, decoded of `payload`, to the core, and carry out all that it wants."""
+        for action in self._durable.handle(event, payload):
             match action:
                 case act.Dispatch(client, version, number):
                     model = self._model(version, number, action)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, IntEnum
 
 from agents.aggregator import inputs
 from agents.aggregator.inputs import Input
 
 
-class RunPhase(Enum):
-    WAITING = "waiting for its start"
+class RunPhase(IntEnum):
+    """Numbers are columns of `REACTIONS`."""
+
+    WAITING = 0
     """Clients report that they are ready; the run clock has not started."""
-    RUNNING = "running"
-    SUSPENDED = "suspended"
+    RUNNING = 1
+    SUSPENDED = 2
     """All processes were started anew, and the run clock stands still until `Started`. Updates that
     clients have kept are taken."""
-    ENDED = "over, but for its last evaluation"
-    """No model is sent any more, and no version is made."""
-    FINISHED = "finished"
+    ENDED = 3
+    """No model is sent any more, and no version is made; the last evaluation is not done."""
+    FINISHED = 4
     """All records are written. A run that was cut short can be continued by `Suspended`."""
+
+    def __str__(self) -> str:
+        return self.name.lower()
 
 
 class Reaction(Enum):
@@ -31,7 +36,7 @@ class Reaction(Enum):
 
 
 _H, _I, _X = Reaction.HANDLED, Reaction.IGNORED, Reaction.ILLEGAL
-_TABLE: Mapping[type[Input], tuple[Reaction, ...]] = {
+REACTIONS: Mapping[type[Input], tuple[Reaction, ...]] = {
     # In phase:            WAITING RUNNING SUSPENDED ENDED FINISHED
     inputs.Started:        (_H,    _X,     _H,       _I,   _I),
     inputs.Suspended:      (_H,    _H,     _H,       _H,   _H),
@@ -49,15 +54,10 @@ _TABLE: Mapping[type[Input], tuple[Reaction, ...]] = {
     inputs.EndRequested:   (_I,    _H,     _H,       _H,   _I),
     inputs.Written:        (_H,    _H,     _H,       _H,   _H),
 }  # fmt: skip
-REACTIONS: Mapping[tuple[type[Input], RunPhase], Reaction] = {
-    (kind, phase): reaction
-    for kind, row in _TABLE.items()
-    for phase, reaction in zip(RunPhase, row, strict=True)
-}
 
 
 class IllegalInputError(RuntimeError):
     """The core was handed an input that cannot come in the phase of its run."""
 
     def __init__(self, event: Input, phase: RunPhase) -> None:
-        super().__init__(f"{type(event).__name__} cannot come while the run is {phase.value}: {event}")
+        super().__init__(f"{type(event).__name__} cannot come while the run is {phase}: {event}")

@@ -107,7 +107,8 @@ class Validation:
             return f"another model: schema {message.schema}, expected {settings.schema}"
         if message.masked is None and (problem := self.unfit(message.vector)) is not None:
             return problem
-        if (problem := self._server.buffers.unfit(message.buffers)) is not None:
+        expected, found = self._server.buffers, message.buffers
+        if found is not expected and (problem := expected.unfit(found)) is not None:
             return problem
         if message.base_version != dispatch.version:
             return f"base version {message.base_version}, it was sent {dispatch.version}"

@@ -30,57 +30,54 @@ class Topics:
         if not is_name(self.run):
             raise ValueError(f"{self.run!r} cannot name a run")
 
-    def _topic(self, *levels: str) -> str:
-        return "/".join((ROOT, self.run, *levels))
-
     def model(self, client: str) -> str:
         """aggregator -> one client: a dispatch of the global model."""
-        return self._topic("model", client)
+        return f"{ROOT}/{self.run}/model/{client}"
 
     @property
     def broadcast(self) -> str:
         """aggregator -> all clients: a dispatch of the global model."""
-        return self._topic("model")
+        return f"{ROOT}/{self.run}/model"
 
     def update(self, client: str) -> str:
         """client -> aggregator: what local training made."""
-        return self._topic("update", client)
+        return f"{ROOT}/{self.run}/update/{client}"
 
     def request(self, client: str) -> str:
         """aggregator -> one client: the FL protocol's own requests (`agents.wire.messages.Request`)."""
-        return self._topic("request", client)
+        return f"{ROOT}/{self.run}/request/{client}"
 
     def status(self, client: str) -> str:
         """client -> aggregator and controller, retained, with the last will `offline`."""
-        return self._topic("status", client)
+        return f"{ROOT}/{self.run}/status/{client}"
 
     def report(self, client: str) -> str:
         """client -> aggregator: which dispatch it works on (`agents.wire.messages.Report`)."""
-        return self._topic("report", client)
+        return f"{ROOT}/{self.run}/report/{client}"
 
     def key(self, client: str) -> str:
         """client -> all clients, retained: its public key, for shares."""
-        return self._topic("key", client)
+        return f"{ROOT}/{self.run}/key/{client}"
 
     def share(self, recipient: str, sender: str) -> str:
         """client -> another client: a sealed share of a mask (`agents.secure`)."""
-        return self._topic("share", recipient, sender)
+        return f"{ROOT}/{self.run}/share/{recipient}/{sender}"
 
     def sums(self, client: str) -> str:
         """client -> aggregator: a sum of shares of masks (`agents.secure`)."""
-        return self._topic("sums", client)
+        return f"{ROOT}/{self.run}/sums/{client}"
 
     def control(self, device: str) -> str:
         """controller -> one device or the aggregator: orders of the emulation, outside of FL."""
-        return self._topic("control", device)
+        return f"{ROOT}/{self.run}/control/{device}"
 
     def telemetry(self, device: str) -> str:
         """device -> controller: what the device used."""
-        return self._topic("telemetry", device)
+        return f"{ROOT}/{self.run}/telemetry/{device}"
 
     def failure(self, device: str) -> str:
         """device or router -> controller: an order that could not be done, and why."""
-        return self._topic("failure", device)
+        return f"{ROOT}/{self.run}/failure/{device}"
 
     def kind_and_name(self, topic: str) -> tuple[str, str]:
         """`status` and `pi-1` of `testbed/<run>/status/pi-1`. Raises ValueError for a topic of another

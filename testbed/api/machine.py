@@ -300,13 +300,13 @@ def prune_images(
     """Remove our images that nobody uses, with `everything` also those of the user's other checkouts,
     code and Dockerfiles; and on other nodes of a Swarm all that runs have copied there. Which went, and
     how many bytes that has freed; with `dry_run` those that would. Raises HostError."""
-    from testbed.runtimes.swarm import maintenance
+    from testbed.runtimes.swarm import node_images
 
     with closing(docker_engine.connect()) as client:
         if dry_run:
             return inventory.removable(inventory.listed(client), everything=everything), 0
         gone, freed = inventory.prune(client, everything=everything)
-        maintenance.prune(client, on_progress)
+        node_images.prune(client, on_progress)
         return gone, freed
 
 

@@ -72,6 +72,6 @@ def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict
     """How fast a core of each node is: as described, by this host's, or as measured there."""
     if options.nodes is not None:
         return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
-    from testbed.runtimes.swarm import maintenance  # with the Docker SDK, which takes half a second
+    from testbed.runtimes.swarm import node_calibration  # with the Docker SDK, which takes half a second
 
-    return maintenance.calibrations(nodes, topology.runtime.registry, console.remark)
+    return node_calibration.calibrations(nodes, topology.runtime.registry, console.remark)

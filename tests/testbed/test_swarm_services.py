@@ -6,7 +6,14 @@ from testbed.images import Images
 from testbed.runtimes.docker.containers import Attachment, Container, CpuLimits, Mount, Network
 from testbed.runtimes.swarm.context import without_group
 from testbed.runtimes.swarm.node_images import pushes
-from testbed.runtimes.swarm.services import ServiceFile, ServiceOptions, Volume, network, service, short
+from testbed.runtimes.swarm.services import (
+    ServiceFile,
+    ServiceOptions,
+    Volume,
+    network_arguments,
+    service_arguments,
+    short,
+)
 
 DEVICE = Container(
     component="pi",
@@ -34,7 +41,7 @@ def test_a_device() -> None:
         names={"server": "172.18.0.2"},
         cores=0.25,
     )
-    made = service(DEVICE, options)
+    made = service_arguments(DEVICE, options)
     task = made["task_template"]
     container = task.pop("ContainerSpec")
     assert (made["name"], made["mode"]) == ("testbed-r-1-pi", {"Replicated": {"Replicas": 1}})
@@ -65,7 +72,7 @@ def test_a_device() -> None:
 
 
 def test_what_is_on_every_node_with_files_of_its_own() -> None:
-    made = service(DEVICE, ServiceOptions(everywhere=True, binds=True))
+    made = service_arguments(DEVICE, ServiceOptions(everywhere=True, binds=True))
     assert made["mode"] == {"Global": {}}
     (bind, _) = made["task_template"]["ContainerSpec"]["Mounts"]
     assert bind == {
@@ -78,8 +85,8 @@ def test_what_is_on_every_node_with_files_of_its_own() -> None:
 
 def test_networks_and_names() -> None:
     labels = {"testbed.run": "r-1"}
-    assert network(Network(name="testbed-r-1-server", labels=labels))["driver"] == "overlay"
-    bridge = network(Network(name="testbed-r-1-data", labels=labels, options={"mtu": "1450"}))
+    assert network_arguments(Network(name="testbed-r-1-server", labels=labels))["driver"] == "overlay"
+    bridge = network_arguments(Network(name="testbed-r-1-data", labels=labels, options={"mtu": "1450"}))
     assert (bridge["driver"], bridge["scope"], bridge["internal"]) == ("bridge", "swarm", True)
     long = "testbed-" + 60 * "x" + "-pi"
     assert len(short(long)) <= 63

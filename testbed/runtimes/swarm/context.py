@@ -21,7 +21,7 @@ from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, CpuLimits, Launch
 from testbed.runtimes.docker.running_containers import ContainerRef
 from testbed.runtimes.docker.specifications import INFRASTRUCTURE_WEIGHT, name_of
-from testbed.runtimes.swarm import swarm_executor
+from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
 from testbed.runtimes.swarm.services import ServiceOptions, Volume, short
 
@@ -49,7 +49,7 @@ class SwarmContext:
     def create(self, container: Container, options: ServiceOptions) -> str:
         """Create the service of `container`; return its id."""
         image = self.ids.get(container.image, container.image)
-        return swarm_executor.create(self.manager, replace(container, image=image), options)
+        return services.create(self.manager, replace(container, image=image), options)
 
     def named(self, what: str) -> str:
         """Name of an object of the run."""
@@ -72,8 +72,8 @@ class SwarmContext:
     def running(
         self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
-        """See `swarm_executor.running`; `components` are the names of the services."""
-        return swarm_executor.running(
+        """See `services.running`; `components` are the names of the services."""
+        return services.running(
             self.manager,
             expected,
             lambda service: components[service],

@@ -41,7 +41,7 @@ from testbed.runtimes.docker.containers import (
     Network,
 )
 from testbed.runtimes.docker.specifications import name_of
-from testbed.runtimes.swarm import swarm_executor
+from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.services import ServiceFile, ServiceOptions, Volume
 
 PROGRAMS, CONFIG, IDENTITY = "/testbed", "/testbed/node.json", "/testbed/node.pem"
@@ -102,11 +102,9 @@ class EngineProxies:
             return
         network = self._named("engines")
         labels = self._labelled(ENGINE_PROXY)
-        swarm_executor.create_network(self._manager, Network(name=network, labels=labels))
+        services.create_network(self._manager, Network(name=network, labels=labels))
         tasks = self._start_proxies(network)
-        self._start_client(
-            network, {one["NodeID"]: swarm_executor.address(one, network) for one in tasks}
-        )
+        self._start_client(network, {one["NodeID"]: services.address(one, network) for one in tasks})
         self._folder_fd = os.open(self._folder, os.O_PATH)
         for number, node in enumerate(self.others):
             # By the folder's number, as a path of a Unix socket has at most 107 characters.
@@ -117,7 +115,7 @@ class EngineProxies:
         try:
             return docker_engine.at(url, _OPEN_TIMEOUT_SECONDS)
         except HostError as error:
-            told = swarm_executor.log(self._manager, self._named(PROXY_CLIENT))
+            told = services.log(self._manager, self._named(PROXY_CLIENT))
             raise HostError(f"the engine of {node.name} does not answer: {error}{told}") from error
 
     def _start_proxies(self, network: str) -> list[dict[str, Any]]:
@@ -168,7 +166,7 @@ class EngineProxies:
             for file in ("node/node_agent.py", "timing/clock_sync.py")
         ]
         configs.append(self._config(f"{name}-json", json.dumps(config).encode(), CONFIG, labels))
-        secret = swarm_executor.create_secret(
+        secret = services.create_secret(
             self._manager, f"{name}-pem", self._pem, labels, IDENTITY, user=container.user
         )
         options = ServiceOptions(
@@ -179,14 +177,14 @@ class EngineProxies:
             configs=[*configs, *more_configs],
             volumes=volumes,
         )
-        return swarm_executor.create(self._manager, container, options)
+        return services.create(self._manager, container, options)
 
     def _config(self, name: str, data: bytes, target: str, labels: Mapping[str, str]) -> ServiceFile:
-        return swarm_executor.create_config(self._manager, name, data, labels, target)
+        return services.create_config(self._manager, name, data, labels, target)
 
     def _running(self, expected: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
         try:
-            return swarm_executor.running(
+            return services.running(
                 self._manager, expected, lambda _: "the proxy to the engine", self.names
             )
         except HostError as error:
@@ -255,11 +253,11 @@ def is_proxy(container: Mapping[str, Any]) -> bool:
 
 def image_of(manager: docker.DockerClient, run: str) -> str | None:
     """The image of the engine proxies of `run`, also where only a clean-up is pending."""
-    for one in swarm_executor.services(manager, run):
+    for one in services.listed(manager, run):
         if one["Spec"]["Labels"].get(COMPONENT_LABEL) == ENGINE_PROXY:
             return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])
     api: Any = manager.api
-    found = (one["Spec"]["Labels"] for one in api.configs(filters=swarm_executor.labelled(run)))
+    found = (one["Spec"]["Labels"] for one in api.configs(filters=services.labelled(run)))
     return next((labels[IMAGE_LABEL] for labels in found if IMAGE_LABEL in labels), None)
 
 

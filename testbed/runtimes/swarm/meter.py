@@ -9,7 +9,7 @@ from agents.device.control_group import ControlGroup
 from testbed.runtimes import HostReading, Meter
 from testbed.runtimes.docker.running_containers import RunningContainers
 from testbed.runtimes.swarm.context import SwarmContext
-from testbed.runtimes.swarm.node_agents import NodeAgents
+from testbed.runtimes.swarm.node_services import NodeAgents
 
 
 class SwarmMeter(Meter):

@@ -14,10 +14,11 @@ from docker.errors import APIError, ImageNotFound
 
 from testbed import images
 from testbed.errors import HostError
-from testbed.host import cache
+from testbed.host import cache, swarm_nodes
 from testbed.images import Images
 from testbed.runtimes.docker.executor import as_host_error
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
+from testbed.runtimes.swarm.removal import temporary_proxies
 
 Progress = Callable[[str], None]
 
@@ -112,11 +113,18 @@ def ids(
     return {tag: found}
 
 
-def prune(proxies: EngineProxies, progress: Progress) -> None:
-    """Remove what was copied to the other nodes and no container there uses."""
-    for node in proxies.others:
-        for tag in sorted(_remove(proxies, node.id, _copied().get(node.id, ()))):
-            progress(f"{tag}: removed from {node.name}")
+def prune(manager: docker.DockerClient, progress: Progress) -> None:
+    """Remove what was copied to the other nodes of the Swarm that this engine manages, if it does, and
+    no container there uses: the next run copies it again. Raises HostError."""
+    with as_host_error("remove images"):
+        nodes = swarm_nodes.nodes(manager) if swarm_nodes.manages(manager.info()) else []
+        if len(nodes) < 2 or not _copied():
+            return
+        base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
+        with temporary_proxies(manager, nodes, base, "images") as proxies:
+            for node in proxies.others:
+                for tag in sorted(_remove(proxies, node.id, _copied().get(node.id, ()))):
+                    progress(f"{tag}: removed from {node.name}")
 
 
 def _remove(proxies: EngineProxies, node: str, tags: Collection[str]) -> set[str]:
@@ -129,11 +137,6 @@ def _remove(proxies: EngineProxies, node: str, tags: Collection[str]) -> set[str
             gone.add(tag)
     _remember(node, set(_copied().get(node, ())) - gone)
     return gone
-
-
-def have_copies() -> bool:
-    """Whether anything was copied to other nodes and not removed there."""
-    return bool(_copied())
 
 
 def _copied() -> dict[str, list[str]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import tarfile
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import docker
@@ -14,13 +17,14 @@ from docker.errors import APIError
 
 from testbed.errors import HostError
 from testbed.host import docker_engine
+from testbed.host.nodes import Node
 from testbed.plan import agent_configs
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.docker.executor import as_host_error
 from testbed.runtimes.docker.specifications import name_of
-from testbed.runtimes.swarm import swarm_executor
+from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.engine_proxies import COMPONENTS, IMAGE_LABEL, EngineProxies, is_proxy
 
 _NETWORKS_TIMEOUT_SECONDS = 10.0
@@ -33,7 +37,7 @@ _PARALLEL = 8
 def things(manager: docker.DockerClient, run: str | None = None) -> Iterator[tuple[str, dict[str, str]]]:
     """Kind and labels of all that this Swarm has of `run`, of all runs."""
     api: Any = manager.api
-    filters = swarm_executor.labelled(run)
+    filters = services.labelled(run)
     for kind, found in (
         ("service", api.services(filters=filters)),
         ("secret", api.secrets(filters=filters)),
@@ -72,11 +76,12 @@ def remove(
                 unsaved += executor.save_logs(engine, run, directory, is_proxy)
                 unsaved += _keep_disks(engine, run, directory)
     with as_host_error("remove the services"):
-        services = swarm_executor.services(manager, run)
         others = [
-            one for one in services if one["Spec"]["Labels"].get(COMPONENT_LABEL) not in COMPONENTS
+            one
+            for one in services.listed(manager, run)
+            if one["Spec"]["Labels"].get(COMPONENT_LABEL) not in COMPONENTS
         ]
-        swarm_executor.remove_services(manager, others)
+        services.remove_services(manager, others)
     for node, engine in answering():
         with on(node):
             executor.remove_containers(engine, run, is_proxy)
@@ -87,18 +92,35 @@ def remove(
                 _await_networks(engine, run)
     proxies.close(spare=failed)
     with as_host_error("remove the services"):
-        swarm_executor.remove_services(manager, swarm_executor.services(manager, run))
+        services.remove_services(manager, services.listed(manager, run))
         executor.remove_containers(manager, run)
-        swarm_executor.remove_rest(manager, run)
+        services.remove_rest(manager, run)
         if failed:
             labels = {RUN_LABEL: run, _PENDING_LABEL: ",".join(failed), IMAGE_LABEL: proxies.image}
-            swarm_executor.create_config(manager, name_of(run, "pending"), b"-", labels, "")
+            services.create_config(manager, name_of(run, "pending"), b"-", labels, "")
     if told := "; ".join([*unsaved, *failed.values()]):
         raise HostError(
             f"{run} is removed from the Swarm, but something of it may be left on a node, or logs and "
             f"updates of devices could not be saved: {told}. Once its nodes answer again: testbed down "
             f"{run}"
         )
+
+
+@contextmanager
+def temporary_proxies(
+    manager: docker.DockerClient, nodes: Sequence[Node], image: str, purpose: str
+) -> Iterator[EngineProxies]:
+    """Proxies to the engines of all nodes, until the end of the block; `testbed down` finds them by
+    `purpose`. Raises HostError."""
+    run = f"{purpose}-{secrets.token_hex(3)}"
+    with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
+        proxies = EngineProxies(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder))
+        try:
+            with as_host_error("reach the other nodes"):
+                proxies.open()
+                yield proxies
+        finally:
+            remove(manager, proxies, run, None)
 
 
 def _pending(
@@ -110,7 +132,7 @@ def _pending(
     with as_host_error("list the nodes"):
         names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}
         pending = {*proxies.unreachable}
-        for config in api.configs(filters=swarm_executor.labelled(run)):
+        for config in api.configs(filters=services.labelled(run)):
             pending |= {*config["Spec"]["Labels"].get(_PENDING_LABEL, "").split(",")}
     for node in sorted(pending & names.keys() - proxies.engines.keys()):
         yield node, f"{names[node]} does not answer (if it never will again: docker node rm --force)"

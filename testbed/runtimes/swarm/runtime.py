@@ -10,7 +10,7 @@
 
 A device's only network is its link, as in the docker runtime, and its container is made of the same
 specification (`testbed.runtimes.docker.specifications`). Its init reaches the broker by a Unix socket
-of the node agent (`testbed.runtimes.swarm.node_agents`), which is a proxy to the broker over TLS, and
+of the node agent (`testbed.runtimes.swarm.node_services`), which is a proxy to the broker over TLS, and
 compares the node's clock with the manager's. The Swarm places and starts the services, where the plan
 says, and carries their secrets. The node's engine is reached through its engine proxy
 (`testbed.runtimes.swarm.engine_proxies`): it gets the shards, isolates the devices, limits their CPU.
@@ -59,7 +59,7 @@ from testbed.runtimes.docker.containers import (
 from testbed.runtimes.docker.executor import as_host_error
 from testbed.runtimes.docker.running_containers import RunningContainers
 from testbed.runtimes.docker.specifications import launch
-from testbed.runtimes.swarm import engine_proxies, node_images, removal, swarm_executor
+from testbed.runtimes.swarm import engine_proxies, node_images, removal, services
 from testbed.runtimes.swarm.context import (
     INFRASTRUCTURE_PER_CORE,
     SwarmContext,
@@ -67,8 +67,7 @@ from testbed.runtimes.swarm.context import (
 )
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
 from testbed.runtimes.swarm.meter import SwarmMeter
-from testbed.runtimes.swarm.node_agents import NodeAgents
-from testbed.runtimes.swarm.routers import FILES, Routers
+from testbed.runtimes.swarm.node_services import FILES, NodeAgents, Routers
 from testbed.runtimes.swarm.services import ServiceOptions, short
 from testbed.view import View
 
@@ -181,7 +180,7 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
         api: Any = manager.api
         texts = {}
         with as_host_error("read the logs"):
-            for one in swarm_executor.services(manager, run):
+            for one in services.listed(manager, run):
                 component = one["Spec"]["Labels"][COMPONENT_LABEL]
                 if component not in engine_proxies.COMPONENTS:
                     text = api.service_logs(one["ID"], stdout=True, stderr=True, tail=tail, is_tty=False)
@@ -289,9 +288,7 @@ class SwarmRuntime:
         for network in self._launch.networks:
             bridge = network.name == self._context.named("data")
             options = {"com.docker.network.driver.mtu": f"{_MTU}"} if bridge else {}
-            swarm_executor.create_network(
-                self._manager, replace(network, internal=True, options=options)
-            )
+            services.create_network(self._manager, replace(network, internal=True, options=options))
 
     def _start_servers(self, certificate: str) -> None:
         """Start broker, aggregator and the node agents."""
@@ -335,7 +332,7 @@ class SwarmRuntime:
         name = container.component
         planned = self._devices.states[name].planned
         configs = [
-            swarm_executor.create_secret(
+            services.create_secret(
                 self._manager,
                 self._context.named(f"{name}-{kind}"),
                 self._directory.config(config).read_bytes(),
@@ -428,7 +425,7 @@ class SwarmRuntime:
 
     def _start_again(self, component: str) -> None:
         service = self._services[component]
-        earlier = swarm_executor.start_again(self._manager, service)
+        earlier = services.start_again(self._manager, service)
         found = self._context.running({service: 1}, {service: component}, earlier)
         self._server_started(component, found[service][0])
 

@@ -1,6 +1,4 @@
-"""Node agents: a service on each node of a run. It is the proxy between the node's devices and the
-broker (a Unix socket there, TLS to the broker), compares the node's clock with the manager's, and reads
-the counters of the node's CPUs."""
+"""What a run has on each node beside devices: a node agent, and a router between devices and broker."""
 
 from __future__ import annotations
 
@@ -8,9 +6,13 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from testbed.broker import SOCKET
+from agents.config import dump
+from agents.mqtt.topics import ROUTER
+from testbed.broker import SOCKET, Account, router_user
 from testbed.errors import HostError
 from testbed.fidelity.host_load import CpuTimes, HostSample, Sampler, cpu_times
 from testbed.plan import agent_configs
@@ -19,9 +21,11 @@ from testbed.plan.placement import PlannedNode
 from testbed.runtimes import HostReading
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, Attachment
-from testbed.runtimes.swarm import swarm_executor
+from testbed.runtimes.docker.running_containers import ContainerRef
+from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.context import SwarmContext
 from testbed.runtimes.swarm.engine_proxies import IDENTITY, NAME, node_container
+from testbed.runtimes.swarm.services import ServiceOptions
 
 NODE_AGENT, MANAGER_AGENT = "node.agent", "node.manager-agent"
 """Their components: on other nodes, and on this one, the manager."""
@@ -31,10 +35,17 @@ _CLOCK_PORT = 7001
 _CLOCK = "clock"
 """Host name of the agent of this node, whose clock is the run's."""
 _TIMEOUT_SECONDS = 30.0
+FILES = str(Path(agent_configs.SHARD).parent)
+"""Where a device, and a router, find their files: a volume of their own. Neither begins before the last
+of them is there."""
+_FILES_READY = "files-ready"
+_WHEN_FILES_READY = f'until [ -e {FILES}/{_FILES_READY} ]; do sleep 0.1; done; exec "$@"'
 
 
 class NodeAgents:
-    """Those of one run."""
+    """The node agents of one run. Each is the proxy between its node's devices and the broker (a Unix
+    socket there, TLS to the broker), compares the node's clock with the manager's, and reads the
+    counters of the node's CPUs."""
 
     def __init__(self, context: SwarmContext) -> None:
         self._context = context
@@ -50,7 +61,7 @@ class NodeAgents:
         `certificate` is the broker's, as PEM."""
         context = self._context
         control = context.volume("control", agent_configs.CONTROL_FOLDER)
-        trust = swarm_executor.create_config(
+        trust = services.create_config(
             context.manager,
             context.named("broker-pem"),
             certificate.encode(),
@@ -173,3 +184,66 @@ class NodeAgents:
                 controlled=False,
             )
         return self._samplers[node].sample(at, 0.0)
+
+
+class Routers:
+    """The routers of one run: one on each node with devices."""
+
+    def __init__(self, context: SwarmContext) -> None:
+        self._context = context
+        self.containers: dict[str, ContainerRef] = {}
+        """By component."""
+        self._components: dict[str, str] = {}
+        """By node."""
+
+    def start(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Start a router on each node, which waits for what it has to know of its devices; return its
+        address there, which no name service of such a network has a name for."""
+        context, router = self._context, self._context.launch.router
+        if router is None:
+            raise HostError("a run of many hosts has routers")
+        made = {}
+        for number, node in enumerate(nodes):
+            component = f"{ROUTER}.{number}"
+            own = replace(
+                router,
+                component=component,
+                name=context.named(component),
+                labels={**router.labels, COMPONENT_LABEL: component},
+                group=0,
+                command=("sh", "-c", _WHEN_FILES_READY, "sh", *router.command),
+            )
+            volume = context.volume(f"{component}-files", FILES)
+            options = ServiceOptions(nodes=(f"node.id == {node}",), volumes=[volume])
+            made[context.create(own, options)] = component
+            self._components[node] = component
+        for service, found in context.running(dict.fromkeys(made, 1), made).items():
+            self.containers[made[service]] = context.container_of(found[0])
+        return {
+            node: context.addresses(node)[self.containers[component].id]
+            for node, component in self._components.items()
+        }
+
+    def send_configs(
+        self,
+        devices: Mapping[str, ContainerRef],
+        accounts: Mapping[str, Account],
+        places: agent_configs.Places,
+        certificate: str,
+    ) -> None:
+        """Send each router its configuration, with the addresses of the `devices` that run by now."""
+        context = self._context
+        for node, component in self._components.items():
+            login = accounts[router_user(node)].at(*places.router, certificate)
+            found = context.addresses(node)
+            ids = {name: devices[name].id for name in context.devices_on(node)}
+            # Of those that have ended meanwhile, the controller reports that the start has failed.
+            addresses = {name: found[one] for name, one in ids.items() if one in found}
+            if not addresses:
+                continue
+            config = agent_configs.router(context.spec, login, places, addresses, context.names[node])
+            file = context.spec.directory.config(component)
+            dump(config, file)
+            name = Path(agent_configs.ROUTER_CONFIG).name
+            files: dict[str, bytes | Path] = {name: file, _FILES_READY: b""}
+            executor.put(self.containers[component].engine, self.containers[component].id, FILES, files)
