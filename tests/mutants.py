@@ -269,7 +269,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         _RUN,
         "steady=not has_steps(spec.topology, spec.plan),",
-        "packets=packets(spec.topology, spec.plan),",
+        "packets=spec.plan.packets,",
     ): "steady links are computed faster, to the same times",
     (
         _SIMULATION,
