@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from agents.client_side import ClientSide
+import msgspec
 
 T = TypeVar("T")
 KEEPALIVE, FIT_KEEPALIVE = 30, 300
@@ -195,125 +193,41 @@ class Duration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Secure:
-    """Secure aggregation (docs/privacy.md): the server gets sums of updates, and no single one.
+class ClientSetup:
+    """What a client does, in every runtime (`agents.client.making`)."""
 
-    LightSecAgg, asynchronous (So et al. 2022, arXiv 2109.14236)."""
-
-    colluding: Annotated[int, "count from 0"] = 1
-    """T: what up to so many clients together with the server know tells nothing of the others' masks."""
-    needed: Count | None = None
-    """U: so many clients have to answer for a sum to be opened; N − U may be away. Above T; the larger,
-    the shorter are the shares, of 1/(U − T) of a model each. None: 0.7 N, rounded up, and above T."""
-    range: Positive = 1.0
-    """A coordinate of an update beyond ± so much is cut to it."""
-    bits: Annotated[int, "count"] = 16
-    """A coordinate is rounded, at random, to one of 2^bits − 1 numbers in the range."""
-    weights: Count = 64
-    """Where the rule weights updates, weights are whole multiples of 1 over this."""
-    timeout: Annotated[float, "s above 0"] = 60.0
-    """Without enough answers after so long, a buffer is given up."""
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.bits <= 30:
-            raise ValueError(f"bits is {self.bits}, expected from 2 to 30")
-        if self.needed is not None and self.needed <= self.colluding:
-            raise ValueError(f"needed is {self.needed}, expected above colluding (T), {self.colluding}")
-
-    def needed_of(self, clients: int) -> int:
-        """U of a run with so many clients."""
-        return self.needed or max(self.colluding + 1, math.ceil(0.7 * clients))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Differential:
-    """Differential privacy of each client (docs/privacy.md): its updates are clipped, and Gaussian noise
-    is added."""
-
-    clip: Positive
-    """C, upper bound of the ℓ2 norm of an update."""
-    noise: Positive
-    """z: noise of standard deviation zC in each coordinate."""
-    at: Literal["client", "server"] = "client"
-    """client: on each update, before it is sent. server: once per buffer, on the sum, scaled like the
-    update with the largest weight; the server is trusted then."""
-    delta: Annotated[float, "below 1"] = 1e-5
-    """δ, for which ε is told."""
-
-    def __post_init__(self) -> None:
-        if not self.delta > 0:
-            raise ValueError(f"delta is {self.delta:g}, expected above 0")
-
-
-@dataclass(frozen=True, slots=True)
-class ServerNoise:
-    """Noise that the aggregator adds to each version."""
-
-    std: float
-    """Of each coordinate, of an update of weight 1."""
+    run: str
+    client: str
     seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecureRun:
-    """Secure aggregation of one run, as its clients and its aggregator have to agree on it."""
-
-    clients: Sequence[str]
-    """All of the run, in device order."""
-    updates: int
-    """K: a sum of fewer is not opened."""
-    largest_weight: int
-    """A: weights are whole numbers from 1 to this."""
-    colluding: int
-    needed: int
-    range: float
-    bits: int
-    timeout: float
-    norm: float | None = None
-    """Upper bound of the ℓ2 norm of an update as it is summed; None: none is known."""
-
-    @property
-    def most_shares(self) -> int:
-        """Maximum number of shares of masks that a client keeps.
-
-        At once K + N can be of use: those of a buffer's updates and of one more update of each client.
-        Room for as many again, or, if that is more, for T(K + 1): then T colluding clients can evict
-        none that is of use, as the oldest share of the client with most of them goes first."""
-        useful = self.updates + len(self.clients)
-        return useful + max(useful, self.colluding * (self.updates + 1))
+    rule: Named
+    local: Local
+    steps: Sequence[Named] = dataclasses.field(default_factory=list)
+    """What is done to its updates: rows of `agents.pipeline.STEPS`, in that order."""
+    think: Duration | None = None
+    """Delay between the end of a training and its update."""
+    timing: Duration | None = None
+    """Floor under the time from when a training could begin to its end."""
+    speed: float = 1.0
+    """Divides `timing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    run: str
-    client: str
+    setup: ClientSetup
     broker: Broker
     task: Named
-    local: Local
-    think: Duration | None
-    seed: int
     shard: str
     """Path of the client's own training data (`agents.shards`)."""
     threads: int
-    side: ClientSide
-    """What the rule asks of its clients."""
     parameters: int
     """Number of the model's parameters that are sent."""
     buffers: int = 0
     """Numbers in the model's buffers, which are sent too."""
     start: Start = Start()
-    timing: Duration | None = None
-    """Floor under the time from when a training could begin to its end."""
-    speed: float = 1.0
-    """Divides `timing`."""
     dilation: float = 1.0
     """Seconds of the host that make one of device time."""
     memory: str | None = None
     """Path of a file that outlives the process, for a rule whose clients remember."""
-    compression: Named | None = None
-    """Of the updates: a method in `agents.wire.compression.METHODS`, and its parameters."""
-    byzantine: Named | None = None
-    """An attack in `agents.client.byzantine.ATTACKS`, and its parameters."""
     outbox: str | None = None
     """Path of a folder that outlives the process, for updates that are not acknowledged."""
     begun: str | None = None
@@ -333,10 +247,6 @@ class ClientConfig:
     """Keep-alive of its MQTT connection, in seconds of device time."""
     verbose: bool = False
     """Say in the log when each round begins and ends."""
-    secure: SecureRun | None = None
-    """None: updates are sent as they are."""
-    differential: Differential | None = None
-    """None: updates are neither clipped nor noisy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,10 +332,9 @@ class AggregatorConfig:
     """Seconds of the host that a run which is over waits for its last evaluation."""
     code: str | None = None
     """Path of the folder of own code (`agents.own_code`)."""
-    secure: SecureRun | None = None
-    """None: updates come as they are."""
-    noise: ServerNoise | None = None
-    """None: none is added here."""
+    steps: Sequence[Named] = dataclasses.field(default_factory=list)
+    """What clients do to their updates: one of each step of the run, in the order of
+    `agents.pipeline.STEPS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,30 +454,24 @@ def load(cls: type[T], path: Path) -> T:
     return from_dict(cls, json.loads(path.read_text(encoding="utf-8")))
 
 
-def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Build the dataclass `cls`, nested dataclasses included, from plain dicts.
+def from_dict(cls: type[T], values: Any) -> T:
+    """Build the dataclass `cls`, nested dataclasses included, from plain values.
 
-    Raises ValueError for unknown or missing fields.
+    Raises ValueError for fields that are unknown or missing, or of another type.
     """
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{cls.__name__}: expected a map, found {values!r:.80}")
-    hints = typing.get_type_hints(cls)
-    if unknown := values.keys() - hints.keys():
-        raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
-    nested = {name: _nested(hints[name], value) for name, value in values.items()}
     try:
-        return cls(**nested)
-    except TypeError as error:
+        found = msgspec.convert(values, cls)
+    except msgspec.ValidationError as error:
         raise ValueError(f"{cls.__name__}: {error}") from error
+    if unknown := ", ".join(_unknown(values, msgspec.to_builtins(found))):
+        raise ValueError(f"{cls.__name__} has no field {unknown}")
+    return found
 
 
-def _nested(hint: Any, value: Any) -> Any:
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if isinstance(value, Mapping):
-        for option in options:
-            if dataclasses.is_dataclass(option) and isinstance(option, type):
-                return from_dict(option, value)
-            if typing.get_origin(option) is Mapping:
-                of_values = typing.get_args(option)[1]
-                return {key: _nested(of_values, each) for key, each in value.items()}
-    return value
+def _unknown(values: Mapping[str, Any], known: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The fields of `values` that `known` lacks, in parts of it too."""
+    for name, value in values.items():
+        if name not in known:
+            yield path + name
+        elif isinstance(value, Mapping):
+            yield from _unknown(value, known[name], f"{path}{name}.")

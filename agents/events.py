@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from agents.device_actions import Action, from_json
 from agents.disk import files
 
@@ -317,52 +319,10 @@ def _to_json(value: Any) -> str:
     return str(value) if type(value) is int else _JSON.encode(value)
 
 
-def _float(value: Any) -> float:
-    if value is None:
-        return math.nan
-    if type(value) not in (int, float) or not abs(value) <= LARGEST:
-        raise ValueError("expected a number")
-    return float(value)
-
-
-def _int(value: Any) -> int:
-    if type(value) is not int or not -(2**63) <= value < 2**63:
-        raise ValueError("expected a whole number of 64 bits")
-    return value
-
-
-def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected a text")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError("expected a list of texts")
-    return tuple(map(_str, value))
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("expected a map")
-    return value
-
-
 LARGEST = 1e300
 """Of the numbers that are not whole; one that is infinite was written as null."""
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "float": _float,
-    "int": _int,
-    "str": _str,
-    "tuple[str, ...]": _texts,
-    "Mapping[str, Any]": _map,
-}
-_FIELDS = {
-    record: {field.name: _READERS[str(field.type)] for field in dataclasses.fields(record)}
-    for record in RECORDS.values()
-}
-"""What reads each field of a record. Raises ValueError for a value of another type."""
+_LARGEST: Mapping[type, float] = {int: 2**63 - 1, float: LARGEST}
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def from_line(line: str) -> Record | None:
@@ -370,23 +330,24 @@ def from_line(line: str) -> Record | None:
 
     Raises ValueError for a line that is no record (torn, or not ours).
     """
-    fields = files.from_json(line)
-    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
-        raise ValueError(f"not an event record: {line[:80]!r}")
-    record = RECORDS.get(fields.pop("event"))
-    if record is None:
-        return None
-    values = {}
-    for name, read in _FIELDS[record].items():
-        if name in fields:
-            try:
-                values[name] = read(fields[name])
-            except ValueError as error:
-                raise ValueError(f"{name} of a record {record.event!r}: {error}") from error
     try:
-        return record(**values)
-    except TypeError as error:
-        raise ValueError(f"incomplete {record.event} record: {error}") from error
+        fields = _OBJECT.decode(line)
+    except RecursionError as error:
+        raise ValueError(f"values are nested too deeply: {error}") from None
+    event = fields.pop("event", None)
+    if not isinstance(event, str):
+        raise ValueError(f"not an event record: {line[:80]!r}")
+    if (kind := RECORDS.get(event)) is None:
+        return None
+    for name, value in fields.items():
+        if value is None:
+            fields[name] = math.nan
+        elif (most := _LARGEST.get(type(value))) is not None and abs(value) > most:
+            raise ValueError(f"{name} of a record {event!r}: expected a number of at most {most:g}")
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"a record {event!r}: {error}") from error
 
 
 def read(path: Path) -> Iterator[Record]:

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from agents.wire.compression import METHODS
+from agents.pipeline.compression import METHODS
 
 _SIZES = (28_938, 550_000, 11_000_000)
 _TURNS = 5

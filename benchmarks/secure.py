@@ -18,12 +18,12 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-from agents.config import SecureRun  # noqa: E402
-from agents.secure import masks  # noqa: E402
-from agents.secure.field import FIELD, Words  # noqa: E402
-from agents.secure.party import Party  # noqa: E402
-from agents.secure.secure_messages import decode_sum  # noqa: E402
-from agents.secure.sums import Summand, Sums  # noqa: E402
+from agents.pipeline.secure import masks  # noqa: E402
+from agents.pipeline.secure.field import FIELD, Words  # noqa: E402
+from agents.pipeline.secure.party import Party  # noqa: E402
+from agents.pipeline.secure.secure_messages import decode_sum  # noqa: E402
+from agents.pipeline.secure.settings import SecureRun  # noqa: E402
+from agents.pipeline.secure.sums import Summand, Sums  # noqa: E402
 
 _TRIES = 5
 

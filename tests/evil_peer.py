@@ -22,27 +22,29 @@ from agents.config import ClientConfig
 from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, Received
-from agents.secure import secure_messages as secure_wire
-from agents.secure.field import FIELD
-from agents.secure.party import Party
-from agents.secure.secure_messages import PartyError
+from agents.pipeline.interface import PeerError
+from agents.pipeline.secure import secure_messages as secure_wire
+from agents.pipeline.secure.field import FIELD
+from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.step import SecureAggregation
 from agents.wire import messages, payloads
 from agents.wire.payloads import UpdateMessage
 
 
 class EvilPeer:
     def __init__(self, cfg: ClientConfig) -> None:
-        assert cfg.secure is not None
-        self._name, self._secure, self._names = cfg.client, cfg.secure, Topics(cfg.run)
-        self._party = Party(cfg.run, cfg.client, cfg.secure, cfg.parameters)
-        self._liar = Party(cfg.run, cfg.client, cfg.secure, cfg.parameters)
+        (params,) = [step.params for step in cfg.setup.steps if step.name == "secure"]
+        run, self._name, self._secure = cfg.setup.run, cfg.setup.client, SecureAggregation(**params)
+        self._names = Topics(run)
+        self._party = Party(run, self._name, self._secure, cfg.parameters)
+        self._liar = Party(run, self._name, self._secure, cfg.parameters)
         """Makes up shares, with the keys of the other one."""
         self._liar._channels, self._liar._keys = self._party._channels, self._party._keys
         self._inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
         names = self._names
         subscriptions = [
-            *(names.model(cfg.client), names.request(cfg.client)),
-            *(names.key("+"), names.share(cfg.client, "+")),
+            *(names.model(self._name), names.request(self._name)),
+            *(names.key("+"), names.share(self._name, "+")),
         ]
         self._connection = Connection(cfg.broker, subscriptions, self._inbox.put)
         self._rng = np.random.default_rng(0)
@@ -87,7 +89,7 @@ class EvilPeer:
                 self._update(payloads.decode_model(message.payload))
             elif kind == "request":
                 self._answer(messages.decode(self._names, message.topic, message.payload))
-        except PartyError:
+        except PeerError:
             pass
 
     def _update(self, model: payloads.ModelMessage) -> None:
@@ -114,7 +116,7 @@ class EvilPeer:
             train_end=now,
             sent=now,
             vector=np.zeros(0, np.float32),
-            masked=self._party.masked(model.dispatch, zeros, self._rng),
+            encoded=self._party.masked(model.dispatch, zeros, self._rng).encoded,
         )
         self._connection.publish(self._names.update(self._name), payloads.encode(update))
 
@@ -130,7 +132,7 @@ def main() -> None:
     path, seconds = Path(sys.argv[1]), float(sys.argv[2])
     aggregator = config.load(config.AggregatorConfig, path.with_name("aggregator.json"))
     peer = EvilPeer(cfg := config.load(ClientConfig, path))
-    peer.run(aggregator.samples[cfg.client], seconds)
+    peer.run(aggregator.samples[cfg.setup.client], seconds)
 
 
 if __name__ == "__main__":

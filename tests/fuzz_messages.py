@@ -29,21 +29,22 @@ import pytest
 from agents import shards
 from agents.aggregator.intake import Intake
 from agents.aggregator.main import Aggregator
-from agents.config import AggregatorConfig, Broker, Named, RouterConfig, SecureRun, Stop
+from agents.config import AggregatorConfig, Broker, Named, RouterConfig, Stop
 from agents.device_actions import Crash, SetLink
 from agents.models.buffers import Buffers
 from agents.mqtt import chunks
 from agents.mqtt.rate_limit import RateLimit
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
 from agents.mqtt.transport import Received
+from agents.pipeline.compression import METHODS
+from agents.pipeline.interface import PeerError
+from agents.pipeline.secure import secure_messages as secure_wire
+from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
-from agents.secure import secure_messages as secure_wire
-from agents.secure.masked import Masked
-from agents.secure.party import Party
-from agents.secure.secure_messages import PartyError
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
-from agents.wire.compression import METHODS, Compressor
 from testbed.run.controller import Controller
 from testbed.view import View
 from tests.testbed.test_controller import Idle
@@ -55,7 +56,7 @@ NASTY: list[Any] = [
     {"a": {"b": {"c": {}}}},
 ]  # fmt: skip
 BYTES = [b"[" * 5000, b"\xff", b"\x00", b"\\ud800", b"9" * 5000, b"1e999", b"NaN", b"", b"\x1b[31m"]
-BODIES = ("vector", "compressed", "buffers", "masked")
+BODIES = ("vector", "encoded", "buffers")
 BUFFERS = [([], [1]), ([1.0], [0]), ([np.nan], [-(2**63)]), ([1.0] * 99, [])]
 WORDS = [[0], [2**31 - 1], [2**32 - 1], [1, 2]]
 COUNTS = [0, 1, -1, 2**31, -(10**30), 10**400]
@@ -169,13 +170,13 @@ class Fuzz:
             vector = np.array(self._random.choice(VECTORS), np.float32)
             message = replace(message, vector=vector)
         if message.vector.size and self._random.random() < 0.3:
-            small = Compressor(Named(self._random.choice([*METHODS]), {})).compress(message.vector)
-            message = replace(message, vector=message.vector[:0], compressed=small)
+            small = METHODS[self._random.choice([*METHODS])]().compress(message.vector).encoded
+            message = replace(message, vector=message.vector[:0], encoded=small)
         elif self._random.random() < 0.1:
             words = np.array(self._random.choice([[0], [2**32 - 1], [1, 2]]), np.uint32)
             outside, took = self._random.choice([0, -1, 10**400]), self._random.choice([0, -1, 10**400])
             masked = Masked(words, (0, 70), outside, took)
-            message = replace(message, vector=message.vector[:0], masked=masked)
+            message = replace(message, vector=message.vector[:0], encoded=masked.encoded)
         if self._random.random() < 0.2:
             floats, integers = self._random.choice(BUFFERS)
             found = Buffers(np.array(floats, np.float32), np.array(integers, np.int64))
@@ -184,7 +185,7 @@ class Fuzz:
             words = np.array(self._random.choice(WORDS), np.uint32)
             holders = self._random.choice([(0,), (), (1,), (0, 9_000)])
             masked = Masked(words, holders, self._random.choice(COUNTS), self._random.choice(COUNTS))
-            message = replace(message, vector=message.vector[:0], compressed=None, masked=masked)
+            message = replace(message, vector=message.vector[:0], encoded=masked.encoded)
         if self._random.random() < 0.5:
             field = self._random.choice([name for name in message.__slots__ if name not in BODIES])
             message = replace(message, **{field: self._random.choice(NASTY)})
@@ -214,7 +215,7 @@ class Fuzz:
             ((_, share),) = self._peer.prepare(self._random.choice([0, 1, 2, 2**64 - 1]))
             sender = self._random.choice(["b", "b", "b", "c"])
             self._victim.take(sender, bytearray(self._damaged(share)))
-        except PartyError as error:
+        except PeerError as error:
             self.refused("peer", str(error))
 
     def _chunk(self) -> None:

@@ -76,11 +76,16 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/aggregator/secure_sums.py": ["tests/agents/secure/test_*.py"],
-    "agents/secure/*.py": [
-        "tests/agents/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
-        "tests/agents/secure/test_*.py",
+    "agents/pipeline/secure/server.py": ["tests/agents/pipeline/secure/test_*.py"],
+    "agents/pipeline/secure/*.py": [
+        "tests/agents/pipeline/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
+        "tests/agents/pipeline/secure/test_*.py",
     ],
+    "agents/pipeline/*.py": [
+        "tests/agents/test_byzantine.py tests/agents/test_compression.py",
+        "tests/agents/test_differential.py",
+    ],
+    "agents/aggregator/losses.py": ["tests/agents/pipeline/secure/test_*.py"],
     "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],
@@ -119,7 +124,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._newest = -2",
     ): "no version has either number",
     (
-        "agents/aggregator/secure_sums.py",
+        "agents/aggregator/losses.py",
         "self._told[client] = {one: first for one, first in told if not 0 < first <= number}",
         "self._told[client] = {one: first for one, first in told if not 1 < first <= number}",
     ): "dispatch 1 tells of no loss: nothing was sent before it",

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,6 +171,18 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     listed = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert {path.name for path in PAGES} - set(listed) == set(), "add it to `nav` of mkdocs.yml"
     assert len(listed) == len(set(listed))
+
+
+def test_the_table_of_tests_names_each_file_or_its_folder() -> None:
+    tests = ROOT / "tests"
+    table = (tests / "README.md").read_text(encoding="utf-8")
+    folders = [tests / "agents" / folder for folder in re.findall(r"`a/(\w+)/`", table)]
+    folders += [tests / folder for folder in re.findall(r"`tests/(\w+)/`", table)]
+    named = re.findall(r"test_\w+\*?", table)
+    files = {path for path in tests.rglob("test_*.py") if path.parent not in folders}
+    assert [path.stem for path in files if not any(fnmatch(path.stem, name) for name in named)] == []
+    every = [path.stem for path in tests.rglob("test_*.py")]
+    assert [name for name in named if not any(fnmatch(stem, name) for stem in every)] == []
 
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)

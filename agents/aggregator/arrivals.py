@@ -7,9 +7,10 @@ updates go into it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agents import events
 from agents.aggregator.actions import Log
@@ -42,13 +43,19 @@ class Arrivals:
         """Client and dispatch of each."""
         return iter(self._waiting)
 
-    def add(self, event: UpdateArrived, dispatch: Dispatched, epoch: Nanoseconds) -> None:
-        """It answers `dispatch`; `epoch` is what the client's clock showed at time 0."""
-        message, masked, before = event.message, event.message.masked, event.size
-        if message.compressed is not None:
-            before = plain_size(message, message.compressed.size)
-        elif masked is not None:
-            before = plain_size(message, masked.words.size)
+    def add(
+        self,
+        event: UpdateArrived,
+        dispatch: Dispatched,
+        epoch: Nanoseconds,
+        parameters: int,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """It answers `dispatch`; `epoch` is what the client's clock showed at time 0, `parameters` are
+        the model's, and `facts` further fields of its record."""
+        message, before = event.message, event.size
+        if message.encoded is not None:
+            before = plain_size(message, parameters)
         record = partial(
             events.UpdateApplied,
             client=event.sender,
@@ -67,8 +74,7 @@ class Arrivals:
             sent=to_seconds(message.sent - epoch),
             arrived=to_seconds(event.arrived),
             dispatch=message.dispatch,
-            masking=0.0 if masked is None else to_seconds(masked.took),
-            outside=0 if masked is None else masked.outside,
+            **facts,
         )
         self._waiting[event.sender, message.dispatch] = _Arrival(record, message.buffers)
 

@@ -4,7 +4,7 @@ It guards the rule (who is present, which updates are valid), keeps the run's re
 when to evaluate) and leaves the mathematics, and who gets a model when, to the rule. `run_phase` says
 which inputs it takes when. Its state is in parts, each pure and in a module of its own: `membership`,
 `reports`, `sending` (with `dispatches` and `outgoing`), `intake` (with `validation`), `versions` (with
-`arrivals`), `secure_sums`, `evaluations`, `ending`, `timers`, `progress`.
+`arrivals`), `losses`, `evaluations`, `ending`, `timers`, `progress`.
 
 A shell hands it every input through `handle`, and carries out all the actions of one input before it
 hands in the next: `Started` once, then the others as things happen, `TimersDue` when `next_timer` has
@@ -46,7 +46,6 @@ from agents.aggregator.membership import Change, Membership
 from agents.aggregator.progress import NOTHING_ARRIVED, Progress
 from agents.aggregator.reports import Reports
 from agents.aggregator.run_phase import REACTIONS, IllegalInputError, Reaction, RunPhase
-from agents.aggregator.secure_sums import Asked, Lost, Opened, SecureSums
 from agents.aggregator.sending import Sending
 from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timer, Timers
@@ -55,10 +54,11 @@ from agents.config import Named
 from agents.models import buffers
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
+from agents.pipeline import ServerSteps
+from agents.pipeline.secure.server import Asked, Lost, Opened, SecureSums
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import Request, Rule, Send, Server, State, SumUp
-from agents.secure.sums import Sums
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
@@ -82,7 +82,7 @@ class Setup:
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         population = self.settings.importance
         server = Server(w, {}, rng, population=population, buffers=model_buffers)
-        server.masked = self.settings.secure is not None
+        server.masked = ServerSteps(self.settings.steps, w.size).sums is not None
         return AggregatorCore(self.settings, rule.begin(server), server), server
 
 
@@ -96,16 +96,16 @@ class AggregatorCore:
         self._timers = Timers()
         self._members = Membership(settings.importance, server)
         self.progress = Progress(settings.patience)
-        self._versions = Versions(settings, server)
+        steps = ServerSteps(settings.steps, server.w.size)
+        self._versions = Versions(settings, server, steps)
         self._arrivals = self._versions.arrivals
-        self._sending = Sending(settings, server, self._arrivals)
+        self._sending = Sending(settings, server, self._arrivals, steps)
         self._dispatches, self._outgoing = self._sending.dispatches, self._sending.outgoing
         self._reports = Reports(settings, server, self._timers, self._sending)
-        secure = settings.secure
-        self._sums = None if secure is None else SecureSums(Sums(secure, server.w.size))
+        self._sums = steps.sums
         self._evaluations = Evaluations(several=settings.evaluate_after)
         self._ending = Ending(settings, self._timers, self._evaluations)
-        self._intake = Intake(settings, server, self._sending, self.progress, self._ending, self._sums)
+        self._intake = Intake(settings, server, self._sending, self.progress, self._ending, steps)
         self._orders: deque[str] = deque(maxlen=_ORDERS)
 
     # What a shell may ask

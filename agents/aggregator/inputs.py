@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, get_args
 
 from agents import events
-from agents.secure.field import Words
+from agents.pipeline.secure.field import Words
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import UpdateMessage
 

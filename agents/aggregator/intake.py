@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from agents import events
 from agents.aggregator.actions import Acknowledge, Action, Answered, Log
@@ -11,16 +11,17 @@ from agents.aggregator.dispatches import Dispatched, NoAnswer
 from agents.aggregator.ending import Ending
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.progress import Progress
-from agents.aggregator.secure_sums import SecureSums
 from agents.aggregator.sending import Sending, unfinished
 from agents.aggregator.settings import Settings
 from agents.aggregator.validation import MAX_COUNT, Validation
 from agents.models.vectors import Vector
 from agents.mqtt.rate_limit import RateLimit
+from agents.pipeline import ServerSteps
 from agents.rules.interface import Kind, Server, Update
 from agents.texts import visible
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
+_NO_FACTS: dict[str, Any] = {}
 _STRAYS = 100, 10.0
 """Records of messages of one client that answer no dispatch: at once, and per second."""
 _MAX_REASON = 200
@@ -48,7 +49,7 @@ class Intake:
         sending: Sending,
         progress: Progress,
         ending: Ending,
-        sums: SecureSums | None,
+        steps: ServerSteps,
     ) -> None:
         self._settings = settings
         self._server = server
@@ -56,8 +57,8 @@ class Intake:
         self._dispatches, self._outgoing = sending.dispatches, sending.outgoing
         self._progress = progress
         self._ending = ending
-        self._sums = sums
-        self._validation = Validation(settings, server, None if sums is None else sums.sums)
+        self._sums = steps.sums
+        self._validation = Validation(settings, server, steps)
         self._bounds_norm = settings.bounds.norm is not None
         self._strays = RateLimit(*_STRAYS)
 
@@ -125,9 +126,8 @@ class Intake:
             vector = self._validation.clipped(message, length)
             first.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._outgoing.satisfied(sender)
-        self._sending.arrivals.add(event, dispatch, epoch)
-        if self._sums is not None and message.masked is not None:
-            self._sums.receive(sender, number, message.masked)
+        facts = _NO_FACTS if self._sums is None else self._sums.facts(sender, number)
+        self._sending.arrivals.add(event, dispatch, epoch, self._server.w.size, facts)
         update = Update(
             client=sender,
             dispatch=number,

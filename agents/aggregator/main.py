@@ -40,10 +40,11 @@ from agents.models.flat import first_model
 from agents.mqtt import chunks, topics
 from agents.mqtt.inbox import Inbox
 from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.pipeline import ServerSteps
+from agents.pipeline.secure import secure_messages as secure_wire
+from agents.pipeline.secure.server import SecureSums
 from agents.rules import RULES
 from agents.rules.interface import Request, Rule
-from agents.secure import secure_messages as secure_wire
-from agents.secure.coding import code_of
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.clock import Clock
@@ -124,13 +125,12 @@ class Aggregator:
             evaluate_every=from_seconds(cfg.evaluate_every),
             checkpoint_every=_CHECKPOINT_EVERY,
             silence={name: from_seconds(seconds) for name, seconds in cfg.silence.items()},
-            patience={name: from_seconds(seconds) for name, seconds in cfg.patience.items()},
+            patience={name: SECOND * seconds for name, seconds in cfg.patience.items()},
             patient=cfg.patient,
             evaluate_after=cfg.evaluate_after,
             bounds=cfg.bounds,
             keeps_models=cfg.keeps_models,
-            secure=cfg.secure,
-            noise=cfg.noise,
+            steps=cfg.steps,
             last_evaluation=LastEvaluation(
                 timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
                 dilation=cfg.dilation,
@@ -169,12 +169,13 @@ class Aggregator:
             self._evaluator.submit_kept(version)
         if self._core.ended is not None:
             self._evaluator.release()
+        sums = ServerSteps(cfg.steps, w.size).sums
         names, status = self._topics, self._topics.status(topics.AGGREGATOR)
         subscriptions = [
             names.update("+"),
             names.status("+"),
             names.report("+"),
-            *([] if cfg.secure is None else [names.sums("+")]),
+            *([] if sums is None else [names.sums("+")]),
             names.control(topics.AGGREGATOR),
         ]
         self._connection = Connection(
@@ -183,7 +184,7 @@ class Aggregator:
             self._inbox.receive,
             will=(status, _OFFLINE),
             keeps_session=True,
-            largest=_largest(cfg, w.size, buffers.nbytes),
+            largest=_largest(w.size, buffers.nbytes, sums),
             reconnected=lambda since: self._inbox.put(_Reconnected(since)),
         )
         self._connection.open()
@@ -448,12 +449,10 @@ class Aggregator:
         return chunks.messages(head, self._newest[1])
 
 
-def _largest(cfg: AggregatorConfig, parameters: int, buffers: int) -> dict[str, int]:
+def _largest(parameters: int, buffers: int, sums: SecureSums | None) -> dict[str, int]:
     """Bytes of what clients send, at most, by kind of topic; `buffers` is in bytes."""
     largest = {"update": 2 * 4 * parameters + buffers + _MAX_OVERHEAD_BYTES}
-    if cfg.secure is not None:
-        largest["sums"] = secure_wire.sum_size(code_of(cfg.secure, parameters).length)
-    return largest
+    return largest if sums is None else {**largest, "sums": sums.answer_size}
 
 
 if __name__ == "__main__":

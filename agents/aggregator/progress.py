@@ -24,8 +24,9 @@ class Progress:
     """Times are device time. A client of which no round is known, because it has not finished one or has
     been acted on since it did, may take as long as it likes."""
 
-    expected: Mapping[str, Nanoseconds] = field(default_factory=dict)
-    """By client, as far as it is known: for how long it may be silent, whatever its rounds took."""
+    expected: Mapping[str, float] = field(default_factory=dict)
+    """By client, as far as it is known: nanoseconds for which it may be silent, whatever its rounds
+    took; may be infinite."""
     last: Nanoseconds = 0
     """When something arrived last, or all was counted anew."""
     _stalled_since: Nanoseconds | None = None

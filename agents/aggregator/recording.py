@@ -35,7 +35,7 @@ from agents.aggregator.core import Setup
 from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, Suspended, UpdateArrived
 from agents.disk import checksum, files
 from agents.disk.checksum import PACKED, Checksum
-from agents.secure import secure_messages as secure_wire
+from agents.pipeline.secure import secure_messages as secure_wire
 from agents.wire import payloads
 
 _MAGIC = b"inputs2\n"
@@ -295,8 +295,12 @@ def _damaged(path: Path, head: _Head) -> RecordingError:
 def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
     entry = files.from_json(text)
     if isinstance(entry, dict):
-        is_cut = entry.keys() == {"entries"}
-        return config.from_dict(Cut, entry) if is_cut else config.from_dict(Setup, entry)
+        if entry.keys() == {"entries"}:
+            return config.from_dict(Cut, entry)
+        match entry:
+            case {"settings": {"side": dict(side)}}:
+                side.pop("debias", None)  # of 0.2.0
+        return config.from_dict(Setup, entry)
     match entry:
         case [str(name), dict(fields)] if name in _FIELDS:
             return _input(name, fields, payload)

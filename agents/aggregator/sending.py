@@ -8,10 +8,11 @@ from agents import events
 from agents.aggregator.actions import Action, Broadcast, Dispatch, Log
 from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.dispatches import Dispatched, Dispatches
+from agents.aggregator.losses import Losses
 from agents.aggregator.outgoing import Outgoing
-from agents.aggregator.secure_sums import Losses
 from agents.aggregator.settings import Settings
 from agents.models.vectors import Vector
+from agents.pipeline import ServerSteps
 from agents.rules import interface as rules
 from agents.rules.interface import Send, Server
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
@@ -22,12 +23,14 @@ class Sending:
     """`dispatches` are those that were sent, `outgoing` is what leaves when the instant is over, and
     `arrivals` are the answers that wait to be applied."""
 
-    def __init__(self, settings: Settings, server: Server, arrivals: Arrivals) -> None:
+    def __init__(
+        self, settings: Settings, server: Server, arrivals: Arrivals, steps: ServerSteps
+    ) -> None:
         self._server = server
         self.arrivals = arrivals
         self._keeps_models = settings.keeps_models
         self._is_residual = settings.side.kind == "residual"
-        self._tells_losses = self._is_residual and settings.secure is not None
+        self._tells_losses = self._is_residual and steps.sums is not None
         self.dispatches = Dispatches()
         self.outgoing = Outgoing()
         self._acknowledged: dict[str, int] = {}

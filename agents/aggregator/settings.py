@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.config import Bounds, SecureRun, ServerNoise, Stop
+from agents.config import Bounds, Named, Stop
 from agents.rules.interface import ClientSide
 from agents.timing.nanoseconds import Nanoseconds
 
@@ -39,17 +39,17 @@ class Settings:
     checkpoint_every: Nanoseconds | None = None
     """None for no checkpoints but the first model and the last."""
     keeps_models: bool = False
-    """Clients send models as compressed differences: those that they trained from are needed."""
+    """Clients send models as encoded differences: those that they trained from are needed."""
     bounds: Bounds = field(default_factory=Bounds)
-    secure: SecureRun | None = None
-    """Updates come masked, and only sums of them are known."""
-    noise: ServerNoise | None = None
-    """Is added to each version."""
+    steps: Sequence[Named] = field(default_factory=list)
+    """What clients do to their updates: one of each step of the run, in the order of
+    `agents.pipeline.STEPS`."""
     silence: Mapping[str, Nanoseconds] = field(default_factory=dict)
     """By client: after which it is gone where it was asked for a report and has not answered. Without an
     entry: when the broker gives up on it, too, as its keep-alive is the usual one."""
-    patience: Mapping[str, Nanoseconds] = field(default_factory=dict)
-    """By client, if the plan knows it: for how long it may be silent, whatever its rounds took."""
+    patience: Mapping[str, float] = field(default_factory=dict)
+    """By client, if the plan knows it: nanoseconds for which it may be silent, whatever its rounds took;
+    infinite if its rounds differ by chance and their mean is not known."""
     patient: bool = False
     """Go on where no client is left."""
     evaluate_after: bool = False

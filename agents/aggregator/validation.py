@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.settings import Settings
 from agents.models.vectors import Vector, finite, norm
+from agents.pipeline import ServerSteps
 from agents.rules.interface import Server
-from agents.secure.sums import Sums
 from agents.timing.nanoseconds import Nanoseconds
-from agents.wire.compression import Compressed
 from agents.wire.payloads import UpdateMessage
 
 MAX_COUNT = 2**63 - 1
@@ -23,16 +20,13 @@ _MAX_EFFECTIVE_STEPS = 1e12
 """The rule multiplies with them: with vectors of up to 1.8e19 the model stays finite."""
 _MAX_LOSS = 3.5e38
 """Of what is finite: NaN says that there is none, infinity that it overflowed."""
-_NOTHING = np.zeros(0, np.float32)
 
 
 class Validation:
-    """`sums` are those of a run with secure aggregation, else None."""
-
-    def __init__(self, settings: Settings, server: Server, sums: Sums | None) -> None:
+    def __init__(self, settings: Settings, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
         self._server = server
-        self._sums = sums
+        self._steps = steps
         self._kinds = settings.side.kinds
         self._is_bounded = settings.bounds.staleness is not None or settings.bounds.over_norm == "drop"
 
@@ -48,55 +42,19 @@ class Validation:
         model is `base`, if that is kept; `begin` is when that was sent, `end` when the update arrived,
         on the client's clock."""
         message = event.message
-        if message.compressed is not None:
-            expanded = self._expanded(message, message.compressed, base)
-            if isinstance(expanded, str):
-                return expanded
-            message = expanded
-        if self._sums is not None or message.masked is not None:
-            known = self._known_vector(message, base)
-            if isinstance(known, str):
-                return known
-            message = replace(message, vector=known)
-        return (
-            self._unusable(event.sender, message, dispatch)
-            or _impossible(message, begin, end)
-            or (self._is_bounded and self._out_of_bounds(message, dispatch))
-            or message
-        )
-
-    def _known_vector(self, message: UpdateMessage, base: Vector | None) -> Vector | str:
-        """What is known of a masked update: of a model, what it was trained from; or why it cannot be
-        used."""
-        if self._sums is None:
-            return "masked, in a run without secure aggregation"
-        if message.masked is None:
-            return "not masked, in a run with secure aggregation"
-        if (problem := self._sums.unfit(message.masked)) is not None:
+        problem = self._unusable(event.sender, message, dispatch) or _impossible(message, begin, end)
+        if problem is None and self._is_bounded:
+            problem = self._too_stale(dispatch)
+        if problem is not None:
             return problem
-        if not 0 <= message.masked.took <= message.sent - message.downloaded:
-            return "a mask that took longer than the round, or less than no time"
-        if message.kind != "model":
-            return _NOTHING
-        return "masked, and the model that it was trained from is not kept" if base is None else base
-
-    def _expanded(
-        self, message: UpdateMessage, compressed: Compressed, base: Vector | None
-    ) -> UpdateMessage | str:
-        """The update with its vector in place of what it was `compressed` to; or why there is none. No
-        more memory is taken than a model's."""
-        size = self._server.w.size
-        if compressed.size != size:
-            return f"another model: {compressed.size} parameters, expected {size}"
-        try:
-            vector = compressed.dense()
-        except ValueError as error:
-            return f"compressed: {error}"
-        if message.kind == "model":
-            if base is None:
-                return "compressed, and the model that it was trained from is not kept"
-            vector += base
-        return replace(message, vector=vector, compressed=None)
+        vector = self._steps.vector(event.sender, message, base)
+        if isinstance(vector, str):
+            return vector
+        if vector is not message.vector:
+            message = replace(message, vector=vector)
+        if self._steps.sums is not None:  # there is no vector to be judged
+            return message
+        return self.unfit(vector) or (self._is_bounded and self._too_long(message)) or message
 
     def _unusable(self, sender: str, message: UpdateMessage, dispatch: Dispatched) -> str | None:
         """Why the update of `sender` is no answer to `dispatch` in this run, or None."""
@@ -105,8 +63,6 @@ class Validation:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
         if message.schema != settings.schema:
             return f"another model: schema {message.schema}, expected {settings.schema}"
-        if message.masked is None and (problem := self.unfit(message.vector)) is not None:
-            return problem
         expected, found = self._server.buffers, message.buffers
         if found is not expected and (problem := expected.unfit(found)) is not None:
             return problem
@@ -117,14 +73,19 @@ class Validation:
             return f"{message.samples} samples, its shard has {planned}"
         return None
 
-    def _out_of_bounds(self, message: UpdateMessage, dispatch: Dispatched) -> str | None:
-        """Which bound has the update dropped, or None."""
-        bounds, staleness = self._settings.bounds, self._server.version - dispatch.version
-        if bounds.staleness is not None and staleness > bounds.staleness:
-            return f"staleness {staleness}, the bound is {bounds.staleness}"
-        if bounds.over_norm == "drop" and (length := self.over_norm(message)) is not None:
-            return f"norm {length:g}, the bound is {bounds.norm:g}"
-        return None
+    def _too_stale(self, dispatch: Dispatched) -> str | None:
+        """Why the answer to `dispatch` is dropped, or None."""
+        bound, staleness = self._settings.bounds.staleness, self._server.version - dispatch.version
+        if bound is None or staleness <= bound:
+            return None
+        return f"staleness {staleness}, the bound is {bound}"
+
+    def _too_long(self, message: UpdateMessage) -> str | None:
+        """Why the update is dropped, or None."""
+        bounds = self._settings.bounds
+        if bounds.over_norm != "drop" or (length := self.over_norm(message)) is None:
+            return None
+        return f"norm {length:g}, the bound is {bounds.norm:g}"
 
     def over_norm(self, message: UpdateMessage) -> float | None:
         """Norm of what the update says the model is to move by, where it is over the bound."""

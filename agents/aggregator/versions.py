@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
-from numpy.random import SeedSequence
-
 from agents import events
 from agents.aggregator.actions import Action, Log
 from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.settings import Settings
-from agents.config import ServerNoise
-from agents.models.vectors import add_scaled
+from agents.pipeline import ServerSteps
 from agents.rules.interface import Aggregated, Server
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
@@ -20,8 +16,9 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 class Versions:
     """`arrivals` are the updates that wait to be applied."""
 
-    def __init__(self, settings: Settings, server: Server) -> None:
+    def __init__(self, settings: Settings, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
+        self._steps = steps
         self._server = server
         self.arrivals = Arrivals()
         self.applied = 0
@@ -30,8 +27,8 @@ class Versions:
     def made(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
         """The rule has moved the model; noise, buffers and records follow."""
         version, used = aggregated.version, aggregated.contributions
-        if self._settings.noise is not None and used:
-            self._add_noise(self._settings.noise, version, max(one.weight for one in used))
+        if used:
+            self._steps.add_noise(self._server.w, version, used)
         if used and self._server.buffers:
             self._server.buffers = self.arrivals.averaged_buffers(
                 self._server.buffers, used, shares=self._settings.side.kind in ("model", "residual")
@@ -40,12 +37,6 @@ class Versions:
         self.applied += len(used)
         records.append(Log(events.VersionMade(to_seconds(at), version, len(used))))
         return records
-
-    def _add_noise(self, noise: ServerNoise, version: int, weight: float) -> None:
-        """w ← w + weight · N(0, std²); what is drawn follows from the version."""
-        rng = np.random.default_rng(SeedSequence(noise.seed, spawn_key=(0, 1, version)))
-        drawn = rng.standard_normal(self._server.w.size, np.float32)
-        add_scaled(self._server.w, drawn, weight * noise.std)
 
     def left_in_buffer(self, at: Nanoseconds, *, is_cut_short: bool) -> list[Log]:
         """The records, at the end of the run, of updates that the rule was given and has not applied. A

@@ -24,13 +24,13 @@ def prepare(cfg: ClientConfig) -> None:
 
     if not torch.cuda.is_available():
         sys.exit(
-            f"client {cfg.client}: PyTorch {torch.__version__} finds no GPU here (CUDA "
+            f"client {cfg.setup.client}: PyTorch {torch.__version__} finds no GPU here (CUDA "
             f"{torch.version.cuda or 'is not built in'}): see `testbed doctor`"
         )
     gpu = torch.cuda.get_device_properties(0)
     if cfg.gpu_memory is not None:
         torch.cuda.set_per_process_memory_fraction(fraction(cfg.gpu_memory, gpu.total_memory))
-    sys.stderr.write(f"client {cfg.client}: {told(gpu, cfg.gpu_memory)}\n")
+    sys.stderr.write(f"client {cfg.setup.client}: {told(gpu, cfg.gpu_memory)}\n")
 
 
 def fraction(limit: int, total: int) -> float:
@@ -56,6 +56,6 @@ def memory_named(cfg: ClientConfig) -> Iterator[None]:
         limit = "" if cfg.gpu_memory is None else f" of its {cfg.gpu_memory >> 20} MiB"
         (reason, *_) = str(error).splitlines() or [""]
         sys.exit(
-            f"client {cfg.client}: out of GPU memory{limit}: {reason} Raise gpu.memory in the topology, "
-            "or lower batch_size"
+            f"client {cfg.setup.client}: out of GPU memory{limit}: {reason} Raise gpu.memory in the "
+            "topology, or lower batch_size"
         )

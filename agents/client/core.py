@@ -20,20 +20,14 @@ from typing import Literal
 
 import numpy as np
 
-from agents.client.byzantine import Attacker
-from agents.client.differential import Privatiser
-from agents.client.uploads import History, Memory, Uploads
-from agents.client_side import ClientSide
-from agents.config import Local, Named
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
-from agents.secure.masked import Masked
+from agents.pipeline.interface import ClientStep
+from agents.rules.client_half import ClientState, Form, SavedVectors
 from agents.timing.nanoseconds import Nanoseconds
-from agents.wire.compression import Compressor
-from agents.wire.payloads import FAREWELL, ModelMessage, UpdateMessage
+from agents.wire.payloads import FAREWELL, Encoded, ModelMessage, UpdateMessage
 
 _NOTHING = np.zeros(0, np.float32)
-_NOTHING_APPLIED = 0, _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ class Think:
 class Remember:
     """Put this on the disk before the update that follows leaves."""
 
-    memory: Memory
+    memory: SavedVectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +94,11 @@ Actions = Sequence[Action]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a client is and how it works."""
+    """Who a client is."""
 
     run: str
     client: str
     samples: int
-    side: ClientSide
-    local: Local
-    compression: Named | None = None
-    """Of its updates: a method in `agents.wire.compression.METHODS`, and its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,34 +115,23 @@ class ClientCore:
     """One client.
 
     `think` gets the time since the client could begin the training that has ended (the model was there,
-    and the work before it done), and gives the delay before its update is sent; `memory` is what this
-    client remembered when it last ended; `attacker` forges what it sends, and `mask` makes what is
-    sent of the update with a sequence number that answers a dispatch, after `privatiser` has clipped it
-    and added noise; `as_sent` says what it is without the mask.
+    and the work before it done), and gives the delay before its update is sent. `rule` is the rule's
+    half here, and `steps` are what is done to its updates, in order.
     """
 
     def __init__(
         self,
         identity: Identity,
         think: Callable[[Nanoseconds], Nanoseconds],
-        memory: Memory | None = None,
-        attacker: Attacker | None = None,
-        mask: Callable[[int, int, Vector], Masked] | None = None,
-        privatiser: Privatiser | None = None,
-        as_sent: Callable[[int, Vector], Vector] | None = None,
+        rule: ClientState,
+        steps: Sequence[ClientStep] = (),
     ) -> None:
         self._identity = identity
-        self._attacker = attacker
-        self._mask = mask
-        self._privatiser = privatiser
-        wanted = identity.compression
-        self._compressor = None if wanted is None else Compressor(wanted)
         self._think = think
-        differences = any(part is not None for part in (self._compressor, mask, privatiser))
-        self._uploads = Uploads(
-            identity.side, identity.local, memory or Memory(), History(), differences, as_sent
-        )
-        self._sequence = self._uploads.memory.newest
+        self._rule = rule
+        self._before_rule = [step for step in steps if step.before_rule]
+        self._steps = [step for step in steps if not step.before_rule]
+        self._sequence = rule.newest
         self._newest, self._schema = 0, ""
         self._received: tuple[ModelMessage, Nanoseconds] | None = None
         self._working_on: tuple[ModelMessage, Nanoseconds] | None = None
@@ -167,11 +146,16 @@ class ClientCore:
         if message.dispatch <= self._newest:
             return []
         self._newest, self._schema = message.dispatch, message.schema
-        self._uploads.acknowledge(message)
+        self._rule.acknowledge(message)
         # Numbers of a former life, and with them what was drawn for them, are not used again.
         self._sequence = max(self._sequence, message.acknowledged)
         self._received = (message, at)
         return self._begin()
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether the rule takes gradients in place of trainings."""
+        return self._rule.side.kind == "gradient"
 
     @property
     def works_on(self) -> int:
@@ -210,21 +194,18 @@ class ClientCore:
         if self._send_buffer is not None:
             return self.pull(at)
         if self._working_on is None:
-            return [] if self._identity.side.send_buffer is None else self.pull(at)
+            return [] if self._rule.side.send_buffer is None else self.pull(at)
         self._wanted = "interrupt"
         return [CutShort()] if self._trained is None else self._finish(at)
 
     def leave(self, at: Nanoseconds) -> list[SendUpdate]:
-        """The client says goodbye, at time `at`. Where the rule's clients remember, it hands in what it
-        does: the aggregator knows which of it (nothing, applied, or sent last) is the last that it has
-        applied. With secure aggregation it says nothing, as that is a model of its own."""
-        if self._identity.side.kind != "residual" or self._mask is not None:
+        """The client says goodbye, at time `at`, and hands in what the rule asks for: not where the
+        server is to learn no single model."""
+        if any(step.as_sent is not None for step in self._steps):
             return []
-        memory = self._uploads.memory
-        known = (memory.applied or _NOTHING_APPLIED, memory.sent)
         return [
             SendUpdate(sequence, partial(self._farewell, sequence, vector, at))
-            for sequence, vector in filter(None, known)
+            for sequence, vector in self._rule.farewells()
         ]
 
     def _farewell(self, sequence: int, vector: Vector, at: Nanoseconds) -> UpdateMessage:
@@ -249,7 +230,7 @@ class ClientCore:
         )
 
     def _begin(self) -> Actions:
-        held = self._identity.side.send_buffer == "hold" and self._send_buffer is not None
+        held = self._rule.side.send_buffer == "hold" and self._send_buffer is not None
         if self._received is None or self._working_on is not None or held:
             return []
         self._working_on, self._received = self._received, None
@@ -263,7 +244,7 @@ class ClientCore:
         done = _Done(self._sequence, *self._working_on, self._trained)
         self._working_on = self._trained = None
         self._free_since = at
-        if self._identity.side.send_buffer is not None and self._wanted is None:
+        if self._rule.side.send_buffer is not None and self._wanted is None:
             self._send_buffer = done
             return self._begin()
         self._wanted = None
@@ -271,24 +252,12 @@ class ClientCore:
 
     def _send(self, done: _Done, at: Nanoseconds) -> list[Action]:
         model, trained, identity = done.model, done.trained, self._identity
-        form = self._uploads.form(done.sequence, model, trained.steps, lambda: self._end(done))
+        form = self._rule.form(done.sequence, model, trained.steps, lambda: self._end(done))
 
         def message() -> UpdateMessage:
-            vector, compressed, masked = form.vector(), None, None
-            loss, privatiser = trained.outcome().loss, self._privatiser
-            whole = self._compressor is None and self._mask is None
-            if not whole or privatiser is not None:
-                change = vector - model.vector if form.kind == "model" else vector
-                if privatiser is not None:
-                    change = privatiser.private(model.dispatch, change)
-                    loss = math.nan if privatiser.hides_loss else loss
-                vector = _NOTHING
-                if whole:
-                    vector = model.vector + change if form.kind == "model" else change
-                if self._compressor is not None:
-                    compressed = self._compressor.compress(change)
-                elif self._mask is not None:
-                    masked = self._mask(done.sequence, model.dispatch, change)
+            vector, encoded = self._processed(done, form)
+            hides_loss = any(step.hides_loss for step in self._steps)
+            outcome = trained.outcome()
             return UpdateMessage(
                 run=identity.run,
                 client=identity.client,
@@ -300,24 +269,41 @@ class ClientCore:
                 samples=identity.samples,
                 steps=trained.steps,
                 effective_steps=form.effective_steps,
-                loss=loss,
+                loss=math.nan if hides_loss else outcome.loss,
                 downloaded=done.downloaded,
                 train_start=trained.started,
                 train_end=trained.ended,
                 sent=at,
                 vector=vector,
-                compressed=compressed,
-                masked=masked,
-                buffers=trained.outcome().buffers,
+                encoded=encoded,
+                buffers=outcome.buffers,
             )
 
         remember: list[Action] = [Remember(form.memory)] if form.memory else []
         return [*remember, SendUpdate(done.sequence, message)]
 
     def _end(self, done: _Done) -> Vector:
-        """What its training ended at, as far as it tells."""
+        """The end point that the client reports (forged if it is an attacker)."""
         end = done.trained.outcome().end
-        if self._attacker is None:
+        if not self._before_rule:
             return end
-        start = None if self._identity.side.kind == "gradient" else done.model.vector
-        return self._attacker.end(done.sequence, start, end)
+        progress = end if self.sends_gradients else end - done.model.vector
+        for step in self._before_rule:
+            changed = step.apply(progress, done.sequence, done.model.dispatch)
+            assert not isinstance(changed, Encoded)  # noqa: S101  (the rule needs a vector)
+            progress = changed
+        return progress if self.sends_gradients else done.model.vector + progress
+
+    def _processed(self, done: _Done, form: Form) -> tuple[Vector, Encoded | None]:
+        """The vector of the update, or what it is encoded as."""
+        vector = form.vector()
+        if not self._steps:
+            return vector, None
+        model, is_model = done.model, form.kind == "model"
+        change: Vector | Encoded = vector - model.vector if is_model else vector
+        for step in self._steps:
+            assert not isinstance(change, Encoded)  # noqa: S101  (only the last step encodes)
+            change = step.apply(change, done.sequence, model.dispatch)
+        if isinstance(change, Encoded):
+            return _NOTHING, change
+        return model.vector + change if is_model else change, None

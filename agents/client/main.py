@@ -16,22 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from agents import config, own_code, process, shards
-from agents.client import accelerator, core, memory, randomness
-from agents.client.byzantine import Attacker
-from agents.client.differential import Privatiser
+from agents.client import accelerator, core, making, memory, randomness
 from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
-from agents.client.timing import Timing
 from agents.config import ClientConfig
 from agents.imports import uncollected
-from agents.models.vectors import Vector
 from agents.mqtt import chunks, topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, Received
-from agents.secure.masked import Masked
-from agents.secure.secure_messages import PartyError, share_size
+from agents.pipeline.interface import Exchange, PeerError
+from agents.rules.client_half import SavedVectors
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.texts import counted
@@ -41,8 +35,6 @@ from agents.wire import messages, payloads
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
-    from agents.client.uploads import Memory
-    from agents.secure.party import Party
 
 
 def main() -> None:
@@ -52,7 +44,7 @@ def main() -> None:
     try:
         client = Client(cfg)
     except ConnectionFailedError as error:
-        sys.exit(f"client {cfg.client}: {error}")
+        sys.exit(f"client {cfg.setup.client}: {error}")
     client.run()
     process.end(0)
 
@@ -61,34 +53,30 @@ class Client:
     """Connects first, so that everyone sees the client joining while torch is being imported."""
 
     def __init__(self, cfg: ClientConfig) -> None:
-        self._config = cfg
+        self._config, self._setup, self._name = cfg, cfg.setup, cfg.setup.client
         self._clock = Clock(cfg.dilation, cfg.clock)
-        self._topics = topics.Topics(cfg.run)
+        self._topics = topics.Topics(self._setup.run)
         self._stopped = threading.Event()
         self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
         self._thinking_until: Nanoseconds | None = None
         self._leaving = self._ready = False
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
-        subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
+        subscriptions = [names.model(self._name), names.broadcast, names.request(self._name)]
         largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers)}
-        self._party: Party | None = None
-        """Client's side of secure aggregation. Keys and shares are handed to it in paho's thread, so
-        that they do not pile up during a training."""
-        if cfg.secure is not None:
-            from agents.secure.party import Party  # with cryptography, which takes time to import
-
-            self._party = Party(cfg.run, cfg.client, cfg.secure, cfg.parameters)
-            subscriptions += [names.key("+"), names.share(cfg.client, "+")]
-            largest["share"] = share_size(self._party.code.length)
-        self._models = names.model(cfg.client), names.broadcast
-        stop = messages.encode(messages.Request(cfg.client, "stop"))
-        self._stop_request = names.request(cfg.client), stop
+        steps = making.steps(self._setup, cfg.parameters)
+        self._exchange = next((step.exchange for step in steps if step.exchange is not None), None)
+        """What is said to other clients. Keys and shares are handed to it in paho's thread, so that they
+        do not pile up during a training."""
+        if self._exchange is not None:
+            subscriptions += [names.key("+"), names.share(self._name, "+")]
+            largest["share"] = self._exchange.share_size
+        self._models = names.model(self._name), names.broadcast
+        stop = messages.encode(messages.Request(self._name, "stop"))
+        self._stop_request = names.request(self._name), stop
         self._refusals = messages.Refusals(self._tell)
-        will = (names.status(cfg.client), messages.encode(messages.Status(cfg.client, "offline")))
+        will = (names.status(self._name), messages.encode(messages.Status(self._name, "offline")))
         keepalive = self._clock.takes(from_seconds(cfg.keepalive))
-        self._took: dict[int, Nanoseconds] = {}
-        """By dispatch, how long its mask took."""
         self._connection = Connection(
             cfg.broker,
             subscriptions,
@@ -106,31 +94,14 @@ class Client:
         with own_code.running(cfg.task.name), accelerator.memory_named(cfg):
             self._trainer = _trainer(cfg, shard)
         self._cut = False
-        identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local, cfg.compression)
         self._memory = None if cfg.memory is None else Path(cfg.memory)
-        known = None if self._memory is None else _remembered(self._memory, cfg.client)
+        known = None if self._memory is None else _remembered(self._memory, self._name)
         self._begun = None if cfg.begun is None else Path(cfg.begun)
-        self._timing = Timing(
-            *(cfg.timing, cfg.think, self._rng),
-            speed=cfg.speed,
-            begun=0 if self._begun is None else memory.count(self._begun),
-        )
-        attacker = None
-        if cfg.byzantine is not None:
-            attacker = Attacker(cfg.byzantine, lambda update: self._rng(randomness.ATTACKING, update))
+        begun = 0 if self._begun is None else memory.count(self._begun)
+        self._timing = making.timing(self._setup, begun)
         self._publish_key()
-        self._core = core.ClientCore(
-            *(identity, self._wait, known, attacker),
-            mask=None if self._party is None else partial(self._masked, self._party),
-            privatiser=None
-            if cfg.differential is None
-            else Privatiser(
-                cfg.differential,
-                lambda dispatch: self._rng(randomness.NOISE, dispatch),
-                0.0 if self._party is None else self._party.grid.step,
-            ),
-            as_sent=None if self._party is None else partial(self._as_sent, self._party),
-        )
+        with own_code.running(self._setup.rule.name):
+            self._core = making.core(self._setup, len(shard), self._wait, steps, known)
         self._pace = Pace()
         self._busy_since = time.monotonic()
         """The host's clock when there was something to do after the last pause."""
@@ -169,7 +140,7 @@ class Client:
         if message is None:
             return []
         at = self._clock.at(message.at)
-        if message.topic != self._topics.request(self._config.client):
+        if message.topic != self._topics.request(self._name):
             return self._core.model(payloads.decode_model(message.payload), at)
         return self._requested(message.topic, message.payload, at)
 
@@ -183,8 +154,8 @@ class Client:
                 case messages.Acknowledgement(_, dispatch):
                     if self._outbox is not None:
                         self._outbox.acknowledged(dispatch)
-                case messages.UnmaskRequest(client, number, updates) if self._party is not None:
-                    answer = self._party.answer(number, updates)
+                case messages.UnmaskRequest(client, number, updates) if self._exchange is not None:
+                    answer = self._exchange.answer(number, updates)
                     self._connection.publish(self._topics.sums(client), answer)
                 case messages.ReportRequest(client, about):
                     self._resend()
@@ -194,39 +165,31 @@ class Client:
                     raise messages.MessageError("it is no request that waits for its turn")
         except messages.MessageError as error:
             self._refusals.add(topic, error)
-        except PartyError as error:
+        except PeerError as error:
             self._refusals.add(topic, messages.MessageError(str(error)))
         return []
 
-    def _take_from_peer(self, message: Received, party: Party) -> None:
+    def _take_from_peer(self, message: Received, exchange: Exchange) -> None:
         """Take, or refuse, what another client has sent."""
         sender = self._topics.name_in(message.topic)
         try:
             if self._topics.kind_in(message.topic) == "key":
-                party.meet(sender, bytes(message.payload))
+                exchange.meet(sender, bytes(message.payload))
             else:
-                party.take(sender, message.payload)
-        except PartyError as error:
+                exchange.take(sender, message.payload)
+        except PeerError as error:
             self._refusals.add(message.topic, messages.MessageError(str(error)))
 
     def _publish_key(self) -> None:
-        if self._party is not None:
-            topic = self._topics.key(self._config.client)
-            self._connection.publish(topic, self._party.public, retain=True)
+        if self._exchange is not None:
+            self._connection.publish(self._topics.key(self._name), self._exchange.public, retain=True)
 
-    def _share_mask(self, party: Party, dispatch: int) -> None:
-        """Make the mask of the update that will answer `dispatch`, and send the others their shares."""
-        begun, client = self._clock.now(), self._config.client
-        for name, share in party.prepare(dispatch):
-            self._connection.publish(self._topics.share(name, client), share)
-        self._took = {dispatch: self._clock.now() - begun}
-
-    def _masked(self, party: Party, sequence: int, dispatch: int, vector: Vector) -> Masked:
-        rng = self._rng(randomness.ROUNDING, sequence)
-        return party.masked(dispatch, vector, rng, self._took.get(dispatch, 0))
-
-    def _as_sent(self, party: Party, sequence: int, vector: Vector) -> Vector:
-        return party.grid.as_sent(vector, self._rng(randomness.ROUNDING, sequence))
+    def _prepare(self, exchange: Exchange, dispatch: int) -> None:
+        """Prepare the update that will answer `dispatch`, and send the other clients what they get."""
+        begun = self._clock.now()
+        for name, share in exchange.prepare(dispatch):
+            self._connection.publish(self._topics.share(name, self._name), share)
+        exchange.prepared(dispatch, self._clock.now() - begun)
 
     def _execute(self, actions: core.Actions) -> None:
         for action in actions:
@@ -249,14 +212,14 @@ class Client:
             if not written(put, self._stopped.wait):
                 return
         payload = chunks.messages(head, chunks.cut(views))
-        self._connection.publish(self._topics.update(self._config.client), payload)
+        self._connection.publish(self._topics.update(self._name), payload)
 
     def _resend(self) -> None:
         """Send once more what is not acknowledged."""
         if self._outbox is not None:
             for payload in self._outbox.payloads():
                 update = chunks.split(payload)
-                self._connection.publish(self._topics.update(self._config.client), update)
+                self._connection.publish(self._topics.update(self._name), update)
 
     def _train(self, model: payloads.ModelMessage, sequence: int) -> None:
         self._cut = False
@@ -265,15 +228,15 @@ class Client:
             written(partial(memory.count_one_more, self._begun), self._stopped.wait)
         self._log(f"round {sequence} begins, from version {model.version}")
         self._pace.begin(self._busy_since)
-        if self._party is not None:
-            self._share_mask(self._party, model.dispatch)
-        started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
+        if self._exchange is not None:
+            self._prepare(self._exchange, model.dispatch)
+        started, rng = self._clock.now(), making.rng(self._setup, randomness.TRAINING, sequence)
         name = self._config.task.name
         with own_code.running(name), accelerator.memory_named(self._config):
-            if self._config.side.kind == "gradient":
+            if self._core.sends_gradients:
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
-                lr = self._config.local.rate(model.version, model.lr)
+                lr = self._setup.local.rate(model.version, model.lr)
                 result = self._trainer.train(
                     model.vector, rng, lr, self._interrupted, buffers=model.buffers
                 )
@@ -287,7 +250,7 @@ class Client:
         self._execute(self._core.trained(trained))
 
     def _tell(self, what: str) -> None:
-        sys.stderr.write(f"client {self._config.client}: {what}\n")
+        sys.stderr.write(f"client {self._name}: {what}\n")
 
     def _log(self, what: str) -> None:
         if self._config.verbose:
@@ -307,16 +270,13 @@ class Client:
             self._execute(self._handle(self._inbox.get()))
         return self._cut or self._stopped.is_set()
 
-    def _rng(self, *purpose: int) -> np.random.Generator:
-        return randomness.generator(self._config.seed, self._config.client, *purpose)
-
     def _sink(self, message: Received) -> None:
         """In paho's thread: a stop goes before all that waits. Models that come before the client is
         ready are for others, or for its former life; it is sent one when it joins."""
         if (message.topic, message.payload) == self._stop_request:
             self._stop()
-        elif self._party is not None and self._topics.kind_in(message.topic) in ("key", "share"):
-            self._take_from_peer(message, self._party)
+        elif self._exchange is not None and self._topics.kind_in(message.topic) in ("key", "share"):
+            self._take_from_peer(message, self._exchange)
         elif self._ready or message.topic not in self._models:
             self._inbox.put(message)
 
@@ -329,12 +289,11 @@ class Client:
         self._inbox.put(None)  # wakes `run`
 
     def _publish_state(self, state: messages.State) -> None:
-        name = self._config.client
-        status = messages.encode(messages.Status(name, state))
-        self._connection.publish_status(self._topics.status(name), status)
+        status = messages.encode(messages.Status(self._name, state))
+        self._connection.publish_status(self._topics.status(self._name), status)
 
 
-def _remembered(path: Path, client: str) -> Memory:
+def _remembered(path: Path, client: str) -> SavedVectors:
     try:
         return memory.load(path)
     except (OSError, ValueError, payloads.WireError) as error:
@@ -355,7 +314,7 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
         torch.set_num_threads(cfg.threads)
         accelerator.prepare(cfg)
         task = own_code.build(cfg.task, TASKS, Task)
-        trainer = trainer_of(task, shard, cfg.local, cfg.start, cfg.device)
+        trainer = trainer_of(task, shard, cfg.setup.local, cfg.start, cfg.device)
         trainer.warm_up()
         gc.freeze()
     return trainer

@@ -6,35 +6,27 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.client.uploads import Memory
 from agents.disk import files
+from agents.rules.client_half import SavedVectors
 from agents.wire import payloads
 
-_FIELDS = ("applied", "sent")
-_WAITING = "waiting"
-"""And the number of a dispatch."""
 
-
-def save(memory: Memory, path: Path) -> None:
-    """Write `memory` to the disk; a crash leaves the old file or the new one."""
-    known = {name: getattr(memory, name) for name in _FIELDS if getattr(memory, name) is not None}
-    known |= {f"{_WAITING} {number}": (number, sent) for number, sent in memory.waiting.items()}
-    metadata = {name: str(sequence) for name, (sequence, _) in known.items()}
-    vectors = np.concatenate([vector for _, vector in known.values()], dtype="<f4")
+def save(memory: SavedVectors, path: Path) -> None:
+    """Write `memory`, which is not empty, to the disk; a crash leaves the old file or the new one."""
+    metadata = {name: str(number) for name, (number, _) in memory.items()}
+    vectors = np.concatenate([vector for _, vector in memory.values()], dtype="<f4")
     files.save(path, files.sealed(payloads.pack(vectors, metadata)), secret=True)
 
 
-def load(path: Path) -> Memory:
+def load(path: Path) -> SavedVectors:
     """Return the memory that `save` wrote, or an empty one if there is no file. Raises OSError, and
     ValueError if the file is damaged."""
     if not path.exists():
-        return Memory()
+        return {}
     with files.open_regular(path) as file:
         vectors, metadata, _ = payloads.unpack(bytes(files.unsealed(file.read())))
     parts = np.split(vectors, len(metadata))
-    known = {name: (int(metadata[name]), part) for name, part in zip(metadata, parts, strict=True)}
-    waiting = dict(known.pop(name) for name in metadata if name.startswith(_WAITING))
-    return Memory(**known, waiting=waiting)
+    return {name: (int(metadata[name]), part) for name, part in zip(metadata, parts, strict=True)}
 
 
 def count(path: Path) -> int:

@@ -29,7 +29,7 @@ from msgspec import structs
 
 from agents import config
 from agents.config import DeviceConfig, Link
-from agents.device import link, usage
+from agents.device import link, resource_usage
 from agents.device.control_group import ControlGroup
 from agents.device.netlink import Netlink
 from agents.device_actions import (
@@ -161,7 +161,7 @@ class Init:
     def _sample(self) -> None:
         device, client = self._config.device, self._client.pid if self._client else None
         queues = {} if self._usage is None else self._usage.uses()
-        sample = usage.sample(device, self._group, client, self._now)
+        sample = resource_usage.sample(device, self._group, client, self._now)
         sample = structs.replace(sample, uplink=queues.get("up"), downlink=queues.get("down"))
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
         if (limits := self._group.limits()) != self._limits:
@@ -189,7 +189,7 @@ class Init:
         seen = {
             f"the client of {name} was stopped by a signal": client is not None
             and not self._paused
-            and usage.is_stopped(client.pid),
+            and resource_usage.is_stopped(client.pid),
             f"the network interface of {name} was cut off from outside": self._plugged
             and not link.carries(self._interface),
         }

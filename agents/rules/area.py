@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from agents.checks import duration, positive
 from agents.models.vectors import Vector, add_scaled
+from agents.rules.client_half import Form, SavedVectors
 from agents.rules.interface import (
     Action,
     Actions,
     Aggregated,
+    ClientSettings,
     ClientSide,
+    ClientState,
     Contribution,
     Ignored,
     Remark,
@@ -30,7 +33,10 @@ from agents.rules.interface import (
     Update,
 )
 from agents.timing.nanoseconds import from_seconds, to_seconds
+from agents.wire.payloads import ModelMessage
 
+_WAITING = "waiting"
+"""Name of a vector in a client's memory, before the number of a dispatch."""
 _TIMER = "aggregate"
 
 _NEEDS = (
@@ -147,6 +153,9 @@ class Area(Rule):
 
     def begin(self, server: Server) -> AreaState:
         return AreaState(self, server)
+
+    def begin_client(self, settings: ClientSettings) -> AreaClient:
+        return AreaClient(self.client_side, settings)
 
     def step_size(self, k: int) -> float | None:
         """α_k; None for the clients' own."""
@@ -377,3 +386,88 @@ class AreaState(State):
         if not means or len(means) < len(clients):
             return None
         return math.sqrt(sum(1 / t for t in means) / (2 / len(means) * sum(means)))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A client's y_i: result of the last training that the aggregator has applied, and of one that it
+    may have applied, each with the sequence number of its update. The next dispatch tells which of them
+    holds.
+
+    With secure aggregation a message may still be lost after it has arrived, with the sum that it is in.
+    y_i is then the sum of what was sent and is not known to be lost."""
+
+    applied: tuple[int, Vector] | None = None
+    sent: tuple[int, Vector] | None = None
+    waiting: Mapping[int, Vector] = field(default_factory=dict)
+    """By the dispatch that it answered, what was sent and may still be lost."""
+
+    @classmethod
+    def of(cls, saved: SavedVectors) -> Memory:
+        """What was `saved`."""
+        waiting = dict(known for name, known in saved.items() if name.startswith(_WAITING))
+        return cls(saved.get("applied"), saved.get("sent"), waiting)
+
+    @property
+    def saved(self) -> SavedVectors:
+        """As it is kept on the disk."""
+        ends = {"applied": self.applied, "sent": self.sent}
+        waiting = {f"{_WAITING} {dispatch}": (dispatch, sent) for dispatch, sent in self.waiting.items()}
+        return {name: known for name, known in ends.items() if known is not None} | waiting
+
+    @property
+    def newest(self) -> int:
+        """Highest sequence number in memory; 0 for none."""
+        return max((known[0] for known in (self.applied, self.sent) if known), default=0)
+
+    def acknowledged(
+        self, sequence: int, waiting: Container[int] = (), lost: Iterable[int] = ()
+    ) -> Memory:
+        """Memory after the aggregator has acknowledged `sequence` as the last update that it took:
+        empty where that update is unknown here, or is none of this membership (0). Of the messages that
+        answered the dispatches in `lost` nothing came, and of those in `waiting` nothing may come."""
+        for known in (self.sent, self.applied):
+            if known is not None and known[0] == sequence:
+                y = known[1]
+                for gone in self.waiting.keys() & set(lost):
+                    y = y - self.waiting[gone]
+                kept = {number: one for number, one in self.waiting.items() if number in waiting}
+                return Memory((sequence, y), None, kept)
+        return Memory()
+
+
+class AreaClient(ClientState):
+    """The client's half: m_i = x_i^M − y_i; without a y_i that the aggregator knows, x_i^M itself."""
+
+    def __init__(self, side: ClientSide, settings: ClientSettings) -> None:
+        super().__init__(side, settings)
+        self._as_sent = settings.as_sent
+        self._memory = Memory.of(settings.memory or {})
+
+    @property
+    def newest(self) -> int:
+        return self._memory.newest
+
+    def acknowledge(self, message: ModelMessage) -> None:
+        self._memory = self._memory.acknowledged(message.acknowledged, message.waiting, message.lost)
+
+    def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
+        """What rounding keeps out of m_i, and what is cut off, is not in y_i either: the next message
+        makes up for it."""
+        y = x = end()
+        known, waiting = self._memory.applied, self._memory.waiting
+        if self._as_sent is not None:
+            begun = model.vector if known is None else known[1]
+            sent = self._as_sent(sequence, model.dispatch, x - begun)
+            y = (begun + sent).astype(x.dtype)
+            waiting = {**waiting, model.dispatch: sent}
+        self._memory = Memory(known, (sequence, y), waiting)
+        if known is None:
+            return Form("model", lambda: x, memory=self._memory.saved)
+        return Form("residual", lambda: x - known[1], memory=self._memory.saved)
+
+    def farewells(self) -> Sequence[tuple[int, Vector]]:
+        """y_i, as of nothing, of what was applied or of what was sent last: the aggregator knows which
+        of it is the last that it has applied."""
+        known = (self._memory.applied or (0, np.zeros(0, np.float32)), self._memory.sent)
+        return [one for one in known if one is not None]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
+
 from agents.checks import at_least, duration, positive
-from agents.models.vectors import add_scaled
+from agents.models.vectors import Vector, add_scaled
+from agents.rules.client_half import Form
 from agents.rules.interface import (
     Action,
     Actions,
     Aggregated,
+    ClientSettings,
     ClientSide,
+    ClientState,
     Ignored,
     Request,
     Rule,
@@ -23,6 +29,7 @@ from agents.rules.interface import (
 )
 from agents.rules.parts import WeightedSum
 from agents.timing.nanoseconds import from_seconds
+from agents.wire.payloads import ModelMessage
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Favano(Rule):
 
     @property
     def client_side(self) -> ClientSide:
-        return ClientSide("model", send_buffer="hold", debias=self.debias)
+        return ClientSide("model", send_buffer="hold")
 
     def check(self, clients: int) -> None:
         if self.sample > clients:
@@ -69,6 +76,9 @@ class Favano(Rule):
 
     def begin(self, server: Server) -> FavanoState:
         return FavanoState(self, server)
+
+    def begin_client(self, settings: ClientSettings) -> FavanoClient:
+        return FavanoClient(self, settings)
 
 
 class FavanoState(State):
@@ -126,3 +136,27 @@ class FavanoState(State):
         drawn = sorted(self.server.rng.permutation(len(clients))[: self.params.sample])
         self._waiting = {clients[i] for i in drawn}
         return [Request(clients[i], "interrupt") for i in drawn]
+
+
+class FavanoClient(ClientState):
+    """The client's half: it sends ŵ_i, and counts the local steps that it had done whenever it was
+    interrupted."""
+
+    def __init__(self, params: Favano, settings: ClientSettings) -> None:
+        super().__init__(params.client_side, settings)
+        self._debias = params.debias
+        self._count = self._positive = self._steps = 0
+
+    def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
+        start = model.vector
+        divisor = np.float32(self.divisor(steps) or 1.0)  # no step, no progress
+        return Form("model", lambda: start + (end() - start) / divisor)
+
+    def divisor(self, steps: int) -> float:
+        """α_i of an update after `steps` local steps: P(E > 0)·E (`stochastic`) or E[E]."""
+        self._count += 1
+        self._positive += steps > 0
+        self._steps += steps
+        if self._debias == "stochastic":
+            return self._positive * steps / self._count
+        return self._steps / self._count

@@ -40,10 +40,12 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
-from agents.client_side import ClientSide as ClientSide
-from agents.client_side import Kind as Kind
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, add_scaled, mix
+from agents.rules.client_half import ClientSettings as ClientSettings
+from agents.rules.client_half import ClientSide as ClientSide
+from agents.rules.client_half import ClientState as ClientState
+from agents.rules.client_half import Kind as Kind
 from agents.timing.nanoseconds import Nanoseconds
 
 
@@ -289,3 +291,7 @@ class Rule(Protocol):
         return  # a body: what has none is abstract to mypy
 
     def begin(self, server: Server) -> State: ...
+
+    def begin_client(self, settings: ClientSettings) -> ClientState:
+        """Its half at a client. Of kind `residual` a rule needs one of its own."""
+        return ClientState(self.client_side, settings)

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
-from agents.secure.masked import Masked, bits_of, holders_of
 from agents.texts import shown
 from agents.timing.nanoseconds import Nanoseconds
-from agents.wire import compression
-from agents.wire.compression import Compressed
 
 PROTOCOL = 2
 _LENGTH = struct.Struct("<Q")
@@ -33,8 +31,11 @@ _NOTHING = np.zeros(0, np.float32)
 _BUFFERS = ("floats", "integers")
 """The tensors that a model with buffers has beside its vector, at the end of the payload."""
 _JSON = json.JSONEncoder(separators=(",", ":"))
-_TENSORS = ("vector", "compressed", "buffers", "masked")
+_TENSORS = ("vector", "encoded", "buffers")
 """Fields of a message that its header does not carry."""
+_KINDS = {"F16": "<f2", "F32": "<f4", "I8": "|i1", "U32": "<u4"}
+"""Types of the arrays of an encoded update, as safetensors and as NumPy call them."""
+_NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
 Views = Sequence[memoryview]
 
 
@@ -62,6 +63,21 @@ class ModelMessage:
     lost: tuple[int, ...] = ()
     """And those whose updates were lost with their sum."""
     buffers: Buffers = NONE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """An update in another form than one float32 vector: that of a step in `agents.pipeline`. Of a
+    `model` it is its difference to the model that was trained from."""
+
+    fields: Mapping[str, str]
+    """Further fields of the header; the step is known by the name of one of them."""
+    arrays: Mapping[str, NDArray[Any]]
+    """By name, in their order; each of one dimension. Those that came in are views of the payload."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
 
 
 FAREWELL = "farewell"
@@ -92,13 +108,10 @@ class UpdateMessage:
     train_end: Nanoseconds
     sent: Nanoseconds
     vector: Vector
-    """Empty where it is `compressed` or `masked`."""
-    compressed: Compressed | None = None
-    """The vector or, of a `model`, its difference to the one that it was trained from."""
+    """Empty if the update is `encoded`."""
+    encoded: Encoded | None = None
     buffers: Buffers = NONE
     """As they are at the end of the training."""
-    masked: Masked | None = None
-    """What goes into a sum that only all clients together can open."""
 
 
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
@@ -134,10 +147,8 @@ def encode(message: ModelMessage | UpdateMessage) -> bytes:
 def laid_out(message: ModelMessage | UpdateMessage) -> tuple[bytes, Views]:
     """The payload of `message`: the header, and views of what it describes."""
     metadata = _metadata(message)
-    if isinstance(message, UpdateMessage) and message.compressed is not None:
-        return _compressed_parts(message.compressed, message.buffers, metadata)
-    if isinstance(message, UpdateMessage) and message.masked is not None:
-        return _masked_parts(message.masked, message.buffers, metadata)
+    if isinstance(message, UpdateMessage) and message.encoded is not None:
+        return _encoded_parts(message.encoded, message.buffers, metadata)
     return _laid_out(np.ascontiguousarray(message.vector, dtype="<f4"), message.buffers, metadata)
 
 
@@ -170,16 +181,14 @@ def decode_update(payload: bytes | bytearray) -> UpdateMessage:
     """Raises WireError."""
     header, metadata, body = _split(payload)
     body, buffers = _without_buffers(header, body)
-    if "holders" in metadata:
-        masked = _masked(header, metadata, body)
-        fields = _fields(UpdateMessage, metadata)
-        return UpdateMessage(**fields, vector=_NOTHING, masked=masked, buffers=buffers)
-    if "compression" in metadata:
-        compressed = _compressed(header, metadata, body)
-        fields = _fields(UpdateMessage, metadata)
-        return UpdateMessage(**fields, vector=_NOTHING, compressed=compressed, buffers=buffers)
+    fields = _fields(UpdateMessage, metadata)
+    if len(metadata) > len(fields) + 1:  # beside the protocol
+        known = {"protocol", *fields}
+        more = {name: text for name, text in metadata.items() if name not in known}
+        encoded = Encoded(more, _arrays(header, body))
+        return UpdateMessage(**fields, vector=_NOTHING, encoded=encoded, buffers=buffers)
     vector = _only_vector(header, body)
-    return UpdateMessage(**_fields(UpdateMessage, metadata), vector=vector, buffers=buffers)
+    return UpdateMessage(**fields, vector=vector, buffers=buffers)
 
 
 def pack(
@@ -231,62 +240,39 @@ def _ends(buffers: Buffers, at: int) -> dict[str, Any]:
     }
 
 
-def _compressed_parts(
-    compressed: Compressed, buffers: Buffers, metadata: dict[str, str]
-) -> tuple[bytes, Views]:
-    metadata["compression"] = compressed.method
-    metadata["parameters"] = str(compressed.size)
-    metadata["chunk"] = str(compressed.chunk)
-    ends = _ends(buffers, compressed.nbytes)
-    header = {"__metadata__": metadata, **_tensors(compressed), **ends}
-    arrays = [np.ascontiguousarray(a).data.cast("B") for a in compressed.arrays.values()]
+def _encoded_parts(encoded: Encoded, buffers: Buffers, metadata: dict[str, str]) -> tuple[bytes, Views]:
+    header = {"__metadata__": {**metadata, **encoded.fields}, **_tensors(encoded.arrays)}
+    header |= _ends(buffers, encoded.nbytes)
+    arrays = [np.ascontiguousarray(a).data.cast("B") for a in encoded.arrays.values()]
     return _framed(_JSON.encode(header).encode()), [*arrays, *_views(buffers)]
 
 
-def _tensors(compressed: Compressed) -> dict[str, Any]:
-    """What the header says of the arrays, which follow one another."""
+def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """What the header says of `arrays`, which follow one another."""
     found: dict[str, Any] = {}
     at = 0
-    kinds = compression.layout(compressed.method, compressed.size, compressed.chunk, compressed.nbytes)
-    for name, (kind, count) in kinds.items():
-        end = at + compressed.arrays[name].nbytes
-        found[name] = _tensor(kind, count, at, end)
+    for name, array in arrays.items():
+        end = at + array.nbytes
+        found[name] = _tensor(_NAMES[array.dtype], array.size, at, end)
         at = end
     return found
 
 
-def _compressed(header: dict[str, Any], metadata: dict[str, str], body: memoryview) -> Compressed:
-    """Views of `body`; nothing is expanded."""
+def _arrays(header: Mapping[str, Any], body: memoryview) -> dict[str, NDArray[Any]]:
+    """Views of `body`. Raises WireError."""
+    arrays: dict[str, NDArray[Any]] = {}
     try:
-        size, chunk = (int(metadata[name]) for name in ("parameters", "chunk"))
-        compressed = compression.read(metadata["compression"], size, chunk, body)
-    except (KeyError, ValueError) as error:
-        raise WireError(f"a compressed update: {error!s:.80}") from error
-    if header != _tensors(compressed):
-        raise WireError("a compressed update whose header is not that of its arrays")
-    return compressed
-
-
-def _masked_parts(masked: Masked, buffers: Buffers, metadata: dict[str, str]) -> tuple[bytes, Views]:
-    metadata["holders"] = bits_of(masked.holders)
-    metadata["outside"], metadata["took"] = str(masked.outside), str(masked.took)
-    words = np.ascontiguousarray(masked.words, "<u4")
-    tensors = {"masked": _tensor("U32", words.size, 0, words.nbytes), **_ends(buffers, words.nbytes)}
-    header = {"__metadata__": metadata, **tensors}
-    return _framed(_JSON.encode(header).encode()), [words.data.cast("B"), *_views(buffers)]
-
-
-def _masked(header: dict[str, Any], metadata: dict[str, str], body: memoryview) -> Masked:
-    """A view of `body`."""
-    size = len(body)
-    if not size or size % 4 or header != {"masked": _tensor("U32", size // 4, 0, size)}:
-        raise WireError(f"expected one vector `masked` of {size} bytes, found {header!r:.100}")
-    try:
-        holders = holders_of(metadata["holders"])
-        outside, took = int(metadata["outside"]), int(metadata["took"])
-    except (KeyError, ValueError) as error:
-        raise WireError(f"a masked update: {error!s:.80}") from error
-    return Masked(np.frombuffer(body, "<u4"), holders, outside, took)
+        at = 0
+        for name, tensor in header.items():
+            end = tensor["data_offsets"][1]
+            arrays[name] = np.frombuffer(body[at:end], _KINDS[tensor["dtype"]])
+            at = end
+        fits = at == len(body) and header == _tensors(arrays)
+    except (LookupError, TypeError, ValueError) as error:
+        raise WireError(f"an encoded update: {error!r:.80}") from error
+    if not fits:
+        raise WireError("an encoded update whose header is not that of its arrays")
+    return arrays
 
 
 def unpack(payload: bytes | bytearray) -> tuple[Vector, dict[str, str], Buffers]:

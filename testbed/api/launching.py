@@ -93,8 +93,10 @@ class Launch:
         topology, plan = self.topology, self.plan
         model = 4 * model_check.check(topology)
         count, side = len(plan.devices), topology.rule.build().client_side
-        client = max(memory.client(model, device.local, side) for device in plan.devices)
-        client += memory.shares(model, topology.secure, side)
+        steps = topology.update_steps
+        client = max(
+            memory.client(model, device.local, side, [*device.steps, *steps]) for device in plan.devices
+        )
         return (
             f"Memory: a client needs up to {gib(client)} beside its data and what a step computes, the "
             f"aggregator {gib(memory.aggregator(model, count))}, the broker "

@@ -109,7 +109,8 @@ def measure(
     clock: Clock,
     trainings: Mapping[str, Sequence[Training]],
 ) -> Fidelity:
-    """Compare the request with `samples`: telemetry (`agents.device.usage`) and probes, in any order.
+    """Compare the request with `samples`: telemetry (`agents.device.resource_usage`) and probes, in any
+    order.
 
     A probe is a sample with `probe`, which has any of: `up` and `down`, bit/s on the wire; `rtt` and
     `jitter`, typical and standard deviation of round trips; `loss`, share of round trips. A probe before

@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from agents import pipeline
 from agents.config import (
     FIT_KEEPALIVE,
     KEEPALIVE,
     AggregatorConfig,
     Broker,
     ClientConfig,
+    ClientSetup,
     DeviceConfig,
+    Named,
     RouterConfig,
     Start,
     dump,
@@ -22,7 +25,6 @@ from agents.config import (
 )
 from agents.links import probe_server
 from agents.mqtt.topics import AGGREGATOR, ROUTER
-from agents.rules.interface import ClientSide
 from agents.tasks.interface import Task
 from agents.timing import durations
 from testbed.broker import SOCKET, Account, Limits, init_user
@@ -152,13 +154,17 @@ def broker_limits(topology: Topology) -> Limits:
     return Limits.of(numbers, devices, beside, hostile)
 
 
-def keeps_models(topology: Topology) -> bool:
-    """Whether models come back compressed or masked, as the difference to the one that was sent."""
+def keeps_models(topology: Topology, plan: Plan) -> bool:
+    """Whether models come back encoded, as the difference to the one that was sent."""
     kind = topology.rule.build().client_side.kind
-    if topology.secure is not None:
-        return kind in ("model", "residual")  # the first residual is a model
-    compressed = any(group.link is not None and group.link.compression for group in topology.devices)
-    return kind == "model" and compressed
+    encoded = any(pipeline.STEPS[step.name].field is not None for step in update_steps(topology, plan))
+    return encoded and kind in ("model", "residual")  # the first residual is a model
+
+
+def update_steps(topology: Topology, plan: Plan) -> list[Named]:
+    """What is done to updates in this run: one of each step that any device does."""
+    own = {step.name: step for device in plan.devices for step in device.steps}
+    return pipeline.ordered([*own.values(), *topology.update_steps])
 
 
 def start_of(topology: Topology, directory: RunDirectory) -> Start:
@@ -191,11 +197,12 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
-    absent, secure = spec.plan.absent, topology.secure  # once, as it names every client
+    absent, common = spec.plan.absent, topology.update_steps  # once, as they may name every client
     buffers = model_check.buffers(topology)
     for device in spec.plan.devices:
-        client = _client(spec, device, accounts[device.name], places, parameters - buffers)
-        dump(replace(client, secure=secure, buffers=buffers), file(device.name))
+        setup = client_setup(spec, device, common)
+        client = _client(spec, device, setup, accounts[device.name], places, parameters - buffers)
+        dump(replace(client, buffers=buffers), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
 
@@ -266,7 +273,7 @@ def _aggregator(
         segment=secrets.token_hex(4),
         durability=topology.durability,
         bounds=topology.bounds.build(),
-        keeps_models=keeps_models(topology),
+        keeps_models=keeps_models(topology, spec.plan),
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
         patient=steps.has_steps(topology, spec.plan),
@@ -277,35 +284,45 @@ def _aggregator(
         device_samples={} if most is None else {name: min(n, most) for name, n in spec.samples.items()},
         evaluate_after=topology.evaluate.when == "after",
         code=_code(spec, places),
-        secure=topology.secure,
-        noise=topology.server_noise,
+        steps=update_steps(topology, spec.plan),
+    )
+
+
+def client_setup(spec: RunSpec, device: PlannedDevice, common: Sequence[Named]) -> ClientSetup:
+    """What the client of `device` does, in any runtime; `common` is what all do to their updates."""
+    return ClientSetup(
+        run=spec.directory.run,
+        client=device.name,
+        seed=spec.topology.seed,
+        rule=spec.topology.rule.named,
+        local=device.local,
+        steps=pipeline.ordered([*device.steps, *common]),
+        think=device.think,
+        timing=device.timing,
+        speed=device.speed,
     )
 
 
 def _client(
-    spec: RunSpec, device: PlannedDevice, account: Account, places: Places, parameters: int
+    spec: RunSpec,
+    device: PlannedDevice,
+    setup: ClientSetup,
+    account: Account,
+    places: Places,
+    parameters: int,
 ) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
     side: ClientSide = spec.topology.rule.build().client_side
     return ClientConfig(
-        run=spec.directory.run,
-        client=device.name,
+        setup=setup,
         broker=account.at(*places.client_broker(device.name), places.certificate),
         task=spec.topology.task.named,
-        local=device.local,
-        think=device.think,
-        seed=spec.topology.seed,
         shard=places.path(spec.directory.shard(device.name), SHARD),
         threads=device.threads,
-        side=side,
         parameters=parameters,
         start=_start(spec, places),
-        timing=device.timing,
-        speed=device.speed,
         dilation=device.dilation,
         memory=f"{disk}/memory.safetensors" if side.kind == "residual" else None,
-        compression=device.compression,
-        byzantine=device.byzantine,
         outbox=disk,
         begun=f"{disk}/begun" if any(map(durations.vary, (device.timing, device.think))) else None,
         timeout_s=spec.topology.start.timeout,
@@ -315,7 +332,6 @@ def _client(
         gpu_memory=None if device.gpu is None else device.gpu.memory,
         keepalive=keepalive(spec.topology.task.build()),
         verbose=spec.verbose,
-        differential=spec.topology.differential,
     )
 
 

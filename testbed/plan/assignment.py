@@ -299,8 +299,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         think=None if group.think is None else group.think.plain(),
         timing=None if group.timing is None else group.timing.plain(),
         gflops=group.gflops,
-        compression=None if group.link is None else group.link.compressed_by,
-        byzantine=None if group.byzantine is None else group.byzantine.named,
+        steps=tuple(group.update_steps),
         power=None if power is None else power.plain(),
         thermal=thermal,
     )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from agents.config import Local, Named, SecureRun
+from agents import pipeline
+from agents.config import Local, Named
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
-from agents.secure.masked import Masked
+from agents.pipeline.interface import NO_EXCHANGE, ClientContext, ExchangeCost
 from agents.tasks.interface import Task
 from agents.wire import payloads
-from agents.wire.compression import Compressor
 from testbed.host import cache
 from testbed.plan import model_check
 from testbed.plan.planned import PlannedDevice
@@ -51,12 +50,6 @@ _START_TIME = 3.0
 importing torch, above all. Measured (docs/virtual-time.md)."""
 
 
-_MESSAGE_TIME = 0.0014
-"""CPU time of a small message beside what is made of it, in seconds on a whole core: waking up, MQTT,
-TCP. Fitted to a run in docker (docs/privacy.md)."""
-_TRIES = 5
-
-
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds of CPU time of a step."""
@@ -87,12 +80,8 @@ class StepCost:
     """Seconds of CPU time of an update, on such a core."""
     start: float = 0.0
     """Seconds until a client that starts during the run is ready; no share limits it until then."""
-    mask: float = 0.0
-    """Secure aggregation: CPU seconds of an update's mask, its shares, and adding it, on such a core."""
-    share: float = 0.0
-    """Of a share that is sent or received."""
-    answer: float = 0.0
-    """Of a sum of shares that is asked for."""
+    exchange: ExchangeCost = NO_EXCHANGE
+    """What clients say to each other, and answer beside updates."""
 
     def seconds_on(self, device: PlannedDevice, work: float) -> float:
         """How long `work`, CPU seconds on such a core, takes on `device`; 0 where its speed is not a
@@ -143,9 +132,7 @@ def of(virtual: Virtual, flops: float | None) -> StepCost:
         step_time(virtual),
         update if virtual.update_time is None else virtual.update_time,
         start if virtual.start_time is None else virtual.start_time,
-        virtual.mask_time or 0.0,
-        virtual.share_time or 0.0,
-        virtual.answer_time or 0.0,
+        ExchangeCost(virtual.mask_time or 0.0, virtual.share_time or 0.0, virtual.answer_time or 0.0),
     )
 
 
@@ -220,59 +207,31 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
     return (1 - loss) * (bound if rate is None else min(bound, rate))
 
 
-@dataclass(frozen=True, slots=True)
-class ProtocolCost:
-    """CPU seconds of secure aggregation on a client, on one whole core of this host."""
-
-    mask: float
-    share: float
-    answer: float
-
-
-def measured_protocol(secure: SecureRun, parameters: int) -> ProtocolCost:
-    """What it takes here, with a model of so many parameters, as clients do it."""
-    from agents.secure.party import Party  # with cryptography, which no other run needs here
-
-    names = [secure.clients[0], secure.clients[-1]]
-    party, peer = (Party("run", name, secure, parameters) for name in names)
-    for name in secure.clients:
-        party.meet(name, Party("run", name, secure, 1).public)
-    party.meet(peer.name, peer.public)
-    peer.meet(party.name, party.public)
-    update, rng = np.zeros(parameters, np.float32), np.random.default_rng(0)
-    masks, shares, answers = [], [], []
-    for turn in range(1 + _TRIES):
-        dispatches = range(turn * secure.updates, (turn + 1) * secure.updates)
-        for dispatch in dispatches:
-            began = time.process_time()
-            sealed = dict(party.prepare(dispatch))
-            party.masked(dispatch, update, rng)
-            masks.append(time.process_time() - began)
-            if peer.name in sealed:
-                began = time.process_time()
-                peer.take(party.name, sealed[peer.name])
-                shares.append(time.process_time() - began)
-        began = time.process_time()
-        party.answer(turn, [(party.name, dispatch, 1) for dispatch in dispatches])
-        answers.append(time.process_time() - began)
-    share = min(shares, default=0.0) + _MESSAGE_TIME
-    return ProtocolCost(min(masks), share, min(answers) + 2 * _MESSAGE_TIME)
-
-
 def message_sizes(
     run: str,
     schema: str,
     w: Vector,
     buffers: Buffers = NONE,
-    compression: Named | None = None,
-    *,
-    secure: SecureRun | None = None,
+    steps: Sequence[Named] = (),
+    clients: Sequence[str] = (),
 ) -> tuple[int, int]:
-    """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
-    packed = None if compression is None else Compressor(compression).compress(np.zeros_like(w))
-    masked = None
-    if secure is not None:
-        masked = Masked(np.zeros(w.size, np.uint32), tuple(range(len(secure.clients))), 0)
+    """Bytes of a model and of an update on the wire, after the `steps` of one of `clients`; their
+    headers' digits vary, and are not counted."""
+    vector, encoded = w, None
+    encoding = [step for step in steps if pipeline.STEPS[step.name].field is not None]
+    context = ClientContext(
+        run=run,
+        name=clients[0] if clients else "client",
+        parameters=w.size,
+        rng=lambda *_: np.random.default_rng(0),
+        simulated=True,
+    )
+    for step in pipeline.at_client(encoding, context):
+        if step.simulated_exchange is not None:
+            step.simulated_exchange.prepare(0, clients, 0)
+        made = step.apply(np.zeros_like(w), 0, 0)
+        if isinstance(made, payloads.Encoded):
+            vector, encoded = np.zeros(0, np.float32), made
     model = payloads.ModelMessage(
         run=run, version=0, dispatch=0, schema=schema, vector=w, buffers=buffers
     )
@@ -292,9 +251,13 @@ def message_sizes(
         train_start=0,
         train_end=0,
         sent=0,
-        vector=w,
-        compressed=packed,
-        masked=masked,
+        vector=vector,
+        encoded=encoded,
         buffers=buffers,
     )
-    return len(payloads.encode(model)), len(payloads.encode(update))
+    return _size(model), _size(update)
+
+
+def _size(message: payloads.ModelMessage | payloads.UpdateMessage) -> int:
+    head, views = payloads.laid_out(message)
+    return len(head) + sum(view.nbytes for view in views)

@@ -197,5 +197,5 @@ def _link(link: Link, device: PlannedDevice) -> str:
         jitter = f" ± {format_duration(link.jitter)}" if link.jitter else ""
         facts.append(f"rtt {format_duration(link.rtt)}{jitter}")
     facts.append(f"loss {link.loss:.3g}" if link.loss else "")
-    facts.append(device.compression.name if device.compression else "")
+    facts.append(device.step_kind("compression") or "")
     return ", ".join(filter(None, facts))

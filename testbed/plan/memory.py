@@ -7,11 +7,11 @@ each that they keep. A client's data, and what a step computes, come on top.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from agents.config import Local, SecureRun
+from agents import pipeline
+from agents.config import Local, Named
 from agents.rules.interface import ClientSide
 
 _MIB = 2**20
@@ -34,25 +34,15 @@ class Limited(Protocol):
     def memory(self) -> int: ...
 
 
-def client(model: int, local: Local, side: ClientSide) -> int:
+def client(model: int, local: Local, side: ClientSide, steps: Sequence[Named] = ()) -> int:
     """Of a client: parameters and gradient; the model that came; the end, the difference, and one in
-    reserve; what the optimizer keeps, the start where training stays near it, and the
-    memory of a rule whose clients have one."""
+    reserve; what the optimizer keeps, the start where training stays near it, and the memory of a rule
+    whose clients have one; and what is done to updates."""
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
-    return _CLIENT + model * (6 + kept + near + 2 * (side.kind == "residual"))
-
-
-def shares(model: int, secure: SecureRun | None, side: ClientSide) -> int:
-    """What secure aggregation adds to that, counted and not measured: a mask; its blocks and shares
-    while they are made; as many shares of others' masks as a client keeps; and what a client that
-    remembers has sent and may still be lost."""
-    if secure is None:
-        return 0
-    clients = len(secure.clients)
-    held = secure.needed + clients + secure.most_shares
-    sent = secure.updates if side.kind == "residual" else 0
-    return model * (1 + sent) + math.ceil(model / (secure.needed - secure.colluding)) * held
+    remembers = side.kind == "residual"
+    own = _CLIENT + model * (6 + kept + near + 2 * remembers)
+    return own + sum(pipeline.built(step).memory(model, remembers=remembers) for step in steps)
 
 
 def aggregator(model: int, devices: int) -> int:

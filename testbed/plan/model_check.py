@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from agents import shards
-from agents.client.differential import lengthening
-from agents.secure.quantised import Grid
+from agents.pipeline.differential import lengthening
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task, no_classes, not_taken
 from testbed.data.datasets import DATASETS
@@ -56,7 +55,7 @@ def _check_rounding(topology: Topology, size: int) -> None:
     secure, differential = topology.secure, topology.differential
     if secure is None or differential is None or differential.at != "server":
         return
-    most = lengthening(Grid(secure.range, secure.bits).step, size)
+    most = lengthening(secure.grid.step, size)
     if most > differential.clip / 2:
         message = (
             f"rounding may make an update of {size:,} parameters longer by {most:.2g}: so much is taken "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agents.pipeline.secure.field import FIELD
 from agents.rules.interface import ClientSide
-from agents.secure.field import FIELD
 from agents.texts import counted
 from testbed.plan import memory
 from testbed.plan.catalog import Catalog
@@ -31,13 +31,11 @@ def of(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> Iterator
     if plan.traits.cgroups:
         model = catalog.model
         side: ClientSide = topology.rule.build().client_side
-        reserved = memory.reserved(model, len(plan.devices))
+        reserved, steps = memory.reserved(model, len(plan.devices)), topology.update_steps
         for group, device in groups:
             yield from _memory_notes(group, device, catalog.profile(group), host, reserved)
         for group, device in groups:
-            needed = memory.client(model, device.local, side) + memory.shares(
-                model, topology.secure, side
-            )
+            needed = memory.client(model, device.local, side, [*device.steps, *steps])
             if _AMPLE <= device.memory < needed:
                 yield (
                     f"Warning: {group.name} has {format_size(device.memory)} of memory, and a client of "

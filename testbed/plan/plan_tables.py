@@ -71,8 +71,8 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "access": None if device.access is None else device.access.name,
         "think": told_duration(device.think),
         "local": _local(device.local),
-        "compression": None if device.compression is None else device.compression.name,
-        "byzantine": None if device.byzantine is None else device.byzantine.name,
+        "compression": device.step_kind("compression"),
+        "byzantine": device.step_kind("byzantine"),
     }
 
 

@@ -65,10 +65,8 @@ class PlannedDevice:
     """1e9 operations per second; still to be multiplied by `speed`."""
     speed: float = 1.0
     """This device's own, as drawn."""
-    compression: Named | None = None
-    """Of its updates (`agents.wire.compression`)."""
-    byzantine: Named | None = None
-    """The attack that its client makes (`agents.client.byzantine`)."""
+    steps: tuple[Named, ...] = ()
+    """What it does to its updates (`agents.pipeline`), beside what all devices do."""
     power: Mapping[str, float] | None = None
     """Watts, by state."""
     thermal: Thermal | None = None
@@ -77,6 +75,10 @@ class PlannedDevice:
     """What it trains on in place of the CPU."""
     dilation: float = 1.0
     """Seconds of the host that make one of the device's: it gets as much less of everything."""
+
+    def step_kind(self, step: str) -> str | None:
+        """The kind of `step` among what it does to its updates; None: it does not do that."""
+        return next((one.params["kind"] for one in self.steps if one.name == step), None)
 
     @property
     def host_cpu(self) -> float:

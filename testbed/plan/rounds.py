@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from agents import pipeline
 from agents.config import Duration, Link
 from agents.device.link import burst
-from agents.secure.coding import code_of
-from agents.secure.secure_messages import share_size
 from agents.timing.durations import DISTRIBUTIONS
 from testbed.errors import listed
 from testbed.plan import costs
@@ -60,18 +59,15 @@ def expected(
     topology: Topology, plan: Plan, parameters: int, samples: Mapping[str, int] | None
 ) -> dict[str, Round]:
     """A round of each device. `parameters` of the model; `samples` of each device, if known."""
-    small = message_sizes("run", "0" * 64, np.zeros(1, np.float32))
-    down, plain = (size + 4 * (parameters - 1) for size in small)
-    if (secure := topology.secure) is not None:  # of each round, shares to the others and from them
-        shares = (len(plan.devices) - 1) * share_size(code_of(secure, parameters).length)
-        down, plain = down + shares, plain + shares
-    smaller: dict[str, int] = {}
+    w, common = np.zeros(parameters, np.float32), topology.update_steps
+    exchanged = sum(pipeline.built(step).exchanged(parameters) for step in common)
+    sizes: dict[str, tuple[int, int]] = {}
     for device in plan.devices:
-        if device.compression is not None and repr(device.compression) not in smaller:
-            sizes = message_sizes(
-                "run", "0" * 64, np.zeros(parameters, np.float32), compression=device.compression
-            )
-            smaller[repr(device.compression)] = sizes[1]
+        if repr(device.steps) not in sizes:
+            names = topology.device_names
+            steps = [*device.steps, *common]
+            down, up = message_sizes("run", "0" * 64, w, steps=steps, clients=names)
+            sizes[repr(device.steps)] = down + exchanged, up + exchanged
     server = Link() if topology.server.link is None else topology.server.link.plain()
     one_step = topology.rule.build().client_side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the share decides
@@ -81,8 +77,7 @@ def expected(
         own = None if samples is None else samples[device.name]
         training, lacks = _training(device, cost, own, one_step=one_step)
         think = _mean(device.think)
-        sizes = down, smaller.get(repr(device.compression), plain)
-        transfer = _transfer(device, server, sizes, in_packets=plan.packets)
+        transfer = _transfer(device, server, sizes[repr(device.steps)], in_packets=plan.packets)
         rounds[device.name] = Round(
             samples=own,
             transfer=transfer,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agents import events
 from agents.texts import visible
-from analysis.story import story as story_of
+from analysis.client_story import story as story_of
 from testbed.errors import BadInputError, listed
 from testbed.run import live_runs
 from testbed.rundir.directory import RunDirectory, tail_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from testbed.errors import BadInputError, HostError
-from testbed.host import docker_engine, terminal
+from testbed.host import docker_engine, remote_terminal
 from testbed.plan.agent_configs import CLIENT_USER
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
@@ -37,7 +37,7 @@ def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
             f"{directory.run} ran in the {runtime} runtime, whose devices are no containers: there is "
             f"nothing to get into. Use the {those(lambda t: t.images)} runtime"
         )
-    if not command and not terminal.is_here():
+    if not command and not remote_terminal.is_here():
         raise BadInputError(
             "a shell needs a terminal; or give a command, as in testbed shell RUN nano ip a"
         )
@@ -73,7 +73,9 @@ def _execute(api: Any, container: str, command: Sequence[str]) -> int:
     else:
         answer = api.exec_start(made, tty=True, socket=True)
         try:
-            terminal.connect(getattr(answer, "_sock", answer), lambda h, w: api.exec_resize(made, h, w))
+            remote_terminal.connect(
+                getattr(answer, "_sock", answer), lambda h, w: api.exec_resize(made, h, w)
+            )
         finally:
             answer.close()
     return int(api.exec_inspect(made)["ExitCode"] or 0)

@@ -6,8 +6,9 @@ import importlib.util
 from collections.abc import Iterator
 
 from agents import config
+from agents.pipeline import STEPS
+from agents.pipeline.secure import coding, quantised
 from agents.rules.interface import ClientSide
-from agents.secure import coding, quantised
 from agents.wire.messages import MAX_SUMMANDS
 from testbed.topology import scenario, validation_errors
 from testbed.topology.schema import Topology
@@ -144,10 +145,12 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _compressed(topology: Topology) -> Iterator[Where]:
-    """Where compression is asked for."""
+    """Where compression, or another step of a device's own that may change updates, is asked for."""
     for index, group in enumerate(topology.devices):
         if group.link is not None and group.link.compression is not None:
             yield ("devices", index, "link", "compression")
+        if group.steps:
+            yield ("devices", index, "steps")
 
 
 def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
@@ -180,6 +183,12 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
             f"clients of {topology.rule.name} count on what they sent to be applied whole: remove this",
         )
     for index, group in enumerate(groups):
+        encoding = [step.name for step in group.update_steps if STEPS[step.name].field is not None]
+        if len(encoding) > 1:
+            yield (
+                ("devices", index),
+                f"updates are encoded by {' and '.join(encoding)}: keep one of them",
+            )
         access = None if group.access is None else group.access.build()
         if access is not None and accesses.setdefault(access.name, access) != access:
             yield (

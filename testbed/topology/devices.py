@@ -7,13 +7,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agents import config
-from agents.client.byzantine import ATTACKS
+from agents.pipeline import STEPS
+from agents.pipeline.byzantine import ATTACKS
+from agents.pipeline.compression import METHODS
 from agents.timing import durations
 from agents.timing.durations import Distribution
-from agents.wire.compression import METHODS
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.data_settings import DeviceData
@@ -118,10 +126,6 @@ class Link(ServerLink):
     compression: Annotated[Compression, OneOf(METHODS)] | None = Field(
         default=None, description="Of the updates that go over it; float32 where not given"
     )
-
-    @property
-    def compressed_by(self) -> config.Named | None:
-        return None if self.compression is None else self.compression.named
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -231,6 +235,10 @@ def _image(image: str, info: ValidationInfo) -> str:
     return from_file(image, info) if _is_dockerfile(image) else image
 
 
+_STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
+"""Steps of `agents.pipeline.STEPS` that have keys of their own in a topology."""
+
+
 class DeviceGroup(Model):
     """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
 
@@ -299,6 +307,11 @@ class DeviceGroup(Model):
     byzantine: Annotated[Byzantine, OneOf(ATTACKS)] | None = Field(
         default=None, description="The attack that its devices make; honest ones where not given"
     )
+    steps: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        exclude_if=lambda steps: not steps,
+        description="Further steps that its devices do to their updates, by name, with their parameters",
+    )
     hosts: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
@@ -328,6 +341,33 @@ class DeviceGroup(Model):
         if self.thermal is not None and self.cpu is None and self.profile is None:
             raise ValueError("thermal has nothing to act on: it lowers cpu. Give cpu or profile")
         return self
+
+    @property
+    def update_steps(self) -> list[config.Named]:
+        """What its devices do to their updates (`agents.pipeline`), beside what all do."""
+        compression = None if self.link is None else self.link.compression
+        own = {"byzantine": self.byzantine, "compression": compression}
+        return [
+            *(
+                config.Named(step, {"kind": one.named.name, "params": one.named.params})
+                for step, one in own.items()
+                if one is not None
+            ),
+            *(config.Named(step, params) for step, params in self.steps.items()),
+        ]
+
+    @field_validator("steps")
+    @classmethod
+    def _steps_exist(cls, steps: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        known = [step for step in STEPS if step not in _STEPS_WITH_KEYS]
+        for name, params in steps.items():
+            if name not in known:
+                raise ValueError(f"found {name}, expected one of {', '.join(known) or 'no step'}")
+            try:
+                STEPS[name](**params)
+            except TypeError as error:
+                raise ValueError(f"{name}: {error}") from error
+        return steps
 
     @property
     def default_memory(self) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from agents import config
+from agents.pipeline import differential
+from agents.pipeline.secure import settings
+from agents.pipeline.secure.step import SecureAggregation
 from agents.rules import RULES
 from agents.tasks import TASKS
 from testbed.own_code.code import Code
@@ -158,12 +162,12 @@ class Bounds(Parameters):
     """What an update may be at most; one over a bound is dropped with a reason, or clipped."""
 
 
-@with_fields_of(config.Secure)
+@with_fields_of(settings.Secure)
 class Secure(Parameters):
     """Secure aggregation: the server gets sums of updates, and no single one."""
 
 
-@with_fields_of(config.Differential)
+@with_fields_of(differential.Differential)
 class Differential(Parameters):
     """Differential privacy of each client: updates are clipped, and Gaussian noise is added."""
 
@@ -343,15 +347,15 @@ class Topology(Model):
         return self._own_code
 
     @property
-    def secure(self) -> config.SecureRun | None:
-        """Secure aggregation, as the agents are told of it; None: updates travel as they are. Raises
-        ValueError where the rule cannot do with sums."""
+    def secure(self) -> SecureAggregation | None:
+        """Secure aggregation; None: updates travel as they are. Raises ValueError where the rule cannot
+        do with sums."""
         if self.privacy is None or self.privacy.secure is None:
             return None
-        wanted: config.Secure = self.privacy.secure.build()
+        wanted: settings.Secure = self.privacy.secure.build()
         sums = self.rule.build().sums()
-        names = self.device_names
-        return config.SecureRun(
+        names, noise = self.device_names, self.differential
+        return SecureAggregation(
             clients=names,
             updates=sums.updates,
             largest_weight=wanted.weights if sums.weighted else 1,
@@ -360,30 +364,28 @@ class Topology(Model):
             range=wanted.range,
             bits=wanted.bits,
             timeout=wanted.timeout,
-            norm=self._clipped_to,
+            norm=noise.clip if noise is not None and noise.at == "server" else None,
         )
 
     @property
-    def _clipped_to(self) -> float | None:
-        """Norm that no update has more of when it is summed: with noise at the client it has."""
-        wanted = self.differential
-        return wanted.clip if wanted is not None and wanted.at == "server" else None
-
-    @property
-    def differential(self) -> config.Differential | None:
-        """Differential privacy, as the clients are told of it."""
+    def differential(self) -> differential.Differential | None:
+        """Differential privacy, as the user wants it."""
         if self.privacy is None or self.privacy.differential is None:
             return None
-        differential: config.Differential = self.privacy.differential.build()
-        return differential
+        wanted: differential.Differential = self.privacy.differential.build()
+        return wanted
 
     @property
-    def server_noise(self) -> config.ServerNoise | None:
-        """What the aggregator is told of it."""
-        wanted = self.differential
-        if wanted is None or wanted.at != "server":
-            return None
-        return config.ServerNoise(wanted.noise * wanted.clip, self.seed)
+    def update_steps(self) -> list[config.Named]:
+        """What all clients do to their updates (`agents.pipeline`), beside what single ones do."""
+        secure, wanted, steps = self.secure, self.differential, []
+        if wanted is not None:
+            rounding = 0.0 if secure is None else secure.grid.step
+            params = {**dataclasses.asdict(wanted), "seed": self.seed, "rounding": rounding}
+            steps.append(config.Named("differential", params))
+        if secure is not None:
+            steps.append(config.Named("secure", dataclasses.asdict(secure)))
+        return steps
 
     @property
     def device_names(self) -> tuple[str, ...]:

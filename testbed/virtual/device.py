@@ -10,9 +10,9 @@ from typing import Protocol
 
 from agents.client import core as client
 from agents.client.timing import Timing
-from agents.client.uploads import Memory
 from agents.config import silence
-from agents.secure.masked import Masked
+from agents.pipeline.interface import SimulatedExchange
+from agents.rules.client_half import SavedVectors
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from agents.wire import payloads
 from testbed.virtual.network import Line
@@ -99,17 +99,15 @@ class Device:
     train: Callable[[payloads.ModelMessage, int], Training]
     speed: Speed
     timing: Timing
-    update_size: int | None = None
-    """Bytes of a compressed update; None: its updates are not compressed."""
+    update_size: int = 0
+    """Bytes of an update."""
     working_on: Work | None = None
     trainings: dict[int, Training] = field(default_factory=dict)
     """Those whose update has not left yet, by sequence number: one that goes on, one in the send
     buffer."""
-    masks: dict[int, Masked] = field(default_factory=dict)
-    """With secure aggregation, by dispatch, what is known of a masked update before it is there."""
-    shares: set[tuple[str, int]] = field(default_factory=set)
-    """Client and dispatch of the masks that it has a share of."""
-    memory: Memory | None = None
+    exchange: SimulatedExchange | None = None
+    """What it says to other devices; None: nothing."""
+    memory: SavedVectors | None = None
     """What it would find on its disk after a restart."""
     alive: bool = True
     leaving: bool = False

@@ -6,12 +6,10 @@ import gc
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from agents import events, own_code
+from agents import events, own_code, pipeline
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
 from agents.aggregator.core import Setup
@@ -19,20 +17,15 @@ from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
-from agents.client import core as client
-from agents.client import randomness
-from agents.client.byzantine import Attacker
-from agents.client.differential import Privatiser
-from agents.client.timing import Timing
+from agents.client import making, randomness
 from agents.client.training import trainer_of
 from agents.config import Link, Named, silence
 from agents.device_actions import DeviceState
 from agents.models.buffers import Buffers
 from agents.models.flat import first_model
 from agents.models.vectors import Vector
+from agents.pipeline.interface import ExchangeCost
 from agents.rules.interface import ClientSide
-from agents.secure.masked import DIVERGED, Masked
-from agents.secure.quantised import Grid
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.nanoseconds import from_seconds
@@ -41,13 +34,19 @@ from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice, costs
-from testbed.plan.agent_configs import RunSpec, importance, keepalive, keeps_models, start_of
+from testbed.plan.agent_configs import (
+    RunSpec,
+    client_setup,
+    importance,
+    keepalive,
+    keeps_models,
+    start_of,
+    update_steps,
+)
 from testbed.plan.costs import (
-    ProtocolCost,
     StepCost,
     StepTime,
     keep_step_time,
-    measured_protocol,
     message_sizes,
     timed,
 )
@@ -60,7 +59,7 @@ from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
 from testbed.virtual.pool import Pool, Ticket
-from testbed.virtual.simulation import Masking, Simulation
+from testbed.virtual.simulation import Simulation
 from testbed.virtual.timing import Speed
 from testbed.virtual.training import BatchTrainer
 
@@ -144,7 +143,7 @@ class Recorder:
 def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorder) -> Simulation:
     topology, run_id = spec.topology, spec.directory.run
     task = own_code.build(topology.task.named, TASKS, Task)
-    rule = topology.rule.build()
+    side: ClientSide = topology.rule.build().client_side
     start = start_of(topology, spec.directory)
     w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
@@ -153,16 +152,15 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     settings = Settings(
         run=run_id,
         schema=schema,
-        side=rule.client_side,
+        side=side,
         importance=population,
         samples=spec.samples,
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
         patient=has_steps(topology, spec.plan),
         bounds=topology.bounds.build(),
-        keeps_models=keeps_models(topology),
-        secure=topology.secure,
-        noise=topology.server_noise,
+        keeps_models=keeps_models(topology, spec.plan),
+        steps=update_steps(topology, spec.plan),
     )
     setup = Setup(settings, topology.rule.named, topology.seed)
     core, server = setup.core(w, buffers)
@@ -171,7 +169,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     queue = EventQueue()
     cost = _step_cost(spec, prepared, task, view, w.size)
     model = run_id, schema, w, buffers
-    fleet = _Fleet(spec, prepared, rule.client_side, task, cost, queue, model, view)
+    fleet = _Fleet(spec, prepared, side, task, cost, queue, model, view)
     return Simulation(
         queue,
         core,
@@ -187,8 +185,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         recorder,
         run=run_id,
         schema=schema,
-        sizes=message_sizes(run_id, schema, w, buffers, secure=topology.secure),
-        masking=None if topology.secure is None else Masking(topology.secure, w.size),
+        sizes=message_sizes(run_id, schema, w, buffers),
         stop=stop,
         steps=steps(topology, spec.plan),
         absent=spec.plan.absent,
@@ -211,7 +208,9 @@ class _Fleet:
         view: View,
     ) -> None:
         """`model`: run, schema and vector, of which messages are made."""
-        self._model, self._sizes = model, dict[str, int]()
+        self._model = model
+        self._sizes: dict[str, int] = {}
+        """Bytes of an update on the wire, by what is done to it."""
         self._spec = spec
         self._prepared = prepared
         self._side = side
@@ -234,22 +233,16 @@ class _Fleet:
         if trainer.remark is not None:
             view.progress(trainer.remark)
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
-        self._differential, secure = spec.topology.differential, spec.topology.secure
-        self._grid = None if secure is None else Grid(secure.range, secure.bits)
+        self._common = spec.topology.update_steps
 
     def device(self, name: str, last: Device | None = None) -> Device:
         """A life of a device; what is on its disk, what was set of its share and link, and how far its
         durations are drawn, outlives the `last` one."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
-        local, seed = planned.local, self._spec.topology.seed
+        setup = client_setup(self._spec, planned, self._common)
         gradient = self._side.kind == "gradient"
-        steps = 1 if gradient else local.count(len(indices))
-        run, compression = self._spec.directory.run, planned.compression
-        identity = client.Identity(run, name, len(indices), self._side, local, compression)
-
-        def generator(*purpose: int) -> np.random.Generator:
-            return randomness.generator(seed, name, *purpose)
+        steps = 1 if gradient else setup.local.count(len(indices))
 
         def train(model: payloads.ModelMessage, sequence: int) -> Ticket:
             ticket = Ticket(
@@ -257,58 +250,30 @@ class _Fleet:
                 start=model.vector,
                 buffers=model.buffers,
                 indices=indices,
-                local=local,
-                lr=local.rate(model.version, model.lr),
+                local=setup.local,
+                lr=setup.local.rate(model.version, model.lr),
                 steps=steps,
                 client=name,
-                rng=lambda: generator(randomness.TRAINING, sequence),
+                rng=lambda: making.rng(setup, randomness.TRAINING, sequence),
                 gradient=gradient,
             )
             return self._pool.hand_in(ticket)
 
-        memory = None if last is None else last.memory
-        attacker = None
-        if planned.byzantine is not None:
-            attacker = Attacker(
-                planned.byzantine, lambda update: generator(randomness.ATTACKING, update)
-            )
         if last is None:
             line = self._network.line(planned)
             speed = Speed(planned, self._cost)
-            timing = Timing(planned.timing, planned.think, generator, speed=planned.speed)
+            timing = making.timing(setup)
         else:
             line, speed, timing = last.line, last.speed, last.timing
-        privatiser, grid = None, self._grid
-        if (differential := self._differential) is not None:
-            step = 0.0 if grid is None else grid.step
-            privatiser = Privatiser(
-                differential, lambda dispatch: generator(randomness.NOISE, dispatch), step
-            )
-        masks: dict[int, Masked] = {}
-
-        def mask(sequence: int, dispatch: int, vector: Vector) -> Masked:
-            """With a mask of zeros: there is nobody from whom it would hide anything."""
-            assert grid is not None  # noqa: S101  (it is called with secure aggregation only)
-            known = masks.pop(dispatch)
-            try:
-                words, outside = grid.rounded(vector, generator(randomness.ROUNDING, sequence))
-            except ValueError:
-                return replace(known, words=np.zeros(vector.size, np.uint32), outside=DIVERGED)
-            return replace(known, words=words, outside=outside)
-
-        def as_sent(sequence: int, vector: Vector) -> Vector:
-            assert grid is not None  # noqa: S101  (likewise)
-            return grid.as_sent(vector, generator(randomness.ROUNDING, sequence))
-
+        memory = None if last is None else last.memory
+        done_to_updates = making.steps(setup, self._model[2].size, simulated=True)
+        exchanges = (step.simulated_exchange for step in done_to_updates)
         return Device(
             index=index,
             name=name,
-            masks=masks,
-            core=client.ClientCore(
-                *(identity, lambda _: timing.thinking, memory, attacker),
-                mask=None if grid is None else mask,
-                privatiser=privatiser,
-                as_sent=None if grid is None else as_sent,
+            core=making.core(
+                *(setup, len(indices), lambda _: timing.thinking, done_to_updates),
+                memory=memory,
             ),
             line=line,
             train=train,
@@ -316,16 +281,18 @@ class _Fleet:
             timing=timing,
             all_lost=line.link.is_outage,
             patience=self._patience,
-            update_size=None if compression is None else self._update_size(compression),
+            update_size=self._update_size(setup.steps),
+            exchange=next((one for one in exchanges if one is not None), None),
             memory=memory,
         )
 
-    def _update_size(self, compression: Named) -> int:
+    def _update_size(self, steps: Sequence[Named]) -> int:
         """Bytes of an update on the wire."""
-        sizes = self._sizes
-        if repr(compression) not in sizes:
-            sizes[repr(compression)] = message_sizes(*self._model, compression)[1]
-        return sizes[repr(compression)]
+        names = tuple(step.name if step in self._common else repr(step) for step in steps)
+        key = repr(names)
+        if key not in self._sizes:
+            self._sizes[key] = message_sizes(*self._model, steps, [*self._planned])[1]
+        return self._sizes[key]
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
@@ -343,7 +310,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
     """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
     not give it, it is measured, and kept in the run's directory: from there it is the same again."""
     topology, plan = spec.topology, spec.plan
-    virtual, secure = plan.virtual, topology.secure
+    virtual = plan.virtual
     if plan.measures_steps:
         device = next(d for d in plan.devices if d.cpu is not None and d.gflops is None)
         shard = prepared.shard(device.name)
@@ -360,16 +327,18 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         keep_step_time(topology.task.build(), device.local, step, topology.task.frozen)
         view.progress(f"A step takes {whole * 1e3:.2f} ms of a core here (virtual.step_time)")
         virtual = timed(virtual, step)
-    if secure is not None and plan.packets:
-        virtual = _with_protocol(virtual, measured_protocol(secure, parameters), view)
+    if plan.packets:
+        for one in topology.update_steps:
+            virtual = _with_exchange(virtual, pipeline.built(one).exchange_cost(parameters), view)
     if virtual != plan.virtual:
         plan.with_measured(virtual).measured.write(spec.directory.measured)
     return costs.of(virtual, topology.task.flops_per_step)
 
 
-def _with_protocol(virtual: Virtual, cost: ProtocolCost, view: View) -> Virtual:
-    """`virtual` with what secure aggregation was measured to cost, as far as it does not say."""
-    found = {"mask_time": cost.mask, "share_time": cost.share, "answer_time": cost.answer}
+def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
+    """`virtual` with what an exchange between clients was measured to cost, unless it says so."""
+    measured = {"mask_time": cost.prepare, "share_time": cost.share, "answer_time": cost.answer}
+    found = {name: value for name, value in measured.items() if value}
     for name, value in found.items():
         if getattr(virtual, name) is None:
             view.progress(

@@ -13,22 +13,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.client import core as client
-from agents.config import SecureRun, Stop
+from agents.config import Stop
 from agents.device_actions import to_json
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
+from agents.pipeline.interface import SimulatedExchange, Wanted
 from agents.rules.interface import Request, Server
-from agents.secure.coding import code_of
-from agents.secure.masked import Masked
-from agents.secure.secure_messages import LACKING, share_size, sum_size
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 from agents.wire import payloads
 from testbed.errors import RunFailedError
@@ -37,20 +33,9 @@ from testbed.virtual import faults
 from testbed.virtual.device import Device, Work
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
 
-_NO_WORDS = np.zeros(0, np.uint32)
 _DEADLOCK = "nothing happens any more: the rule waits for its clients, and the clients wait for the rule"
 _MAX_EVENTS_AT_ONCE = 100
 """Per device at one time: more come only from a device that takes no time at all."""
-
-
-class Masking:
-    """Secure aggregation in virtual time: its messages are sent, and take their time; their content is
-    zeros, as there is nobody from whom it would hide anything."""
-
-    def __init__(self, secure: SecureRun, size: int) -> None:
-        self.places = {client: place for place, client in enumerate(secure.clients)}
-        self.length = code_of(secure, size).length
-        self.share, self.sum = share_size(self.length), sum_size(self.length)
 
 
 class Recorder(Protocol):
@@ -90,7 +75,6 @@ class Simulation:
         stop: Stop,
         steps: Iterator[Step],
         absent: frozenset[str],
-        masking: Masking | None = None,
         evaluates_alone: bool = False,
     ) -> None:
         self._events = queue
@@ -104,7 +88,6 @@ class Simulation:
         self._model_size, self._update_size = sizes
         self._steps = steps
         self._absent = absent
-        self._masking = masking
         self._evaluates_at_once = evaluates_alone or stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
         self._devices: dict[str, Device] = {}
@@ -218,8 +201,8 @@ class Simulation:
 
     def _deliver(self, message: payloads.UpdateMessage) -> None:
         now, name = self._events.now, message.client
-        small = None if message.compressed is None else self.device(name).update_size
-        self._handle(inputs.UpdateArrived(now, name, small or self._update_size, now, message))
+        size = self._update_size if message.encoded is None else self.device(name).update_size
+        self._handle(inputs.UpdateArrived(now, name, size, now, message))
 
     def device(self, name: str) -> Device:
         return self._devices.get(name) or self.new_device(name)
@@ -392,37 +375,35 @@ class Simulation:
         device.timing.begin()
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
-        masking = sending = 0
-        if self._masking is not None:
-            masking = device.speed.masking()
-            shares = self._mask(device, self._masking, model.dispatch, masking)
-            sending = device.speed.passing_on(shares)
-        begun = device.running_time(self._events.now) + masking
+        preparing = sending = 0
+        if device.exchange is not None:
+            preparing = device.speed.preparing()
+            messages = self._prepare(device, device.exchange, model.dispatch, preparing)
+            sending = device.speed.passing_on(messages)
+        begun = device.running_time(self._events.now) + preparing
         work = Work(
             training=training,
-            started=self._events.now + masking,
+            started=self._events.now + preparing,
             since=begun,
             computed=begun + device.speed.computing(training.steps) + sending,
-            floor=begun - masking + device.timing.floor,
+            floor=begun - preparing + device.timing.floor,
         )
         self.work_on(device, work)
 
-    def _mask(self, device: Device, masking: Masking, dispatch: int, took: Nanoseconds) -> int:
-        """`device` makes the mask of the update that will answer `dispatch`, which takes so long, and
-        sends the shares to all who are there; to how many."""
+    def _prepare(
+        self, device: Device, exchange: SimulatedExchange, dispatch: int, took: Nanoseconds
+    ) -> int:
+        """`device` prepares the update that will answer `dispatch`, which takes so long, and sends a
+        message to all who are there; to how many."""
         name = device.name
-        holders = sorted(masking.places[client] for client in {*self._server.clients, name})
-        device.masks[dispatch] = Masked(_NO_WORDS, tuple(holders), 0, took)
-        for old in [known for known in device.masks if known < dispatch][:-2]:
-            del device.masks[old]
-        device.shares.add((name, dispatch))
+        count = exchange.prepare(dispatch, self._server.clients, took)
 
         def send() -> None:
             for recipient in [peer for peer in self._server.clients if peer != name]:
-                self._share(device, recipient, masking, dispatch)
+                self._pass_on(device, exchange.share_size, recipient, dispatch)
 
         self._local(self._events.now + took, device, send)
-        return len(holders) - 1
+        return count
 
     def _computes(self, device: Device, duration: Nanoseconds) -> None:
         """`device` computes something else: a training that goes on takes so much longer."""
@@ -430,44 +411,31 @@ class Simulation:
         if duration and work is not None and work.ended > at:
             self.work_on(device, work.later(at, duration))
 
-    def _share(self, sender: Device, recipient: str, masking: Masking, dispatch: int) -> None:
-        """A share goes up the line of `sender` and down that of `recipient`."""
-        key = sender.name, dispatch
+    def _pass_on(self, sender: Device, size: int, recipient: str, dispatch: int) -> None:
+        """A message goes up the line of `sender` and down that of `recipient`."""
 
         def passed_on() -> None:
             receiver = self.device(recipient)
 
             def arrived() -> None:
-                receiver.shares.add(key)
+                if receiver.exchange is not None:
+                    receiver.exchange.take(sender.name, dispatch)
                 self._computes(receiver, receiver.speed.passing_on(1))
 
-            receiver.line.download(
-                masking.share, lambda at: self._message(at, receiver, arrived, to_device=True)
-            )
+            receiver.line.download(size, lambda at: self._message(at, receiver, arrived, to_device=True))
 
-        sender.line.upload(
-            masking.share, lambda at: self._message(at, sender, passed_on, to_device=False)
-        )
+        sender.line.upload(size, lambda at: self._message(at, sender, passed_on, to_device=False))
 
-    def _ask_for_shares(
-        self, device: Device, number: int, updates: Sequence[tuple[str, int, int]]
-    ) -> None:
-        """`device` sums up its shares and sends the sum."""
-        masking = self._masking
-        assert masking is not None  # noqa: S101  (else there are no sums)
-        wanted = {(client, dispatch) for client, dispatch, _ in updates}
+    def _ask_for_shares(self, device: Device, number: int, updates: Wanted) -> None:
+        """`device` answers what the server wants to know of it and the others."""
 
         def asked(_: Nanoseconds) -> client.Actions:
-            words = None
-            if wanted <= device.shares:
-                device.shares -= wanted
-                words = np.zeros(masking.length, np.uint32)
+            assert device.exchange is not None  # noqa: S101  (else nobody asks)
+            size, words = device.exchange.answer(updates)
             answer = inputs.SharesSum(number, words)
 
             def arrive() -> None:
                 self._handle(inputs.SharesSummed(self._events.now, device.name, answer))
-
-            size = masking.sum if words is not None else sum_size(LACKING)
 
             def send() -> None:
                 device.line.upload(size, lambda at: self._message(at, device, arrive, to_device=False))
@@ -496,5 +464,5 @@ class Simulation:
             self._deliver(message())
 
         device.under_way.append(message)
-        size = device.update_size or self._update_size
+        size = device.update_size
         device.line.hand_in(size, lambda at: self._message(at, device, arrive, to_device=False))

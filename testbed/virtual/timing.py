@@ -27,17 +27,17 @@ class Speed:
         now."""
         return from_seconds(steps * self._step + self._cost.per_update(self._device))
 
-    def masking(self) -> Nanoseconds:
-        """How long it computes a mask and its shares, at that share; 0 without secure aggregation."""
-        return from_seconds(self._cost.seconds_on(self._device, self._cost.mask))
+    def preparing(self) -> Nanoseconds:
+        """How long it computes before a training what other clients get, at that share."""
+        return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.prepare))
 
-    def passing_on(self, shares: int) -> Nanoseconds:
-        """How long it computes for so many shares that it sends or gets."""
-        return from_seconds(self._cost.seconds_on(self._device, shares * self._cost.share))
+    def passing_on(self, messages: int) -> Nanoseconds:
+        """How long it computes for so many messages that it sends to other clients or gets."""
+        return from_seconds(self._cost.seconds_on(self._device, messages * self._cost.exchange.share))
 
     def answering(self) -> Nanoseconds:
-        """How long it computes a sum of shares."""
-        return from_seconds(self._cost.seconds_on(self._device, self._cost.answer))
+        """How long it computes an answer to the server."""
+        return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.answer))
 
     def starting(self) -> Nanoseconds:
         """How long a client that starts takes until it is ready."""

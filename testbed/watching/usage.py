@@ -32,8 +32,8 @@ class Usage:
     _samples: deque[_Sample] = field(default_factory=deque)
 
     def take(self, at: float, values: Mapping[str, Any]) -> None:
-        """A sample (`agents.device.usage`) of device time `at`. What devices send is theirs: one without
-        a sane time of the CPU is passed over."""
+        """Take a sample (`agents.device.resource_usage`) of device time `at`. Devices may send anything:
+        one without a sane CPU time is ignored."""
         figures = (number(values.get(name)) for name in ("cpu", "sent", "received", "memory"))
         sample = _Sample(at, *figures)
         last = self._samples[-1] if self._samples else None

@@ -18,16 +18,19 @@ from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.client import core as client_core
 from agents.client.core import ClientCore, Identity, Outcome, Trained
-from agents.client.uploads import Memory
-from agents.config import Local, SecureRun
+from agents.config import Local
 from agents.models.vectors import Vector
+from agents.pipeline.interface import ClientStep, PeerError
+from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.secure_messages import decode_sum
+from agents.pipeline.secure.settings import SecureRun
+from agents.pipeline.secure.step import Masking
+from agents.rules.client_half import ClientSettings, SavedVectors
 from agents.rules.interface import Request, Rule
-from agents.secure.masked import Masked
-from agents.secure.party import Party
-from agents.secure.secure_messages import PartyError, decode_sum
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
-from agents.wire.payloads import ModelMessage, UpdateMessage
-from tests.agents.helpers import make_core, records
+from agents.wire.payloads import Encoded, ModelMessage, UpdateMessage
+from tests.agents.helpers import make_core, records, secure_step
 
 random_lives = settings(phases=[phase for phase in Phase if phase is not Phase.explain])
 """Explaining which events matter takes minutes where a life is long; a shrunk one explains itself."""
@@ -57,7 +60,7 @@ class Device:
     training: ModelMessage | None = None
     cut: bool = False
     outbox: deque[UpdateMessage] = field(default_factory=deque)
-    memory: Memory = field(default_factory=Memory)
+    memory: SavedVectors = field(default_factory=dict)
     """On the disk."""
     party: Party | None = None
     """With secure aggregation, of the last process: its public key outlives it at the broker."""
@@ -66,6 +69,24 @@ class Device:
     def busy(self) -> bool:
         """Whether something goes on, here or on the way."""
         return bool(self.inbox or self.training or self.outbox)
+
+
+class _Kept(Masking):
+    """Masks, and in `sent`, by client and dispatch, what updates are without them."""
+
+    def __init__(
+        self,
+        party: Party,
+        grid: Grid,
+        rng: Callable[[int], np.random.Generator],
+        sent: dict[tuple[str, int], Vector],
+    ) -> None:
+        super().__init__(party, grid, rng)
+        self._client, self._sent = party.name, sent
+
+    def apply(self, progress: Vector, sequence: int, dispatch: int) -> Encoded:
+        self._sent[self._client, dispatch] = self.as_sent(sequence, dispatch, progress)
+        return super().apply(progress, sequence, dispatch)
 
 
 class Fleet:
@@ -85,7 +106,10 @@ class Fleet:
     ) -> None:
         w = np.full(1, 0.3, dtype)
         self.core, self.server = make_core(
-            rule, w=w, importance=importance, secure=secure, keeps_models=secure is not None
+            *(rule, None, w),
+            importance=importance,
+            steps=[] if secure is None else [secure_step(secure)],
+            keeps_models=secure is not None,
         )
         self.sent: dict[tuple[str, int], Vector] = {}
         """With secure aggregation, by client and dispatch: what an update is without its mask."""
@@ -101,7 +125,7 @@ class Fleet:
         """Those of them that the rule took."""
         self.dispatched: dict[int, Vector] = {}
         """By dispatch, what was sent."""
-        self._side = rule.client_side
+        self._rule, self._side = rule, rule.client_side
         self._progress = progress
         for name in self.devices:
             self.start(name)
@@ -126,18 +150,21 @@ class Fleet:
     def start(self, name: str) -> None:
         """The process starts, with what is on its disk."""
         device = self.devices[name]
-        identity = Identity("run", name, 10, self._side, Local(steps=_STEPS))
-        device.core = ClientCore(identity, lambda *_: 0, device.memory)
+        steps: list[ClientStep] = []
         if self._secure is not None:
             party = device.party = Party("run", name, self._secure, self.server.w.size)
             for other in filter(None, (one.party for one in self.devices.values())):
                 other.meet(name, party.public)
                 party.meet(other.name, other.public)
-            device.core = ClientCore(
-                *(identity, lambda *_: 0, device.memory),
-                mask=partial(self._masked, party),
-                as_sent=lambda update, vector: party.grid.as_sent(vector, _rng(name, update)),
-            )
+            steps.append(_Kept(party, party.grid, partial(_rng, name), self.sent))
+        settings = ClientSettings(
+            local=Local(steps=_STEPS),
+            sends_changes=bool(steps),
+            as_sent=steps[0].as_sent if steps else None,
+            memory=device.memory,
+        )
+        rule = self._rule.begin_client(settings)
+        device.core = ClientCore(Identity("run", name, 10), lambda *_: 0, rule, steps)
         self.say(name, "joining")
         self.say(name, "ready")
 
@@ -198,7 +225,7 @@ class Fleet:
             case ModelMessage():
                 self._obey(device, device.core.model(message, self._ns))
             case Share(sender, payload) if device.party is not None:
-                with suppress(PartyError):  # sealed for the process that was here before, as it may be
+                with suppress(PeerError):  # sealed for the process that was here before, as it may be
                     device.party.take(sender, payload)
             case act.AskForShares(_, number, updates) if device.party is not None:
                 answer = decode_sum(device.party.answer(number, updates))
@@ -296,11 +323,6 @@ class Fleet:
         w = self.dispatched[number] = self.server.w.copy()
         message = ModelMessage(run="run", version=version, dispatch=number, schema="s", vector=w, **more)
         self._put(name, message)
-
-    def _masked(self, party: Party, sequence: int, dispatch: int, vector: Vector) -> Masked:
-        rng = _rng(party.name, sequence)
-        self.sent[party.name, dispatch] = party.grid.as_sent(vector, rng)
-        return party.masked(dispatch, vector, _rng(party.name, sequence))
 
     def _put(self, name: str, message: Message) -> None:
         if self.devices[name].core is not None:

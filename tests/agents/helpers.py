@@ -19,12 +19,27 @@ from agents.aggregator.evaluation import Evaluation
 from agents.aggregator.settings import Settings
 from agents.client.core import ClientCore, Identity, Outcome
 from agents.client.timing import Timing
-from agents.config import Duration, Local, Stop
+from agents.config import Duration, Local, Named, Stop
 from agents.device_actions import Join
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
+from agents.pipeline import ServerSteps
+from agents.pipeline.compression import METHODS, Compressor
+from agents.pipeline.secure.settings import SecureRun
+from agents.rules.area import AreaClient
 from agents.rules.fedbuff import FedBuff
-from agents.rules.interface import Actions, Aggregated, Rule, Send, Server, State, Update
+from agents.rules.interface import (
+    Actions,
+    Aggregated,
+    ClientSettings,
+    ClientSide,
+    ClientState,
+    Rule,
+    Send,
+    Server,
+    State,
+    Update,
+)
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire import payloads
 from testbed.plan import PlannedDevice
@@ -171,7 +186,6 @@ def make_core(
         {},
         np.random.default_rng(0),
         population=chosen["importance"],
-        masked=chosen.get("secure") is not None,
     )
     asked = Settings(
         run="run",
@@ -181,8 +195,30 @@ def make_core(
         evaluate_every=from_seconds(evaluate_every),
         **chosen,
     )
+    server.masked = ServerSteps(asked.steps, server.w.size).sums is not None
     state = rule.begin(server)
     return Core(AggregatorCore(asked, state, server), state), server
+
+
+def secure_step(secure: SecureRun) -> Named:
+    """Secure aggregation among what is done to updates."""
+    return Named("secure", dataclasses.asdict(secure))
+
+
+def compressor(kind: str, **params: Any) -> Compressor:
+    """That of one client."""
+    return Compressor(METHODS[kind](**params))
+
+
+COMPRESSED = Named("compression", {"kind": "fp16", "params": {}})
+"""Compression among what is done to updates: the server takes them by any method."""
+
+
+def client_rule(side: ClientSide | None = None, local: Local | None = None, **more: Any) -> ClientState:
+    """The client half of a rule with this `side`."""
+    settings = ClientSettings(local=local or Local(steps=1), **more)
+    side = side or ClientSide()
+    return (AreaClient if side.kind == "residual" else ClientState)(side, settings)
 
 
 def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> payloads.UpdateMessage:
@@ -345,11 +381,11 @@ class Simulation:
         planned = PlannedDevice(
             name=name, group=name, cpu=None, memory=0, local=self.local, timing=timing
         )
-        identity = Identity("run", name, 10, self._rule.client_side, self.local)
         memory = None if last is None else last.memory
+        settings = ClientSettings(local=self.local, memory=memory)
         return Device(
             index=NAMES.index(name),
-            core=ClientCore(identity, lambda *_: 0, memory),
+            core=ClientCore(Identity("run", name, 10), lambda *_: 0, self._rule.begin_client(settings)),
             line=self._network.line(planned) if last is None else last.line,
             train=lambda model, _: _Training(self, name, model),
             speed=Speed(planned, StepCost()) if last is None else last.speed,

@@ -10,20 +10,14 @@ import pytest
 import torch
 
 from agents.client import accelerator
-from agents.config import Broker, ClientConfig, Local, Named
-from agents.rules.interface import ClientSide
+from agents.config import Broker, ClientConfig, ClientSetup, Local, Named
 
 CPU = ClientConfig(
-    run="r",
-    client="pi",
+    setup=ClientSetup(run="r", client="pi", seed=0, rule=Named("fedbuff", {}), local=Local(steps=1)),
     broker=Broker("127.0.0.1", 1, "pi", "secret"),
     task=Named("digits-logreg", {}),
-    local=Local(steps=1),
-    think=None,
-    seed=0,
     shard="",
     threads=1,
-    side=ClientSide(),
     parameters=1,
 )
 GPU = replace(CPU, device="cuda", gpu_memory=2 * 2**30)

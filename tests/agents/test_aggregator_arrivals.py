@@ -23,7 +23,7 @@ def arrivals(*keys: tuple[str, int], buffers: tuple[Buffers, ...] = ()) -> Arriv
     for place, (client, dispatch) in enumerate(keys):
         update = message(client, dispatch, base_version=3, buffers=buffers[place] if buffers else NONE)
         event = UpdateArrived(SECOND, client, 1000, SECOND, update)
-        found.add(event, Dispatched(3, from_seconds(0.0625)), epoch=100 * SECOND)
+        found.add(event, Dispatched(3, from_seconds(0.0625)), epoch=100 * SECOND, parameters=1, facts={})
     return found
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from agents.client import core
-from agents.client.byzantine import Attacker, Noise
 from agents.config import Local, Named
+from agents.pipeline.byzantine import ATTACKS, Attacker, Noise
 from agents.rules.interface import ClientSide, Kind
 from agents.wire.payloads import ModelMessage, UpdateMessage
 from testbed import simulate
+from tests.agents.helpers import client_rule
 
 START, ENDS = [1.0, 1.0], [[3.0, 0.0], [2.0, 2.0]]
 """Of the model, and of two trainings: honest progress (2, -1), then (1, 1)."""
@@ -22,9 +23,9 @@ START, ENDS = [1.0, 1.0], [[3.0, 0.0], [2.0, 2.0]]
 
 def sent(named: Named, kind: Kind = "delta", **local: Any) -> list[UpdateMessage]:
     """The client's two updates."""
-    identity = core.Identity("run", "a", 10, ClientSide(kind), Local(steps=2, **local))
-    attacker = Attacker(named, lambda sequence: np.random.default_rng(sequence))
-    client = core.ClientCore(identity, lambda *_: 0, attacker=attacker)
+    rule = client_rule(ClientSide(kind), Local(steps=2, **local))
+    attacker = Attacker(ATTACKS[named.name](**named.params), np.random.default_rng)
+    client = core.ClientCore(core.Identity("run", "a", 10), lambda *_: 0, rule, [attacker])
     model = ModelMessage(
         run="run", version=0, dispatch=1, schema="s", vector=np.array(START, np.float32)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,16 +21,21 @@ from agents.client.core import (
     Train,
     Trained,
 )
-from agents.client.uploads import History, Memory, effective_steps
 from agents.config import Local
 from agents.models.vectors import Vector
+from agents.rules.client_half import ClientSettings, ClientState, SavedVectors, effective_steps
+from agents.rules.favano import Favano, FavanoClient
 from agents.rules.interface import ClientSide
 from agents.wire.payloads import ModelMessage, UpdateMessage
+from tests.agents.helpers import client_rule
 
 
-def _client(known: Memory | None = None, local: Local | None = None, **side: Any) -> ClientCore:
-    identity = Identity("run", "a", 10, ClientSide(**side), local or Local(steps=4))
-    return ClientCore(identity, lambda *_: 50, known)
+def _client(known: SavedVectors | None = None, local: Local | None = None, **side: Any) -> ClientCore:
+    return _core(client_rule(ClientSide(**side), local, memory=known))
+
+
+def _core(rule: ClientState) -> ClientCore:
+    return ClientCore(Identity("run", "a", 10), lambda *_: 50, rule)
 
 
 def _vector(*values: float) -> Vector:
@@ -162,7 +167,7 @@ def test_a_residual_is_the_end_minus_the_last_end_that_was_applied() -> None:
     client.model(_model(1, w=5.0), 0)
     remember, send = _work(client, end=1.0)
     assert isinstance(remember, Remember)  # on the disk before the update leaves
-    assert remember.memory.sent == (1, _vector(1.0))
+    assert remember.memory["sent"] == (1, _vector(1.0))
     (first,) = _sent([send])
     assert (first.kind, first.vector.tolist()) == ("model", [1.0])  # it has no memory yet
     client.model(_model(2, acknowledged=1), 200)
@@ -178,8 +183,8 @@ def test_a_restarted_client_carries_on_from_what_was_applied(
     tmp_path: Path, acknowledged: int, residual: float
 ) -> None:
     path = tmp_path / "memory.safetensors"
-    assert memory.load(path) == Memory()
-    memory.save(Memory(applied=(6, _vector(1.0)), sent=(7, _vector(3.0))), path)
+    assert memory.load(path) == {}
+    memory.save({"applied": (6, _vector(1.0)), "sent": (7, _vector(3.0))}, path)
     client = _client(memory.load(path), kind="residual")
     assert client.model(_model(1, acknowledged=acknowledged), 0) == [
         Train(_model(1, acknowledged=acknowledged), 8)
@@ -218,13 +223,18 @@ def test_fednova_counts_with_the_step_size_that_came_with_the_model() -> None:
 
 def test_favano_divides_by_its_own_history() -> None:
     """E = 4, 0, 2. P(E > 0)·E: 4, ½·0, ⅔·2; E[E]: 4, 2, 2."""
-    stochastic, deterministic = History(), History()
-    assert [stochastic.divisor(e, "stochastic") for e in (4, 0, 2)] == pytest.approx([4, 0, 4 / 3])
-    assert [deterministic.divisor(e, "deterministic") for e in (4, 0, 2)] == pytest.approx([4, 2, 2])
+    stochastic, deterministic = _favano("stochastic"), _favano("deterministic")
+    assert [stochastic.divisor(e) for e in (4, 0, 2)] == pytest.approx([4, 0, 4 / 3])
+    assert [deterministic.divisor(e) for e in (4, 0, 2)] == pytest.approx([4, 2, 2])
+
+
+def _favano(debias: Literal["stochastic", "deterministic"]) -> FavanoClient:
+    rule = Favano(period=1.0, sample=1, debias=debias)
+    return rule.begin_client(ClientSettings(local=Local(steps=4)))
 
 
 def test_favano_sends_the_start_plus_the_divided_progress() -> None:
-    client = _client(kind="model", send_buffer="hold", debias="stochastic")
+    client = _core(_favano("stochastic"))
     client.model(_model(1, w=1.0), 0)
     client.interrupt(50)
     (update,) = _sent(client.trained(_trained(end=9.0, steps=2)))
@@ -240,8 +250,8 @@ def test_numbers_go_on_after_those_of_a_forgotten_life(kind: str) -> None:
 
 def test_a_memory_of_an_update_that_was_sent_only_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "memory.safetensors"
-    memory.save(Memory(sent=(3, _vector(1.0))), path)
+    memory.save({"sent": (3, _vector(1.0))}, path)
     known = memory.load(path)
-    assert known.applied is None
-    assert known.sent is not None
-    assert (known.sent[0], known.sent[1].tolist()) == (3, [1.0])
+    assert {name: (number, one.tolist()) for name, (number, one) in known.items()} == {
+        "sent": (3, [1.0])
+    }

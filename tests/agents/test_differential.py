@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agents.aggregator import actions as act
 from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Trained
-from agents.client.differential import Privatiser
-from agents.config import Differential, Local, ServerNoise
+from agents.config import Named
+from agents.models.vectors import Vector
+from agents.pipeline.differential import Differential, DifferentialRun, Privatiser
+from agents.pipeline.secure.quantised import Grid
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, Kind
-from agents.secure.quantised import Grid
 from agents.wire.payloads import ModelMessage, UpdateMessage
-from tests.agents.helpers import done, message, of, started
+from tests.agents.helpers import client_rule, done, message, of, started
 
 _D = 10_000
 
 
-def _privatiser(at: str, clip: float = 2.0, noise: float = 0.5) -> Privatiser:
-    settings = Differential(clip=clip, noise=noise, at=at)  # type: ignore[arg-type]
+def _privatiser(at: str, clip: float = 2.0, noise: float = 0.5, **more: float) -> Privatiser:
+    settings = _settings(clip=clip, noise=noise, at=at, **more)
     return Privatiser(settings, np.random.default_rng)
+
+
+def _settings(**values: Any) -> DifferentialRun:
+    return DifferentialRun(seed=1, **values)
+
+
+def _private(privatiser: Privatiser, dispatch: int, change: Vector) -> Vector:
+    return privatiser.apply(change, 1, dispatch)
+
+
+_NOISE = Named("differential", asdict(_settings(clip=1.0, noise=3.0, at="server")))
 
 
 def test_a_long_update_is_clipped_and_a_short_one_is_not() -> None:
     long, short = np.full(_D, 0.1, np.float32), np.full(_D, 0.01, np.float32)  # norms 10 and 1
     server = _privatiser("server")
-    assert np.linalg.norm(server.private(1, long)) == pytest.approx(2.0, rel=1e-5)
-    assert np.array_equal(server.private(1, short), short)
+    assert np.linalg.norm(_private(server, 1, long)) == pytest.approx(2.0, rel=1e-5)
+    assert np.array_equal(_private(server, 1, short), short)
     assert np.array_equal(long, np.full(_D, 0.1, np.float32))  # the trained model is not changed
 
 
@@ -39,7 +52,7 @@ def test_a_long_update_is_clipped_and_a_short_one_is_not() -> None:
 @pytest.mark.parametrize("value", [0.03, 0.1, 0.7, 3.0])
 def test_what_is_clipped_is_no_longer_than_clip_to_the_last_bit(size: int, value: float) -> None:
     """Each element is rounded in the same direction, and in float32 the norm would be 0.1 % off."""
-    private = _privatiser("server").private(1, np.full(size, value, np.float32))
+    private = _private(_privatiser("server"), 1, np.full(size, value, np.float32))
     length = math.sqrt(size) * float(private[0])
     assert 2.0 * (1 - 1e-6) < length <= 2.0
 
@@ -49,10 +62,10 @@ def test_what_is_summed_is_no_longer_than_clip_once_it_is_rounded() -> None:
     grid, rng = Grid(range=1.0, bits=8), np.random.default_rng(1)
     long = np.full(_D, 0.1, np.float32)
     plain = _privatiser("server")
-    assert np.linalg.norm(grid.as_sent(plain.private(1, long), rng)) > 2.02
-    told = replace(plain, step=grid.step)
-    assert np.linalg.norm(told.private(1, long)) == pytest.approx(2.0 - 100 / 127, rel=1e-5)
-    assert np.linalg.norm(grid.as_sent(told.private(1, long), rng)) < 2.0
+    assert np.linalg.norm(grid.as_sent(_private(plain, 1, long), rng)) > 2.02
+    told = _privatiser("server", rounding=grid.step)
+    assert np.linalg.norm(_private(told, 1, long)) == pytest.approx(2.0 - 100 / 127, rel=1e-5)
+    assert np.linalg.norm(grid.as_sent(_private(told, 1, long), rng)) < 2.0
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
@@ -61,17 +74,17 @@ def test_of_a_training_that_diverged_nothing_is_told(wrong: float) -> None:
     change = np.full(_D, 1000, np.float32)
     change[0] = wrong
     for at in ("client", "server"):
-        assert np.isnan(_privatiser(at).private(1, change)).all()
+        assert np.isnan(_private(_privatiser(at), 1, change)).all()
 
 
 def test_noise_at_the_client_has_its_deviation_and_differs_by_update() -> None:
     client = _privatiser("client")
     zero = np.zeros(_D, np.float32)
-    first, second = client.private(1, zero), client.private(2, zero)
+    first, second = _private(client, 1, zero), _private(client, 2, zero)
     assert first.std() == pytest.approx(1.0, rel=0.03)  # 0.5 · 2
     assert abs(first.mean()) < 0.05
     assert abs(float(np.corrcoef(first, second)[0, 1])) < 0.05
-    assert np.array_equal(first, client.private(1, zero))
+    assert np.array_equal(first, _private(client, 1, zero))
 
 
 @pytest.mark.parametrize("kind", ["delta", "model"])
@@ -98,8 +111,8 @@ def _sent(
     kind: Kind, start: np.ndarray, end: np.ndarray, privatiser: Privatiser, dispatch: int = 1
 ) -> UpdateMessage:
     """By a client that has just been started."""
-    identity = Identity("run", "a", 10, ClientSide(kind), Local(steps=1))
-    core = ClientCore(identity, lambda *_: 0, privatiser=privatiser)
+    rule = client_rule(ClientSide(kind))
+    core = ClientCore(Identity("run", "a", 10), lambda *_: 0, rule, [privatiser])
     core.model(ModelMessage(run="run", version=0, dispatch=dispatch, schema="s", vector=start), 0)
     core.trained(Trained(lambda: Outcome(end, 0.25), 1, 0, 0))
     (send,) = core.thought(0)
@@ -109,9 +122,7 @@ def _sent(
 
 def test_noise_at_the_server_comes_once_per_version_scaled_like_the_heaviest_update() -> None:
     """Before anybody is sent the version. Two updates, each with weight 1/2."""
-    core, server = started(
-        FedBuff(buffer_size=2), w=np.zeros(_D, np.float32), noise=ServerNoise(3.0, seed=1)
-    )
+    core, server = started(FedBuff(buffer_size=2), w=np.zeros(_D, np.float32), steps=[_NOISE])
     zero = np.zeros(_D, np.float32)
     core.update("a", message("a", 1, vector=zero, **done(0.0)), 1, 1.0)
     assert not server.w.any()
@@ -135,7 +146,7 @@ def test_noise_at_the_server_hides_the_heaviest_of_unequal_updates(
         FedAvg(),
         w=np.zeros(_D, np.float32),
         importance=dict(zip("ab", importance, strict=True)),
-        noise=ServerNoise(3.0, seed=1),
+        steps=[_NOISE],
     )
     zero = np.zeros(_D, np.float32)
     core.end_of_instant(0.0)
@@ -150,7 +161,7 @@ def test_noise_at_the_server_follows_the_discount_of_staleness() -> None:
     core, server = started(
         FedBuff(buffer_size=2, staleness="inverse_sqrt"),
         w=np.zeros(_D, np.float32),
-        noise=ServerNoise(3.0, seed=1),
+        steps=[_NOISE],
     )
     zero = np.zeros(_D, np.float32)
     number, version = 1, 0

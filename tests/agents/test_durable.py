@@ -35,10 +35,9 @@ from agents.rules.fedasync import FedAsync
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
 from agents.timing.nanoseconds import SECOND, from_seconds
-from agents.wire.compression import Compressor
 from tests.agents import fleet as fleets
 from tests.agents.fleet import Fleet
-from tests.agents.helpers import Core, done, message, of, records
+from tests.agents.helpers import COMPRESSED, Core, compressor, done, message, of, records
 from tests.agents.rules.test_properties import IMPORTANCE, INSTANCES, MOVES, happens
 from tests.fuzz_directories import DAMAGES
 
@@ -232,7 +231,7 @@ def test_what_was_synced_is_there_and_is_not_taken_twice(tmp_path: Path) -> None
 def test_buffers_and_models_that_differences_are_to_outlive_every_crash(
     rule: Rule, w: float, floats: float, checkpoints: bool, tmp_path: Path
 ) -> None:
-    kind, setup = rule.client_side.kind, setup_of(rule, keeps_models=True)
+    kind, setup = rule.client_side.kind, setup_of(rule, keeps_models=True, steps=[COMPRESSED])
     begin: dict[str, Any] = {
         "w": np.full(1, 0.5, np.float32),
         "buffers": Buffers(np.zeros(1, np.float32), np.zeros(1, int)),
@@ -240,8 +239,8 @@ def test_buffers_and_models_that_differences_are_to_outlive_every_crash(
 
     def update(client: str, value: float, counted: int) -> inputs.UpdateArrived:
         event = arrival(client)
-        packed = Compressor(Named("fp16", {})).compress(np.full(1, value, np.float32))
-        sent: dict[str, Any] = {"kind": kind, "vector": np.zeros(0, np.float32), "compressed": packed}
+        packed = compressor("fp16").compress(np.full(1, value, np.float32)).encoded
+        sent: dict[str, Any] = {"kind": kind, "vector": np.zeros(0, np.float32), "encoded": packed}
         sent["buffers"] = Buffers(np.full(1, 2 * counted, np.float32), np.full(1, counted))
         return replace(event, message=replace(event.message, **sent))
 

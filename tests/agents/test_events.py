@@ -85,7 +85,19 @@ def test_unknown_fields_and_records_are_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "{", "[]", "3", '{"at":1}', '{"event":[]}', '{"event":null}', '{"event":"note","at":1}']
+    "line",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "[" * 60_000,
+        '{"event":"note","at":1e999,"message":""}',
+        '{"at":1}',
+        '{"event":[]}',
+        '{"event":null}',
+        '{"event":"note","at":1}',
+    ],
 )
 def test_a_line_that_is_no_record(line: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (the text is json's or ours)

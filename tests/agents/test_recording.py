@@ -89,7 +89,7 @@ def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
 def test_recording_of_0_2_0_is_read_and_not_continued(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
     begun(path).close()
-    setup = path.read_bytes()[8 + HEAD :]
+    setup = path.read_bytes()[8 + HEAD :].replace(b'"side":{', b'"side":{"debias":null,')
     path.write_bytes(old_entry(setup) + old_entry(b'["Suspended",{"at":9,"part":"2"}]'))
     first, suspended = recording.read(path)
     assert isinstance(first, Setup)

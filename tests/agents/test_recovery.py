@@ -11,13 +11,12 @@ from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, snapshot
 from agents.client.core import ClientCore, Identity, Outcome, Trained
-from agents.config import Local
 from agents.device_actions import Crash, Pause, Resume, SetCpu
 from agents.rules.fedavg import FedAvg
 from agents.rules.interface import ClientSide
 from agents.timing.nanoseconds import SECOND, from_seconds
 from agents.wire.payloads import ModelMessage
-from tests.agents.helpers import Core, message, of, records, started
+from tests.agents.helpers import Core, client_rule, message, of, records, started
 
 LOST = "the aggregator had no connection to the broker"
 
@@ -136,8 +135,8 @@ def test_a_report_of_one_who_is_away_brings_it_not_back() -> None:
 
 
 def test_a_client_knows_what_it_works_on() -> None:
-    identity = Identity("run", "a", 10, ClientSide(send_buffer="hold"), Local(steps=1))
-    client = ClientCore(identity, lambda *_: 0)
+    rule = client_rule(ClientSide(send_buffer="hold"))
+    client = ClientCore(Identity("run", "a", 10), lambda *_: 0, rule)
     assert client.works_on == 0
     client.model(model(3), 0)
     assert client.works_on == 3

@@ -17,21 +17,22 @@ from agents.config import (
     AggregatorConfig,
     Broker,
     ClientConfig,
+    ClientSetup,
     Local,
     Named,
     RouterConfig,
-    SecureRun,
     Stop,
 )
 from agents.device.delayline import Impairment
 from agents.device_actions import Disconnect, SetLink
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
 from agents.mqtt.transport import Received
+from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
-from agents.rules.interface import ClientSide
-from agents.secure.party import Party
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages
+from tests.agents.helpers import secure_step
 
 LOGIN = Broker("localhost", 1883, "a", "")
 NAMES = Topics("r")
@@ -137,14 +138,17 @@ def test_the_aggregator(aggregator: Aggregator, capsys: pytest.CaptureFixture[st
     assert 0 < (aggregator._durable._directory / "events.jsonl").stat().st_size - size < 50_000
 
 
+def _setup(*steps: Named) -> ClientSetup:
+    rule = Named("fedbuff", {})
+    return ClientSetup(run="r", client="a", seed=1, rule=rule, local=Local(steps=1), steps=steps)
+
+
 def test_a_client(
     connection: Connection,
     shard: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    local, side = Local(steps=1), ClientSide("delta")
-
     def while_it_starts(*_: object) -> None:
         for topic in (NAMES.broadcast, NAMES.model("a"), NAMES.request("a")):
             connection.sink(Received(topic, b"early", 0))
@@ -152,16 +156,11 @@ def test_a_client(
     monkeypatch.setattr("agents.client.main._trainer", while_it_starts)
     client = Client(
         ClientConfig(
-            run="r",
-            client="a",
+            setup=_setup(),
             broker=LOGIN,
             task=TASK,
-            local=local,
-            think=None,
-            seed=1,
             shard=shard,
             threads=1,
-            side=side,
             parameters=1,
         )
     )
@@ -220,18 +219,12 @@ def test_a_client_with_secure_aggregation(
     )
     client = Client(
         ClientConfig(
-            run="r",
-            client="a",
+            setup=_setup(secure_step(secure)),
             broker=LOGIN,
             task=TASK,
-            local=Local(steps=1),
-            think=None,
-            seed=1,
             shard=shard,
             threads=1,
-            side=ClientSide("delta"),
             parameters=1001,
-            secure=secure,
         )
     )
     # 64 KiB of header and its length; a share is of 501 words, with head and seal.
@@ -246,8 +239,8 @@ def test_a_client_with_secure_aggregation(
     connection.sink(Received(NAMES.share("a", "c"), b"made up", 0))
     connection.sink(Received(NAMES.key("c"), b"made up", 0))
     assert client._inbox.empty()
-    assert client._party is not None
-    assert {name: len(held) for name, held in client._party._held.items()} == {"b": 10}
+    assert isinstance(client._exchange, Party)
+    assert {name: len(held) for name, held in client._exchange._held.items()} == {"b": 10}
     refused = capsys.readouterr().err
     assert "share/a/c: a share of c: 7 bytes, a share has 2044" in refused
     assert "key/c: no public key of a client of this run" in refused

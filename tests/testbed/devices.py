@@ -6,8 +6,8 @@ import numpy as np
 
 from agents.client import core as client
 from agents.client.timing import Timing
-from agents.client.uploads import Memory
 from agents.config import Link, Local
+from agents.rules.client_half import SavedVectors
 from agents.rules.interface import ClientSide
 from agents.wire import payloads
 from testbed.plan import PlannedDevice
@@ -16,6 +16,7 @@ from testbed.virtual.device import Device, Training
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Line, Network
 from testbed.virtual.timing import Speed
+from tests.agents.helpers import client_rule
 
 
 class Steps:
@@ -37,7 +38,7 @@ class Steps:
 def device(
     queue: EventQueue,
     side: ClientSide | None = None,
-    memory: Memory | None = None,
+    memory: SavedVectors | None = None,
     line: Line | None = None,
     start: float = 0.0,
 ) -> Device:
@@ -47,14 +48,14 @@ def device(
     planned = PlannedDevice(
         name="a", group="a", cpu=0.5, memory=0, local=local, link=Link(up=8_000_000_000)
     )
-    identity = client.Identity("run", "a", 1, side or ClientSide(), local)
+    rule = client_rule(side, local, memory=memory)
 
     def train(model: payloads.ModelMessage, sequence: int) -> Training:
         raise NotImplementedError
 
     return Device(
         index=0,
-        core=client.ClientCore(identity, lambda *_: 0, memory),
+        core=client.ClientCore(client.Identity("run", "a", 1), lambda *_: 0, rule),
         line=line or Network(queue, 0).line(planned),
         train=train,
         speed=Speed(planned, StepCost(time=StepTime(1.0), start=start)),

@@ -101,11 +101,10 @@ def test_differential_privacy() -> None:
     found = parsed.differential
     assert found is not None
     assert (found.clip, found.noise, found.at, found.delta) == (1, 2, "client", 1e-5)
-    assert parsed.server_noise is None
+    (told,) = parsed.update_steps
+    assert told.name == "differential"
+    assert (told.params["seed"], told.params["rounding"]) == (parsed.seed, 0.0)
     assert topology.parse(parsed.to_yaml()) == parsed
-    server = topology.parse(DIFFERENTIAL.replace("noise: 2", "noise: 2, at: server")).server_noise
-    assert server is not None
-    assert server.std == 2
     for at, norm in (("server", 1.5), ("client", None)):  # what has noise may be longer
         both = f"differential: {{clip: 1.5, noise: 2, at: {at}}}, secure: {{needed: 3}}"
         secure = topology.parse(BASE.replace("secure: {colluding: 1, needed: 3}", both)).secure

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from agents.client.uploads import Memory
 from agents.device_actions import (
     Action,
     Crash,
@@ -21,6 +20,7 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
 )
+from agents.rules.client_half import SavedVectors
 from agents.rules.interface import ClientSide
 from agents.timing.nanoseconds import SECOND, Nanoseconds
 from agents.wire import payloads
@@ -36,7 +36,7 @@ class World:
     """Has one device, `a`."""
 
     def __init__(
-        self, side: ClientSide | None = None, memory: Memory | None = None, start: float = 0.0
+        self, side: ClientSide | None = None, memory: SavedVectors | None = None, start: float = 0.0
     ) -> None:
         self.queue = EventQueue()
         self.start = start
@@ -256,7 +256,8 @@ def test_a_new_life_is_as_free_as_what_holds_the_device_allows() -> None:
 
 
 def test_a_farewell_is_heard_before_the_end() -> None:
-    memory = Memory((1, np.array([2.0], np.float32)), (2, np.array([3.0], np.float32)))
+    ends = np.array([2.0], np.float32), np.array([3.0], np.float32)
+    memory = {"applied": (1, ends[0]), "sent": (2, ends[1])}
     side = ClientSide(kind="residual")
     farewell = ["farewell 2", "farewell 3", "offline"]
     assert World(side, memory).play((2, Leave())) == [(2, said) for said in farewell]

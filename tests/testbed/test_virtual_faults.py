@@ -101,7 +101,7 @@ def _holds_the_mean(simulation: Simulation, records: list[events.Record]) -> Non
     for name, sequence in last.items():
         memory = simulation.device(name).memory
         assert memory is not None
-        known = dict(known for known in (memory.applied, memory.sent) if known)
+        known = dict(known for name, known in memory.items() if name in ("applied", "sent"))
         ends.append(known[min(k for k in known if k > sequence) if name in in_u else sequence])
     state = cast("AreaState", simulation._core._rule)
     assert len(ends) == len(CENTERS)

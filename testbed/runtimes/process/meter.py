@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence, Set
 
 import psutil
 
-from agents.device.usage import is_stopped, schedstat
+from agents.device.resource_usage import is_stopped, schedstat
 from agents.wire.messages import Probe, Sample, Telemetry
 from testbed.host.forkserver import Forked
 from testbed.relay.traffic import Traffic

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import events
-from agents.client.uploads import Memory
 from agents.models.vectors import Vector
 from agents.rules.area import Area, AreaState
 from tests.agents.fleet import Fleet, random_lives
@@ -78,7 +77,7 @@ class Mean:
             case "reorder updates":
                 device.outbox.reverse()
             case "forget" if device.core is None:
-                device.memory = Memory()
+                device.memory = {}
             case "crash" if device.core is None:
                 self._start(name)
             case "crash" if not alone:
@@ -132,8 +131,7 @@ class Mean:
     def _finish(self, name: str, *, diverged: bool = False) -> None:
         """What it sends is told by a memory that it has put on the disk first."""
         self.fleet.finish(name, diverged=diverged)
-        sent = self.fleet.devices[name].memory.sent
-        assert sent is not None
+        sent = self.fleet.devices[name].memory["sent"]
         assert sent[0] == self.fleet.devices[name].outbox[-1].sequence
         self._ends[name, sent[0]] = sent[1]
 

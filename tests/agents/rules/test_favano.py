@@ -120,8 +120,8 @@ def test_equal_models_stay_equal_to_the_last_bit() -> None:
 
 
 def test_what_it_asks_of_its_clients() -> None:
-    side = Favano(period=1.0, sample=1, debias="deterministic").client_side
-    assert side == ClientSide("model", send_buffer="hold", debias="deterministic")
+    side = Favano(period=1.0, sample=1).client_side
+    assert side == ClientSide("model", send_buffer="hold")
 
 
 @pytest.mark.parametrize("parameters", [{"period": 0.0}, {"sample": 0}, {"server_lr": 0.0}])

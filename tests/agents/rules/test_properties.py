@@ -34,7 +34,7 @@ from agents.rules.fedfa import FedFa
 from agents.rules.fedfix import FedFix
 from agents.rules.interface import Request, Rule
 from agents.rules.port import Port
-from analysis.story import story
+from analysis.client_story import story
 from tests.agents.fleet import Fleet, random_lives
 from tests.agents.helpers import Simulation, records
 

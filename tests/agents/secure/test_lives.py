@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import events
-from agents.client.uploads import Memory
-from agents.config import SecureRun
 from agents.models.vectors import Vector
+from agents.pipeline.secure.settings import SecureRun
 from agents.rules.area import Area, AreaState
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.fedbuff import FedBuff
@@ -78,7 +77,7 @@ class Run:
             case "reorder updates":
                 device.outbox.reverse()
             case "forget" if device.core is None:
-                device.memory = Memory()
+                device.memory = {}
             case "crash" if device.core is None:
                 fleet.start(name)
             case "crash":

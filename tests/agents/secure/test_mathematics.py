@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from agents.secure import masks, quantised
-from agents.secure.coding import Code, lagrange, split, unfit
-from agents.secure.field import FIELD, Field, Words
-from agents.secure.quantised import Grid
+from agents.pipeline.secure import masks, quantised
+from agents.pipeline.secure.coding import Code, lagrange, split, unfit
+from agents.pipeline.secure.field import FIELD, Field, Words
+from agents.pipeline.secure.quantised import Grid
 
 _TOP = FIELD.p - 1
 

@@ -14,22 +14,23 @@ from hypothesis import strategies as st
 from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, snapshot
-from agents.config import SecureRun
 from agents.models.vectors import Vector
+from agents.pipeline.interface import PeerError
+from agents.pipeline.secure import secure_messages as secure_wire
+from agents.pipeline.secure.channels import ChannelError, Channels
+from agents.pipeline.secure.field import FIELD, Words
+from agents.pipeline.secure.masked import Masked, bits_of, holders_of
+from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.secure_messages import SecureWireError
+from agents.pipeline.secure.settings import SecureRun
 from agents.rules.area import Area
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
-from agents.secure import secure_messages as secure_wire
-from agents.secure.channels import ChannelError, Channels
-from agents.secure.field import FIELD, Words
-from agents.secure.masked import Masked, bits_of, holders_of
-from agents.secure.party import Party
-from agents.secure.quantised import Grid
-from agents.secure.secure_messages import PartyError, SecureWireError
 from agents.timing.nanoseconds import from_seconds
 from agents.wire import payloads
-from tests.agents.helpers import done, make_core, message, records
+from tests.agents.helpers import done, make_core, message, records, secure_step
 
 _D = 7
 
@@ -58,7 +59,7 @@ class Run:
             rule,
             w=np.zeros(_D, np.float32),
             importance=dict.fromkeys(names, 1 / clients),
-            secure=self.settings,
+            steps=[secure_step(self.settings)],
             keeps_models=True,
         )
         self.parties = {name: Party("run", name, self.settings, _D) for name in names}
@@ -120,6 +121,7 @@ class Run:
             if recipient in present:
                 self.parties[recipient].take(name, share)
         self._sequences[name] += 1
+        masked = party.masked(dispatch.number, change, np.random.default_rng(dispatch.number))
         update = message(
             name,
             dispatch.number,
@@ -127,7 +129,7 @@ class Run:
             base_version=dispatch.version,
             sequence=self._sequences[name],
             vector=np.zeros(0, np.float32),
-            masked=party.masked(dispatch.number, change, np.random.default_rng(dispatch.number)),
+            encoded=masked.encoded,
             **done(self.now),
         )
         decoded = payloads.decode_update(payloads.encode(update))
@@ -356,7 +358,7 @@ def test_a_key_of_low_order_is_refused_and_spoils_no_mask(key: bytes) -> None:
     a, b, _ = (Party("run", name, settings, _D) for name in settings.clients)
     a.meet("c1", b.public)
     a.meet("c2", b.public)
-    with pytest.raises(PartyError, match="no public key of c2"):
+    with pytest.raises(PeerError, match="no public key of c2"):
         a.meet("c2", key)
     assert [name for name, _ in a.prepare(1)] == ["c1"]
 
@@ -375,7 +377,7 @@ def test_a_client_sums_no_less_than_a_buffer_and_each_share_once() -> None:
         ([("c0", 1, 1), ("c0", 1, 1)], "a sum of 1 updates"),
         ([("c0", 1, 1), ("c0", 2, 2)], "a weight that is not from 1 to 1"),
     ]:
-        with pytest.raises(PartyError, match=problem):
+        with pytest.raises(PeerError, match=problem):
             b.answer(1, wanted)
     both = [("c0", 1, 1), ("c0", 2, 1)]
     assert secure_wire.decode_sum(b.answer(1, both))[1] is not None
@@ -393,7 +395,7 @@ def test_a_client_gives_no_sum_in_which_one_update_counts_for_more_than_the_othe
         b.take("c0", _shares(a, dispatch))
     for weights in [(64, 1, 1), (1, 3, 1)]:
         wanted = [("c0", dispatch, weight) for dispatch, weight in enumerate(weights, start=1)]
-        with pytest.raises(PartyError, match="counts for more than the others of its sum"):
+        with pytest.raises(PeerError, match="counts for more than the others of its sum"):
             b.answer(1, wanted)
     wanted = [("c0", 1, 64), ("c0", 2, 63), ("c0", 3, 1)]  # and it still has its shares
     assert secure_wire.decode_sum(b.answer(2, wanted))[1] is not None
@@ -471,13 +473,13 @@ def test_shares_that_were_sealed_for_another_are_refused() -> None:
     b.take("c0", payload)
     other = bytearray(payload)
     other[4] ^= 1  # says it is of another dispatch
-    with pytest.raises(PartyError, match="not sealed for us"):
+    with pytest.raises(PeerError, match="not sealed for us"):
         b.take("c0", other)
-    with pytest.raises(PartyError, match="whose key is not known"):
+    with pytest.raises(PeerError, match="whose key is not known"):
         b.take("c1", payload)
-    with pytest.raises(PartyError, match=f"{len(payload) - 1} bytes, a share has {len(payload)}"):
+    with pytest.raises(PeerError, match=f"{len(payload) - 1} bytes, a share has {len(payload)}"):
         b.take("c0", payload[1:])
-    with pytest.raises(PartyError, match="no public key"):
+    with pytest.raises(PeerError, match="no public key"):
         b.meet("c0", bytes(31))
 
 
@@ -501,14 +503,14 @@ def test_updates_of_the_other_kind_are_refused() -> None:
     run.execute(run.core.update("c0", plain, 1, 0.001))
     few = Masked(np.zeros(_D, np.uint32), (0,), 0)
     number = run.dispatched["c1"].number
-    run.execute(run.core.update("c1", message("c1", number, masked=few, **done(0.0)), 1, 0.001))
+    run.execute(run.core.update("c1", message("c1", number, encoded=few.encoded, **done(0.0)), 1, 0.001))
     assert [r.reason for r in run.records if isinstance(r, events.UpdateRejected)] == [
         "not masked, in a run with secure aggregation",
         "1 clients have a share of its mask, 2 are needed: too many are away",
     ]
     forged = Masked(np.zeros(_D, np.uint32), (0, 1), 0, took=10**400)
     number = [a.number for a in run.log if isinstance(a, act.Dispatch) and a.client == "c1"][-1]
-    again = message("c1", number, sequence=2, masked=forged, **done(0.001))
+    again = message("c1", number, sequence=2, encoded=forged.encoded, **done(0.001))
     run.execute(run.core.update("c1", again, 1, 0.002))
     assert run.records[-2:][0].reason.startswith("a mask that took longer")  # type: ignore[union-attr]
 

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.aggregator.secure_sums import Asked, Losses, Lost, Opened, SecureSums
-from agents.config import SecureRun
+from agents.aggregator.losses import Losses
 from agents.models.vectors import Vector
+from agents.pipeline.secure.field import FIELD
+from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.server import Asked, Lost, Opened, SecureSums
+from agents.pipeline.secure.settings import SecureRun
+from agents.pipeline.secure.sums import Summand, Sums
 from agents.rules.interface import Contribution, SumUp
-from agents.secure.field import FIELD
-from agents.secure.masked import Masked
-from agents.secure.sums import Summand, Sums
+from tests.agents.helpers import message
 
 _CLIENTS = ["a", "b", "c", "d"]
 _SETTINGS = SecureRun(
@@ -38,7 +40,9 @@ def sums_of(*clients: str) -> SecureSums:
     of its mask."""
     sums = SecureSums(Sums(_SETTINGS, 3))
     for client in clients:
-        sums.receive(client, 1, Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0))
+        masked = Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0)
+        vector = sums.received(client, message(client, 1), masked.encoded, None)
+        assert not isinstance(vector, str)
     return sums
 
 
@@ -110,7 +114,8 @@ def test_a_sum_is_in_parts_of_the_largest_weight_whatever_weights_it_has() -> No
 def test_an_update_that_counts_for_more_than_the_others_is_lowered_and_the_record_says_so() -> None:
     sums = SecureSums(Sums(replace(_SETTINGS, largest_weight=64), 3))
     for client in ("a", "b", "c"):
-        sums.receive(client, 1, Masked(np.full(3, 64, np.uint32), (0, 1, 2, 3), 0))
+        masked = Masked(np.full(3, 64, np.uint32), (0, 1, 2, 3), 0)
+        assert not isinstance(sums.received(client, message(client, 1), masked.encoded, None), str)
     weights = {"a": 1.0, "b": 0.25, "c": 0.125}
     asked = sums.begin(
         SumUp(tuple(Contribution(name, 1, 0, weight) for name, weight in weights.items())), set(_CLIENTS)
@@ -204,7 +209,8 @@ def test_it_is_opened_when_three_have_answered_and_lost_when_two_cannot(
 def test_who_left_has_lost_its_shares_of_what_had_come_and_is_not_asked() -> None:
     sums = sums_of("a", "b")
     assert sums.gone("d") == []
-    sums.receive("c", 1, Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0))
+    masked = Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0)
+    assert not isinstance(sums.received("c", message("c", 1), masked.encoded, None), str)
     assert begun(sums, "b", "c").holders == {"a", "b", "c"}
     sums = sums_of("a", "b")
     asked = sums.begin(wanted("a", "b"), {"a", "b", "c"})

@@ -11,32 +11,32 @@ share only once: of two sums that differ by one update, their difference would b
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from agents.config import SecureRun
 from agents.models.vectors import Vector
-from agents.secure import masks, secure_messages
-from agents.secure.channels import KEY_BYTES, ChannelError, Channels
-from agents.secure.coding import code_of
-from agents.secure.field import FIELD, Words
-from agents.secure.masked import DIVERGED, Masked
-from agents.secure.quantised import Grid, dominates
-from agents.secure.secure_messages import PartyError
+from agents.pipeline.interface import PeerError, Wanted
+from agents.pipeline.secure import masks, secure_messages
+from agents.pipeline.secure.channels import KEY_BYTES, ChannelError, Channels
+from agents.pipeline.secure.coding import code_of
+from agents.pipeline.secure.field import FIELD, Words
+from agents.pipeline.secure.masked import DIVERGED, Masked
+from agents.pipeline.secure.quantised import Grid, dominates
+from agents.pipeline.secure.settings import SecureRun
 from agents.timing.nanoseconds import Nanoseconds
 
 _MASKS = 4
 """Of its own that a client keeps: of the training that goes on, and of one in its send buffer."""
-Wanted = Sequence[tuple[str, int, int]]
-"""Client, dispatch and weight of each update of a sum."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Mask:
     words: Words
     holders: tuple[int, ...]
+    took: Nanoseconds = 0
+    """From when it was begun until its shares were on their way."""
 
 
 class Party:
@@ -64,11 +64,16 @@ class Party:
         """Its public key, which the others are to `meet`."""
         return self._channels.public
 
+    @property
+    def share_size(self) -> int:
+        """Bytes of the message with a share."""
+        return secure_messages.share_size(self.code.length)
+
     def meet(self, client: str, key: bytes) -> None:
         """`client` is there with this public key; of one that started anew, it is another one than
-        before. Raises PartyError."""
+        before. Raises PeerError."""
         if client not in self._places or len(key) != KEY_BYTES:
-            raise PartyError("no public key of a client of this run")
+            raise PeerError("no public key of a client of this run")
         if client == self.name:
             return
         with self._lock:
@@ -77,7 +82,7 @@ class Party:
         try:
             self._channels.check(bytes(key))
         except ChannelError as error:  # found here, it spoils nobody's masks
-            raise PartyError(f"{error} of {client}") from error
+            raise PeerError(f"{error} of {client}") from error
         with self._lock:
             self._keys[client] = bytes(key)
 
@@ -108,45 +113,46 @@ class Party:
                 ),
             )
 
-    def masked(
-        self, dispatch: int, vector: Vector, rng: np.random.Generator, took: Nanoseconds = 0
-    ) -> Masked:
-        """The update that answers `dispatch`, shape (d,), as it is sent; `rng` rounds it, and its mask
-        `took` so long."""
+    def prepared(self, dispatch: int, took: Nanoseconds) -> None:
+        """Note how long the mask and its shares took."""
+        self._masks[dispatch].took = took
+
+    def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked:
+        """The update that answers `dispatch`, shape (d,), as it is sent; `rng` rounds it."""
         mask = self._masks.pop(dispatch)
         try:
             words, outside = self.grid.rounded(vector, rng)
         except ValueError:
             words, outside = np.zeros(vector.size, np.uint32), DIVERGED
-        return Masked(FIELD.sum(words, mask.words), mask.holders, outside, took)
+        return Masked(FIELD.sum(words, mask.words), mask.holders, outside, mask.took)
 
     def take(self, sender: str, payload: bytes | bytearray) -> None:
-        """A share of a mask of `sender`. Raises PartyError."""
+        """A share of a mask of `sender`. Raises PeerError."""
         try:
             dispatch, sealed = secure_messages.decode_share(payload, self.code.length)
             with self._lock:
                 key = self._keys.get(sender)
             if key is None:
-                raise PartyError(f"a share of {sender}, whose key is not known")
+                raise PeerError(f"a share of {sender}, whose key is not known")
             about = self._about(sender, self.name, dispatch)
             content = self._channels.opened(sealed, key, about)
             share = secure_messages.elements(np.frombuffer(content, "<u4"))
         except (secure_messages.SecureWireError, ChannelError) as error:
-            raise PartyError(f"a share of {sender}: {error}") from error
+            raise PeerError(f"a share of {sender}: {error}") from error
         self._hold(sender, dispatch, share)
 
     def answer(self, number: int, wanted: Wanted) -> bytes:
         """The message with the sum that request `number` of the server asks for; what is summed is
-        forgotten. Raises PartyError for what no honest server asks for."""
+        forgotten. Raises PeerError for what no honest server asks for."""
         keys = [(client, dispatch) for client, dispatch, _ in wanted]
         least, largest = self._settings.updates, self._settings.largest_weight
         if (found := len(set(keys))) < max(least, len(keys)):
-            raise PartyError(f"a sum of {found} updates, expected {least} different ones or more")
+            raise PeerError(f"a sum of {found} updates, expected {least} different ones or more")
         if not all(1 <= weight <= largest for _, _, weight in wanted):
-            raise PartyError(f"a weight that is not from 1 to {largest}")
+            raise PeerError(f"a weight that is not from 1 to {largest}")
         weights = [weight for _, _, weight in wanted]
         if dominates(weights):
-            raise PartyError("an update that counts for more than the others of its sum")
+            raise PeerError("an update that counts for more than the others of its sum")
         with self._lock:
             if not all(dispatch in self._held.get(client, ()) for client, dispatch in keys):
                 return secure_messages.encode_sum(number, None)

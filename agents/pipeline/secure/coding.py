@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.config import SecureRun
-from agents.secure.field import FIELD, Field, Words
+from agents.pipeline.secure.field import FIELD, Field, Words
+from agents.pipeline.secure.settings import SecureRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from agents import events
 from agents.aggregator.actions import Log
 from agents.models.vectors import Vector
+from agents.pipeline.interface import BASE_LACKS, ServerStep
+from agents.pipeline.secure.field import Words
+from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.secure_messages import sum_size
+from agents.pipeline.secure.sums import Sum, Summand, Sums
 from agents.rules.interface import SumUp
-from agents.secure.field import Words
-from agents.secure.masked import Masked
-from agents.secure.sums import Sum, Summand, Sums
-from agents.timing.nanoseconds import Nanoseconds, from_seconds
+from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.wire.payloads import Encoded, UpdateMessage
+
+_NOTHING = np.zeros(0, np.float32)
 
 _MAX_ASKED = 256
 
@@ -72,9 +80,11 @@ class _Received:
     """Clients that have left since, and with them their shares of its mask."""
 
 
-class SecureSums:
+class SecureSums(ServerStep):
     def __init__(self, sums: Sums) -> None:
         self.sums = sums
+        self.answer_size = sum_size(sums.code.length)
+        """Bytes of an answer of a client, at most."""
         self._received: dict[tuple[str, int], _Received] = {}
         """By client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
@@ -92,9 +102,28 @@ class SecureSums:
         """From when shares were asked for: what has not been opened by then is lost."""
         return from_seconds(self.sums.settings.timeout)
 
-    def receive(self, client: str, dispatch: int, masked: Masked) -> None:
-        """An update that the rule is given."""
-        self._received[client, dispatch] = _Received(masked)
+    def received(
+        self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
+    ) -> Vector | str:
+        """What is known of a masked update: of a model, what it was trained from. It waits for its
+        sum."""
+        try:
+            masked = Masked.of(encoded)
+        except ValueError as error:
+            return f"masked: {error}"
+        if (problem := self.sums.unfit(masked)) is not None:
+            return problem
+        if not 0 <= masked.took <= message.sent - message.downloaded:
+            return "a mask that took longer than the round, or less than no time"
+        if message.kind == "model" and base is None:
+            return f"masked, and {BASE_LACKS}"
+        self._received[client, message.dispatch] = _Received(masked)
+        return base if message.kind == "model" and base is not None else _NOTHING
+
+    def facts(self, client: str, dispatch: int) -> dict[str, Any]:
+        """Fields of the record of an update that waits (`agents.events.UpdateApplied`)."""
+        masked = self._received[client, dispatch].masked
+        return {"masking": to_seconds(masked.took), "outside": masked.outside}
 
     def drop(self, client: str, dispatch: int) -> None:
         """The rule has no use for that update."""
@@ -188,32 +217,3 @@ class SecureSums:
             f"have answered, and {len(found.holders)} could"
         )
         return Lost(found.number, self._wanted.pop(found.number), reason)
-
-
-class Losses:
-    """Updates that were lost with their sum, of clients that remember what was applied of theirs: every
-    dispatch tells the client, until it has answered one that did."""
-
-    def __init__(self) -> None:
-        self._told: dict[str, dict[int, int]] = {}
-        """By client and lost update's dispatch: the first dispatch that told of it, 0 for none yet."""
-
-    def add(self, client: str, dispatch: int) -> None:
-        """The update that answered `dispatch` is lost."""
-        self._told.setdefault(client, {})[dispatch] = 0
-
-    def tell(self, client: str, number: int) -> tuple[int, ...]:
-        """What dispatch `number` is to tell `client`: which of its dispatches were answered in vain."""
-        told = self._told.get(client, {})
-        for dispatch, first in told.items():
-            told[dispatch] = first or number
-        return tuple(told)
-
-    def heard(self, client: str, number: int) -> None:
-        """`client` has answered dispatch `number`, and so knows what that told it."""
-        if client in self._told:
-            told = self._told[client].items()
-            self._told[client] = {one: first for one, first in told if not 0 < first <= number}
-
-    def forget(self, client: str) -> None:
-        self._told.pop(client, None)

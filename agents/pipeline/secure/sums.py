@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agents.config import SecureRun
 from agents.models.vectors import Vector, norm
-from agents.secure.coding import code_of
-from agents.secure.field import FIELD, Words
-from agents.secure.masked import DIVERGED, Masked
-from agents.secure.quantised import Grid, whole_weights
+from agents.pipeline.secure.coding import code_of
+from agents.pipeline.secure.field import FIELD, Words
+from agents.pipeline.secure.masked import DIVERGED, Masked
+from agents.pipeline.secure.quantised import Grid, whole_weights
+from agents.pipeline.secure.settings import SecureRun
 
 _ROUNDING = 1e-4
 """Relative error allowed for norms of float32 vectors."""

@@ -6,14 +6,16 @@ the rest of the message stays as an honest client says it. To add one: a class, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from functools import partial
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
-from agents.config import Named
+from agents.client.randomness import ATTACKING
 from agents.models.vectors import Vector
+from agents.pipeline.interface import ClientContext, ClientStep, UpdateStep
 
 
 class Attack(Protocol):
@@ -77,19 +79,29 @@ ATTACKS: dict[str, type[Attack]] = {
 }
 
 
-class Attacker:
+@dataclass(frozen=True)
+class Byzantine(UpdateStep):
+    """The attack of a client."""
+
+    kind: str
+    """One of ATTACKS."""
+    params: Mapping[str, Any]
+    """Of its dataclass."""
+
+    def at_client(self, client: ClientContext) -> Attacker:
+        return Attacker(ATTACKS[self.kind](**self.params), partial(client.rng, ATTACKING))
+
+
+class Attacker(ClientStep):
     """One client's attack over its life. `rng` makes the generator of update `sequence`."""
 
-    def __init__(self, named: Named, rng: Callable[[int], np.random.Generator]) -> None:
-        self._attack: Attack = ATTACKS[named.name](**named.params)
-        self._rng = rng
+    before_rule: ClassVar[bool] = True
+
+    def __init__(self, attack: Attack, rng: Callable[[int], np.random.Generator]) -> None:
+        self._attack, self._rng = attack, rng
         self._first: Vector | None = None
 
-    def end(self, sequence: int, start: Vector | None, end: Vector) -> Vector:
-        """What training `sequence`, from `start` to `end`, shape (d,), is said to have ended at. Without
-        `start`, `end` is a gradient."""
-        progress = end if start is None else end - start
+    def apply(self, progress: Vector, sequence: int, dispatch: int) -> Vector:
         if self._first is None:
             self._first = progress
-        forged = self._attack.forge(progress, self._first, lambda: self._rng(sequence))
-        return forged if start is None else start + forged
+        return self._attack.forge(progress, self._first, lambda: self._rng(sequence))

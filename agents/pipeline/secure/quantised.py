@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.models.vectors import Vector
-from agents.secure.field import FIELD, Words
+from agents.pipeline.secure.field import FIELD, Words
 
 _BLOCK = 1 << 15
 

@@ -2,8 +2,8 @@
 bytes, and back. Pure NumPy, no clock, no socket.
 
 `METHODS` are what a topology may ask for. Each makes a `Compressed`, whose arrays travel as they are
-(`agents.wire.payloads`); their bytes follow from d alone. Those that came in are views of the payload
-until `dense`, which checks them and allocates d floats, once.
+(`agents.wire.payloads.Encoded`); their bytes follow from d alone. Those that came in are views of the
+payload until `dense`, which checks them and allocates d floats, once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.checks import at_least
-from agents.config import Named
 from agents.models.vectors import Vector
+from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, UpdateStep
+from agents.wire.payloads import Encoded
 
 Array = NDArray[Any]
 _BLOCK = 1 << 15
@@ -26,7 +27,6 @@ _BLOCK = 1 << 15
 _LEVELS = np.float32(127)
 _NORMAL = np.float32(np.finfo(np.float32).tiny)
 _MAX_CHUNK = 1 << 20
-_DTYPES = {"F16": "<f2", "F32": "<f4", "I8": "i1", "U32": "<u4"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Compressed:
     chunk: int
     """Elements that have one scale; 0 where there are no scales."""
     arrays: Mapping[str, Array]
-    """As `layout` says."""
+    """As `Method.arrays` says."""
 
     @property
     def nbytes(self) -> int:
@@ -52,28 +52,29 @@ class Compressed:
         vector: Vector = METHODS[self.method].expand(self)
         return vector
 
+    @property
+    def encoded(self) -> Encoded:
+        """As it travels."""
+        fields = {"compression": self.method, "parameters": str(self.size), "chunk": str(self.chunk)}
+        return Encoded(fields, self.arrays)
 
-def layout(method: str, size: int, chunk: int, nbytes: int) -> dict[str, tuple[str, int]]:
-    """Type (as safetensors has it) and length of each array of d = `size` values that came in `nbytes`
-    bytes, in their order. Raises ValueError where there is no such thing."""
-    if method not in METHODS:
-        raise ValueError(f"compression {method!r:.40}, expected one of {', '.join(METHODS)}")
-    if not 0 < size < 1 << 40 or not 0 <= chunk <= _MAX_CHUNK:
-        raise ValueError("sizes out of range")
-    found = METHODS[method].arrays(size, chunk, nbytes)
-    if sum(np.dtype(_DTYPES[kind]).itemsize * count for kind, count in found.values()) != nbytes:
-        raise ValueError(f"{nbytes} bytes for {size} parameters by {method}")
-    return found
-
-
-def read(method: str, size: int, chunk: int, body: memoryview) -> Compressed:
-    """What lies in `body`, without a copy. Raises ValueError."""
-    arrays: dict[str, Array] = {}
-    at = 0
-    for name, (kind, count) in layout(method, size, chunk, len(body)).items():
-        arrays[name] = np.frombuffer(body, _DTYPES[kind], count, at)
-        at += arrays[name].nbytes
-    return Compressed(method, size, chunk, arrays)
+    @classmethod
+    def of(cls, encoded: Encoded) -> Compressed:
+        """What was `encoded`. Raises ValueError if no method makes arrays of these types and lengths."""
+        fields, arrays = encoded.fields, encoded.arrays
+        method = fields["compression"]
+        if method not in METHODS:
+            raise ValueError(f"compression {method!r:.40}, expected one of {', '.join(METHODS)}")
+        if fields.keys() != {"compression", "parameters", "chunk"}:
+            raise ValueError(f"fields {', '.join(fields):.80}")
+        size, chunk = int(fields["parameters"]), int(fields["chunk"])
+        if not 0 < size < 1 << 40 or not 0 <= chunk <= _MAX_CHUNK:
+            raise ValueError("sizes out of range")
+        expected = METHODS[method].arrays(size, chunk, encoded.nbytes)
+        found = [(name, array.dtype.str, array.size) for name, array in arrays.items()]
+        if found != [(name, np.dtype(kind).str, count) for name, (kind, count) in expected.items()]:
+            raise ValueError(f"other arrays than {method} makes of {size} parameters")
+        return cls(method, size, chunk, arrays)
 
 
 class Method(Protocol):
@@ -87,7 +88,7 @@ class Method(Protocol):
     def expand(compressed: Compressed) -> Vector: ...
     @staticmethod
     def arrays(size: int, chunk: int, nbytes: int) -> dict[str, tuple[str, int]]:
-        """As `layout`."""
+        """Type and length of each array of `size` values in `nbytes` bytes, in their order."""
         ...
 
 
@@ -106,7 +107,7 @@ class Fp16(Method):
 
     @staticmethod
     def arrays(size: int, chunk: int, nbytes: int) -> dict[str, tuple[str, int]]:
-        return {"w": ("F16", size)}
+        return {"w": ("<f2", size)}
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Int8(Method):
     def arrays(size: int, chunk: int, nbytes: int) -> dict[str, tuple[str, int]]:
         if chunk < 16:
             raise ValueError(f"chunks of {chunk}, expected at least 16")
-        return {"scales": ("F32", -(-size // chunk)), "w": ("I8", size)}
+        return {"scales": ("<f4", -(-size // chunk)), "w": ("i1", size)}
 
 
 @dataclass(frozen=True)
@@ -189,18 +190,38 @@ class TopK(Method):
     def arrays(size: int, chunk: int, nbytes: int) -> dict[str, tuple[str, int]]:
         if not 0 < nbytes // 8 <= size < 1 << 32:
             raise ValueError(f"{nbytes // 8} values of {size}")
-        return {"values": ("F32", nbytes // 8), "indices": ("U32", nbytes // 8)}
+        return {"values": ("<f4", nbytes // 8), "indices": ("<u4", nbytes // 8)}
 
 
 METHODS: dict[str, type[Method]] = {"fp16": Fp16, "int8": Int8, "topk": TopK}
 
 
-class Compressor:
+@dataclass(frozen=True)
+class Compression(UpdateStep):
+    """Compression of a client's updates."""
+
+    field: ClassVar[str | None] = "compression"
+    kind: str
+    """One of METHODS."""
+    params: Mapping[str, Any]
+    """Of its dataclass."""
+
+    def at_client(self, client: ClientContext) -> Compressor:
+        return Compressor(METHODS[self.kind](**self.params))
+
+    def at_server(self, parameters: int) -> Expander:
+        return Expander(parameters)
+
+
+class Compressor(ClientStep):
     """One client's compression over its life, with the error that it feeds back."""
 
-    def __init__(self, named: Named) -> None:
-        self._method: Method = METHODS[named.name](**named.params)
+    def __init__(self, method: Method) -> None:
+        self._method = method
         self._error: Vector | None = None
+
+    def apply(self, progress: Vector, sequence: int, dispatch: int) -> Encoded:
+        return self.compress(progress).encoded
 
     def compress(self, vector: Vector) -> Compressed:
         """Of an update, shape (d,), float32."""
@@ -214,6 +235,20 @@ class Compressor:
             if math.isfinite(float(left.sum())):  # else it diverged, and is refused: nothing of it stays
                 self._error = left
         return compressed
+
+
+class Expander(ServerStep):
+    """The server's half: any of METHODS, of vectors of shape (parameters,)."""
+
+    def __init__(self, parameters: int) -> None:
+        self._parameters = parameters
+
+    def decoded(self, encoded: Encoded) -> Vector:
+        """No more memory is taken than a model's."""
+        compressed = Compressed.of(encoded)
+        if compressed.size != self._parameters:
+            raise ValueError(f"another model: {compressed.size} parameters, expected {self._parameters}")
+        return compressed.dense()
 
 
 def _chunks(vector: Array, chunk: int) -> Iterator[tuple[int, slice, Array]]:

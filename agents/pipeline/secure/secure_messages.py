@@ -7,10 +7,10 @@ import struct
 
 import numpy as np
 
-from agents.secure.field import FIELD, Words
+from agents.pipeline.secure.field import FIELD, Words
 
 SEAL_BYTES = 12 + 16
-"""Nonce and tag, that a sealed share has beside its content (`agents.secure.channels`)."""
+"""Nonce and tag, that a sealed share has beside its content (`agents.pipeline.secure.channels`)."""
 _SHARE = struct.Struct("<4sQ")
 _SUM = struct.Struct("<4sQI")
 _SHARE_MAGIC, _SUM_MAGIC = b"shr1", b"sum1"
@@ -20,11 +20,6 @@ LACKING = 0
 
 class SecureWireError(Exception):
     """No message of this protocol; the text says why."""
-
-
-class PartyError(Exception):
-    """A message of a peer, or a request of the server, that a client does not answer; the text says
-    why."""
 
 
 def share_size(length: int) -> int:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agents.secure.field import Words
-from agents.timing.nanoseconds import Nanoseconds
+import numpy as np
 
+from agents.pipeline.secure.field import Words
+from agents.timing.nanoseconds import Nanoseconds
+from agents.wire.payloads import Encoded
+
+FIELD = "holders"
+"""Field of the header by which a masked update is known."""
 DIVERGED = -1
 _MAX_HOLDERS = 10_000
 
@@ -26,6 +31,23 @@ class Masked:
     the words mean nothing."""
     took: Nanoseconds = 0
     """From when the client began to make the mask until its shares were on their way."""
+
+    @property
+    def encoded(self) -> Encoded:
+        """As it travels."""
+        numbers = {"outside": str(self.outside), "took": str(self.took)}
+        words = np.ascontiguousarray(self.words, "<u4")
+        return Encoded({FIELD: bits_of(self.holders), **numbers}, {"masked": words})
+
+    @classmethod
+    def of(cls, encoded: Encoded) -> Masked:
+        """What was `encoded`. Raises ValueError."""
+        fields, arrays = encoded.fields, encoded.arrays
+        if fields.keys() != {FIELD, "outside", "took"} or [*arrays] != ["masked"]:
+            raise ValueError(f"fields {', '.join(fields):.80}, arrays {', '.join(arrays):.80}")
+        if (words := arrays["masked"]).dtype != np.dtype("<u4"):
+            raise ValueError(f"words of type {words.dtype}")
+        return cls(words, holders_of(fields[FIELD]), int(fields["outside"]), int(fields["took"]))
 
 
 def bits_of(holders: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ import secrets
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from agents.secure.field import FIELD, Field, Words
+from agents.pipeline.secure.field import FIELD, Field, Words
 
 SEED_BYTES = 16
 _ZEROS = bytes(1 << 16)

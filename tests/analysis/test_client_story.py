@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents import events
 from agents.device_actions import Crash, to_json
-from analysis.story import story
+from analysis.client_story import story
 
 UPDATE = events.UpdateApplied(
     client="a",

@@ -1,0 +1,64 @@
+"""A client's core and the parts around it, made of its `ClientSetup`: the same in every runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from agents import own_code, pipeline
+from agents.client import randomness
+from agents.client.core import ClientCore, Identity
+from agents.client.timing import Timing
+from agents.config import ClientSetup
+from agents.pipeline.interface import ClientContext, ClientStep
+from agents.rules import RULES
+from agents.rules.client_half import ClientSettings, SavedVectors
+from agents.rules.interface import Rule
+from agents.timing.nanoseconds import Nanoseconds
+
+
+def rng(setup: ClientSetup, *purpose: int) -> np.random.Generator:
+    """The client's generator for a purpose (`agents.client.randomness`)."""
+    return randomness.generator(setup.seed, setup.client, *purpose)
+
+
+def timing(setup: ClientSetup, begun: int = 0) -> Timing:
+    """The durations of the client's trainings, of which its former processes have begun `begun`."""
+    return Timing(
+        *(setup.timing, setup.think, lambda *purpose: rng(setup, *purpose)),
+        speed=setup.speed,
+        begun=begun,
+    )
+
+
+def steps(setup: ClientSetup, parameters: int, *, simulated: bool = False) -> list[ClientStep]:
+    """What is done to its updates, of so many parameters; `simulated` in virtual time."""
+    client = ClientContext(
+        run=setup.run,
+        name=setup.client,
+        parameters=parameters,
+        rng=lambda *purpose: rng(setup, *purpose),
+        simulated=simulated,
+    )
+    return pipeline.at_client(setup.steps, client)
+
+
+def core(
+    setup: ClientSetup,
+    samples: int,
+    think: Callable[[Nanoseconds], Nanoseconds],
+    steps: Sequence[ClientStep],
+    memory: SavedVectors | None = None,
+) -> ClientCore:
+    """The core of a client with so many training samples; `memory` is what its process before has saved.
+    Raises what own code raises."""
+    after = [step for step in steps if not step.before_rule]
+    settings = ClientSettings(
+        local=setup.local,
+        sends_changes=bool(after),
+        as_sent=next((step.as_sent for step in after if step.as_sent is not None), None),
+        memory=memory,
+    )
+    rule = own_code.build(setup.rule, RULES, Rule).begin_client(settings)
+    return ClientCore(Identity(setup.run, setup.client, samples), think, rule, steps)

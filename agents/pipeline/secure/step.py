@@ -1,0 +1,97 @@
+"""Secure aggregation as a step of what is done to an update: it is rounded, and masked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from agents.client.randomness import ROUNDING
+from agents.models.vectors import Vector
+from agents.pipeline.interface import (
+    ClientContext,
+    ClientStep,
+    Exchange,
+    ExchangeCost,
+    SimulatedExchange,
+    UpdateStep,
+)
+from agents.pipeline.secure.coding import code_of
+from agents.pipeline.secure.masked import FIELD, Masked
+from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.secure_messages import share_size
+from agents.pipeline.secure.server import SecureSums
+from agents.pipeline.secure.settings import SecureRun
+from agents.pipeline.secure.simulated import SimulatedParty
+from agents.pipeline.secure.sums import Sums
+from agents.wire.payloads import Encoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecureAggregation(SecureRun, UpdateStep):
+    """Secure aggregation of one run."""
+
+    field: ClassVar[str | None] = FIELD
+
+    def at_client(self, client: ClientContext) -> Masking:
+        rng = partial(client.rng, ROUNDING)
+        if client.simulated:
+            simulated = SimulatedParty(client.name, self, client.parameters)
+            return Masking(simulated, self.grid, rng, simulated=simulated)
+        from agents.pipeline.secure.party import Party  # with cryptography, which takes time to import
+
+        party = Party(client.run, client.name, self, client.parameters)
+        return Masking(party, self.grid, rng, exchange=party)
+
+    def at_server(self, parameters: int) -> SecureSums:
+        return SecureSums(Sums(self, parameters))
+
+    @property
+    def grid(self) -> Grid:
+        """The numbers that coordinates are rounded to."""
+        return Grid(self.range, self.bits)
+
+    def memory(self, model: int, *, remembers: bool) -> int:
+        """A mask; its blocks and shares while they are made; as many shares of others' masks as a client
+        keeps; and what a client that remembers has sent and may still be lost. Counted, not measured."""
+        held = self.needed + len(self.clients) + self.most_shares
+        sent = self.updates if remembers else 0
+        return model * (1 + sent) + math.ceil(model / (self.needed - self.colluding)) * held
+
+    def exchange_cost(self, parameters: int) -> ExchangeCost:
+        from agents.pipeline.secure.cost import measured  # with cryptography
+
+        return measured(self, parameters)
+
+    def exchanged(self, parameters: int) -> int:
+        """Shares of masks."""
+        return (len(self.clients) - 1) * share_size(code_of(self, parameters).length)
+
+
+class _Masks(Protocol):
+    def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked: ...
+
+
+class Masking(ClientStep):
+    """One client's rounding and masks; `rng` makes the generator that rounds an update."""
+
+    def __init__(
+        self,
+        masks: _Masks,
+        grid: Grid,
+        rng: Callable[[int], np.random.Generator],
+        exchange: Exchange | None = None,
+        simulated: SimulatedExchange | None = None,
+    ) -> None:
+        self._masks, self._grid, self._rng = masks, grid, rng
+        self.exchange, self.simulated_exchange = exchange, simulated
+
+    def apply(self, progress: Vector, sequence: int, dispatch: int) -> Encoded:
+        return self._masks.masked(dispatch, progress, self._rng(sequence)).encoded
+
+    def as_sent(self, sequence: int, dispatch: int, change: Vector) -> Vector:
+        return self._grid.as_sent(change, self._rng(sequence))
