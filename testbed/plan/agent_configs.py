@@ -25,6 +25,7 @@ from agents.config import (
 )
 from agents.links import probe_server
 from agents.mqtt.topics import AGGREGATOR, ROUTER
+from agents.rules.interface import ClientSide
 from agents.tasks.interface import Task
 from agents.timing import durations
 from testbed.broker import SOCKET, Account, Limits, init_user
