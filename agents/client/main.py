@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents import config, own_code, process, shards
-from agents.client import accelerator, core, making, memory, randomness
+from agents.client import accelerator, core, making, memory_file, randomness
 from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
 from agents.config import ClientConfig
@@ -97,7 +97,7 @@ class Client:
         self._memory = None if cfg.memory is None else Path(cfg.memory)
         known = None if self._memory is None else _remembered(self._memory, self._name)
         self._begun = None if cfg.begun is None else Path(cfg.begun)
-        begun = 0 if self._begun is None else memory.count(self._begun)
+        begun = 0 if self._begun is None else memory_file.count(self._begun)
         self._timing = making.timing(self._setup, begun)
         self._publish_key()
         with own_code.running(self._setup.rule.name):
@@ -201,7 +201,7 @@ class Client:
                 case core.Think(duration):
                     self._thinking_until = self._clock.now() + duration
                 case core.Remember(known) if (path := self._memory) is not None:
-                    written(partial(memory.save, known, path), self._stopped.wait)
+                    written(partial(memory_file.save, known, path), self._stopped.wait)
                 case core.SendUpdate(_, message):
                     self._send(message())
 
@@ -225,7 +225,7 @@ class Client:
         self._cut = False
         self._timing.begin()
         if self._begun is not None:
-            written(partial(memory.count_one_more, self._begun), self._stopped.wait)
+            written(partial(memory_file.count_one_more, self._begun), self._stopped.wait)
         self._log(f"round {sequence} begins, from version {model.version}")
         self._pace.begin(self._busy_since)
         if self._exchange is not None:
@@ -295,7 +295,7 @@ class Client:
 
 def _remembered(path: Path, client: str) -> SavedVectors:
     try:
-        return memory.load(path)
+        return memory_file.load(path)
     except (OSError, ValueError, payloads.WireError) as error:
         sys.exit(f"client {client}: {path}, what it remembers of its updates, cannot be read: {error}")
 

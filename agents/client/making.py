@@ -9,7 +9,7 @@ import numpy as np
 from agents import own_code, pipeline
 from agents.client import randomness
 from agents.client.core import ClientCore, Identity
-from agents.client.timing import Timing
+from agents.client.training_times import Timing
 from agents.config import ClientSetup
 from agents.pipeline.interface import ClientContext, ClientStep
 from agents.rules import RULES

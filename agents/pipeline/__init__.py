@@ -12,12 +12,7 @@ from agents.models.vectors import Vector
 from agents.pipeline.byzantine import Byzantine
 from agents.pipeline.compression import Compression
 from agents.pipeline.differential import DifferentialRun
-from agents.pipeline.interface import (
-    ClientContext,
-    ClientStep,
-    ServerStep,
-    UpdateStep,
-)
+from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, UpdateStep
 from agents.pipeline.secure.server import SecureSums
 from agents.pipeline.secure.step import SecureAggregation
 from agents.rules.interface import Contribution
@@ -30,8 +25,6 @@ STEPS: dict[str, type[UpdateStep]] = {
     "secure": SecureAggregation,
 }
 """In the order in which a client does them."""
-
-
 _NOT_MASKED = "not masked, in a run with secure aggregation"
 
 
@@ -70,9 +63,7 @@ class ServerSteps:
         is the model that it was trained from, if that is kept."""
         encoded = message.encoded
         if encoded is None:
-            return (
-                message.vector if self.sums is None else "not masked, in a run with secure aggregation"
-            )
+            return message.vector if self.sums is None else _NOT_MASKED
         step = next((self._by_field[name] for name in encoded.fields if name in self._by_field), None)
         if step is None or self.sums not in (None, step):
             return f"encoded by no step of this run: {', '.join(encoded.fields):.80}"

@@ -14,7 +14,7 @@ A complete step, to copy from. It sends the sign of each coordinate and one scal
         def at_client(self, client: ClientContext) -> ClientStep:
             return SignsAtClient(self.scale)
 
-        def at_server(self, server: ServerContext) -> ServerStep:
+        def at_server(self, parameters: int) -> ServerStep:
             return SignsAtServer()
 
     class SignsAtClient(ClientStep):

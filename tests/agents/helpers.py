@@ -18,7 +18,7 @@ from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.aggregator.settings import Settings
 from agents.client.core import ClientCore, Identity, Outcome
-from agents.client.timing import Timing
+from agents.client.training_times import Timing
 from agents.config import Duration, Local, Named, Stop
 from agents.device_actions import Join
 from agents.models.buffers import Buffers

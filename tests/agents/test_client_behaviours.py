@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from agents.client import memory
+from agents.client import memory_file
 from agents.client.core import (
     Actions,
     ClientCore,
@@ -183,9 +183,9 @@ def test_a_restarted_client_carries_on_from_what_was_applied(
     tmp_path: Path, acknowledged: int, residual: float
 ) -> None:
     path = tmp_path / "memory.safetensors"
-    assert memory.load(path) == {}
-    memory.save({"applied": (6, _vector(1.0)), "sent": (7, _vector(3.0))}, path)
-    client = _client(memory.load(path), kind="residual")
+    assert memory_file.load(path) == {}
+    memory_file.save({"applied": (6, _vector(1.0)), "sent": (7, _vector(3.0))}, path)
+    client = _client(memory_file.load(path), kind="residual")
     assert client.model(_model(1, acknowledged=acknowledged), 0) == [
         Train(_model(1, acknowledged=acknowledged), 8)
     ]
@@ -250,8 +250,8 @@ def test_numbers_go_on_after_those_of_a_forgotten_life(kind: str) -> None:
 
 def test_a_memory_of_an_update_that_was_sent_only_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "memory.safetensors"
-    memory.save({"sent": (3, _vector(1.0))}, path)
-    known = memory.load(path)
+    memory_file.save({"sent": (3, _vector(1.0))}, path)
+    known = memory_file.load(path)
     assert {name: (number, one.tolist()) for name, (number, one) in known.items()} == {
         "sent": (3, [1.0])
     }

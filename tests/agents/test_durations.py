@@ -53,10 +53,6 @@ def test_a_trace_is_replayed_in_its_order() -> None:
     assert draws("trace", values=(1.0, 0.02, 3.0))[:7].tolist() == [1, 0.02, 3, 1, 0.02, 3, 1]
 
 
-def test_the_same_generator_draws_the_same() -> None:
-    assert np.array_equal(draws("exponential", mean=1), draws("exponential", mean=1))
-
-
 @pytest.mark.parametrize(
     ("distribution", "params"),
     [

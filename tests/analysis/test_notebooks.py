@@ -18,10 +18,6 @@ NOTEBOOKS = Path(__file__).parents[2] / "analysis" / "notebooks"
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
 
-def test_there_are_five() -> None:
-    assert [name[0] for name in NAMES] == ["1", "2", "3", "4", "5"]
-
-
 Executed = NotebookNode | CellExecutionError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agents.client import core as client
-from agents.client.timing import Timing
+from agents.client.training_times import Timing
 from agents.config import Link, Local
 from agents.rules.client_half import SavedVectors
 from agents.rules.interface import ClientSide

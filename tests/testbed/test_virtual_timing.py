@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.client.timing import Timing
+from agents.client.training_times import Timing
 from agents.config import Duration, Local
 from agents.timing.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice, costs

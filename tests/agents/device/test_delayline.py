@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections import deque
@@ -18,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.device.delayline import Cell, DelayLine, Impairment, Tally
-from tests.conftest import unavailable
+from tests.namespaces import Holder, inside, joined
 
 pytestmark = pytest.mark.alone
 
@@ -248,13 +246,13 @@ sock.sendall(bytes(int(sys.argv[1])))
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace, held by a process that ends when its standard input closes."""
+    """A network namespace."""
 
-    holder: subprocess.Popen[str]
+    holder: Holder
     stack: ExitStack
 
     def command(self, *command: str) -> list[str]:
-        return ["nsenter", f"--net=/proc/{self.holder.pid}/ns/net", *command]
+        return [*inside(self.holder), *command]
 
     def run(self, *command: str) -> str:
         result = subprocess.run(self.command(*command), capture_output=True, text=True, check=False)
@@ -303,34 +301,12 @@ class Served:
         return Tally(**json.loads(self.said()))
 
 
-def _host(stack: ExitStack) -> Host:
-    holder = subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    stack.enter_context(holder)  # closes its input and waits
-    assert holder.stdout is not None
-    assert holder.stderr is not None
-    if holder.stdout.readline() != "ready\n":
-        unavailable("netns", f"no network namespace: {holder.stderr.read().strip()}")
-    return Host(holder, stack)
-
-
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
     """A device, 10.213.0.2, and a broker, 10.213.0.1, that send what they receive to queue 5."""
-    if os.geteuid() != 0 or shutil.which("iptables") is None or shutil.which("nsenter") is None:
-        unavailable("netns", "a delay line takes root, iptables, and nsenter of util-linux")
     with ExitStack() as stack:
-        device, broker = _host(stack), _host(stack)
-        veth = f"ip link add eth0 netns {device.holder.pid} type veth peer name eth0 netns"
-        subprocess.run([*veth.split(), str(broker.holder.pid)], check=True)
-        for host, address in ((device, "10.213.0.2/24"), (broker, "10.213.0.1/24")):
-            host.run("ip", "address", "add", address, "dev", "eth0")
-            host.run("ip", "link", "set", "eth0", "up")
+        device, broker = (Host(holder, stack) for holder in joined(stack, "iptables"))
+        for host in (device, broker):
             host.run(*_HOLD.split())
         yield device, broker
 

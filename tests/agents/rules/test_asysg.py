@@ -37,10 +37,6 @@ def test_stale_gradients_count_like_any_other_and_the_sum_starts_anew() -> None:
     assert server.w.tolist() == [-8.0]
 
 
-def test_it_asks_for_gradients() -> None:
-    assert AsySG(gradients=1).client_side.kind == "gradient"
-
-
 def test_too_few_left_for_n_gradients() -> None:
     server = make_server(0.25, 0.25, 0.5)
     state = AsySG(gradients=3).begin(server)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agents.rules.defedavg_niid import DeFedAvgNiid
-from agents.rules.interface import Actions, Aggregated, Broadcast, ClientSide, Ignored, Request, Send
+from agents.rules.interface import Actions, Aggregated, Broadcast, Ignored, Request, Send
 from tests.agents.helpers import make_server, update, weights
 
 
@@ -90,11 +90,6 @@ def test_a_round_without_anybody_left_draws_anew() -> None:
     assert state.join("a") == [Send("a")]  # drawn from the next round on
     assert state.leave("a") == []
     assert server.version == 0
-
-
-def test_what_it_asks_of_its_clients() -> None:
-    assert DeFedAvgNiid(sample=1).client_side == ClientSide("delta", send_buffer="overwrite")
-    assert DeFedAvgNiid(sample=1, send_buffer="hold").client_side.send_buffer == "hold"
 
 
 @pytest.mark.parametrize("parameters", [{"sample": 0}, {"server_lr": 0.0, "sample": 1}])

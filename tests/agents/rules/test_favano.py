@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 
 from agents.rules.favano import Favano
-from agents.rules.interface import (
-    Actions,
-    Aggregated,
-    ClientSide,
-    Ignored,
-    Request,
-    Send,
-    SetPeriodicTimer,
-)
+from agents.rules.interface import Actions, Aggregated, Ignored, Request, Send, SetPeriodicTimer
 from agents.timing.nanoseconds import SECOND
 from tests.agents.helpers import make_server, sent, update, weights
 
@@ -117,11 +109,6 @@ def test_equal_models_stay_equal_to_the_last_bit() -> None:
     for client in "ab":
         state.update(update(client, float(np.float32(0.3)), kind="model"))
     assert (server.version, server.w.tolist()) == (1, [np.float32(0.3)])
-
-
-def test_what_it_asks_of_its_clients() -> None:
-    side = Favano(period=1.0, sample=1).client_side
-    assert side == ClientSide("model", send_buffer="hold")
 
 
 @pytest.mark.parametrize("parameters", [{"period": 0.0}, {"sample": 0}, {"server_lr": 0.0}])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.client import memory, randomness
-from agents.client.timing import Timing
+from agents.client import memory_file, randomness
+from agents.client.training_times import Timing
 from agents.config import Duration
 from agents.timing.nanoseconds import SECOND, Nanoseconds
 
@@ -52,7 +52,7 @@ def test_without_either_nothing_takes_time() -> None:
 
 def test_what_is_counted_outlives_the_process(tmp_path: Path) -> None:
     path = tmp_path / "begun"
-    assert memory.count(path) == 0
+    assert memory_file.count(path) == 0
     for _ in range(3):
-        memory.count_one_more(path)
-    assert memory.count(path) == 3
+        memory_file.count_one_more(path)
+    assert memory_file.count(path) == 3
