@@ -76,17 +76,22 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/pipeline/secure/server.py": ["tests/agents/pipeline/secure/test_*.py"],
+    "agents/pipeline/secure/server.py": ["tests/agents/secure/test_*.py"],
     "agents/pipeline/secure/*.py": [
-        "tests/agents/pipeline/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
-        "tests/agents/pipeline/secure/test_*.py",
+        "tests/agents/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
+        "tests/agents/secure/test_*.py",
     ],
+    "agents/aggregator/run_phase.py": ["tests/agents/test_run_phase.py"],
+    "agents/aggregator/reports.py": ["tests/agents/test_recovery.py", PROPERTIES],
+    **{
+        f"agents/aggregator/{name}.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN]
+        for name in ("inputs", "recording", "settings", "snapshot", "storage")
+    },
     "agents/pipeline/*.py": [
         "tests/agents/test_byzantine.py tests/agents/test_compression.py",
         "tests/agents/test_differential.py",
     ],
-    "agents/aggregator/losses.py": ["tests/agents/pipeline/secure/test_*.py"],
-    "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
+    "agents/aggregator/losses.py": ["tests/agents/secure/test_*.py"],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
@@ -112,11 +117,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "agents/aggregator/core.py",
         "self._epoch: Nanoseconds = 0",
         "self._epoch: Nanoseconds = 1",
-    ): "`Started`, the first input that counts, sets it",
-    (
-        "agents/aggregator/core.py",
-        "self._applied = 0",
-        "self._applied = 1",
     ): "`Started`, the first input that counts, sets it",
     (
         "agents/aggregator/evaluations.py",
