@@ -76,17 +76,22 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/pipeline/secure/server.py": ["tests/agents/pipeline/secure/test_*.py"],
+    "agents/pipeline/secure/server.py": ["tests/agents/secure/test_*.py"],
     "agents/pipeline/secure/*.py": [
-        "tests/agents/pipeline/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
-        "tests/agents/pipeline/secure/test_*.py",
+        "tests/agents/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
+        "tests/agents/secure/test_*.py",
     ],
+    "agents/aggregator/run_phase.py": ["tests/agents/test_run_phase.py"],
+    "agents/aggregator/reports.py": ["tests/agents/test_recovery.py", PROPERTIES],
+    **{
+        f"agents/aggregator/{name}.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN]
+        for name in ("inputs", "recording", "settings", "snapshot", "storage")
+    },
     "agents/pipeline/*.py": [
         "tests/agents/test_byzantine.py tests/agents/test_compression.py",
         "tests/agents/test_differential.py",
     ],
-    "agents/aggregator/losses.py": ["tests/agents/pipeline/secure/test_*.py"],
-    "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
+    "agents/aggregator/losses.py": ["tests/agents/secure/test_*.py"],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
@@ -268,8 +273,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "how often the view is refreshed",
     (
         _RUN,
-        "steady=not spec.eventful,",
-        "packets=packets(spec.topology, spec.plan),",
+        "steady=not has_steps(spec.topology, spec.plan),",
+        "packets=spec.plan.packets,",
     ): "steady links are computed faster, to the same times",
     (
         _SIMULATION,

@@ -225,6 +225,10 @@ class AggregatorCore:
                 return self._reports.disrupted(
                     "the aggregator had no connection to the broker", since, at
                 )
+            case inputs.Restarted(at, since):
+                self.progress.went_on(at)
+                away = events.Disrupted(to_seconds(at), to_seconds(since), "the aggregator was away")
+                return [Log(away)]
             case inputs.Stalled(at, since):
                 return self._stalled(since, at)
             case inputs.Unreadable(at, sender, reason):

@@ -84,6 +84,15 @@ class Reconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """The aggregator alone was started again within the run, and was away since `since`. What it sent
+    last may be lost: each client is asked for that when its retained status says that it is ready."""
+
+    at: Nanoseconds
+    since: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """`client` says which dispatch its next update will answer, 0 for none (`actions.AskForReport`)."""
 
@@ -178,6 +187,7 @@ Input = (
     | UpdateArrived
     | SharesSummed
     | Reconnected
+    | Restarted
     | Reported
     | Stalled
     | Unreadable

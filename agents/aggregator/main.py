@@ -211,8 +211,8 @@ class Aggregator:
 
     def _serve(self) -> None:
         """Hand in what happens, and send what the core wants sent."""
-        if self._epoch is not None and self._core.ended is None:
-            self._note_absence()
+        if self._epoch is not None:  # it was started again within the run
+            self._handle(inputs.Restarted(self._now(), self._durable.at))
         while self._finished is None:
             for event in self._wait():
                 self._receive(event)
@@ -226,14 +226,6 @@ class Aggregator:
             for topic, payload in self._outbox:
                 self._connection.publish(topic, payload)
             self._outbox.clear()
-
-    def _note_absence(self) -> None:
-        """It was started again within the run. What it sent last may be lost: for that each client is
-        asked as soon as its retained status says that it is ready."""
-        now = self._now()
-        away = events.Disrupted(to_seconds(now), to_seconds(self._durable.at), "the aggregator was away")
-        self._record(away)
-        self._core.progress.went_on(now)
 
     def _watch(self) -> None:
         """Look now and then whether the run goes on, and whether a flood is over."""

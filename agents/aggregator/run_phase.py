@@ -46,6 +46,7 @@ REACTIONS: Mapping[type[Input], tuple[Reaction, ...]] = {
     inputs.SharesSummed:   (_I,    _H,     _H,       _I,   _I),
     inputs.Reported:       (_I,    _H,     _I,       _I,   _I),
     inputs.Reconnected:    (_I,    _H,     _I,       _I,   _I),
+    inputs.Restarted:      (_I,    _H,     _I,       _I,   _I),
     inputs.Stalled:        (_X,    _H,     _X,       _X,   _X),
     inputs.PartEvaluated:  (_X,    _H,     _H,       _H,   _I),
     inputs.EvaluationDone: (_X,    _H,     _H,       _H,   _I),

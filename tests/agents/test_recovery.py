@@ -49,6 +49,14 @@ def test_after_a_reconnect_all_are_asked_what_they_work_on() -> None:
     assert of(act.AskForReport, done) == [act.AskForReport("a", 1), act.AskForReport("b", 2)]
 
 
+def test_aggregator_that_was_away_records_it_and_does_not_take_it_for_silence() -> None:
+    core = answered()
+    done = core.handle(inputs.Restarted(int(17 * SECOND), int(4 * SECOND)))
+    assert done == [act.Log(events.Disrupted(17.0, 4.0, "the aggregator was away"))]
+    assert silent(core, 18.1) is None
+    assert silent(core, 32.1) == 17.0
+
+
 def test_who_has_not_got_its_model_is_sent_one_and_who_has_is_not() -> None:
     core, _ = started()
     reconnected(core)

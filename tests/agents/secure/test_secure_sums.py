@@ -268,3 +268,13 @@ def test_a_client_is_told_of_a_loss_until_it_answers_what_told_it() -> None:
     losses.add("a", 3)
     losses.forget("a")
     assert losses.tell("a", 10) == ()
+
+
+def test_client_answers_each_sum_that_it_was_asked_about_once() -> None:
+    """Also if enough others were faster."""
+    sums = sums_of("a", "b")
+    number = begun(sums, "a", "b").number
+    assert sums.note_answer("d", number)
+    assert not sums.note_answer("d", number)
+    assert not sums.note_answer("d", number + 1)
+    assert not sums.note_answer("e", number)
