@@ -38,6 +38,7 @@ class _Device(_Entries):
     speed: _Number | None = None
     memory: _Number | None = None
     power: dict[str, _Number] | None = None
+    link: dict[str, _Number | None] | None = None
     samples: _Count | None = None
     importance: _Number | None = None
     labels: list[_Count] = []

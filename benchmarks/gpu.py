@@ -86,7 +86,7 @@ def _trainings(folder: Path, shares: list[float], seconds: int) -> Mapping[float
         f"rule: {{name: fedasync}}\nstop: {{after: {seconds}s}}\ndevices:\n{devices}\n"
     )
     options = Options("docker", oversubscribe=True)
-    topology, plan = planning.plan_topology(topology, options)
+    plan = planning.plan_topology(topology, options)
     directory = RunDirectory.new(folder, topology.name)
     up.run(topology, plan, directory, options, View())
     updates = load(directory.path).updates

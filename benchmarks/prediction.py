@@ -12,7 +12,7 @@ repeated. Let the machine be quiet. What a step costs in virtual time, `--steps`
 - `uneven`: as `own`, and with each device as much faster or slower than that as it was in the run:
   ratios tell what is left where the order of a few updates decides, which follows from a percent of a
   device's speed.
-- `measured`: what virtual time measures by itself, as wherever `runtime.step_time` is not given. The
+- `measured`: what virtual time measures by itself, as wherever `virtual.step_time` is not given. The
   speed of a host changes within minutes, so each run has two predictions, one right before and one right
   after it, and the mean of their logarithms counts. A minute and a half per experiment and seed.
 
@@ -50,7 +50,7 @@ from testbed import sweeps
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.sweeps import sweeping
-from testbed.topology import Runtime
+from testbed.topology import Virtual
 
 _SWEEP = Path(__file__).parent.parent / "topologies" / "prediction" / "six.yaml"
 _RUNS = Path("runs")
@@ -114,11 +114,11 @@ def by_runs(cells: Sequence[sweeps.Sweep], real: Options, folder: Path, *, own: 
         known = [measured] if own else [run for its, run in same if its is not one]
         if not known:
             sys.exit(f"{cell.name}: no run of it with another seed tells the time of a step")
-        steps = {"name": "virtual", **testbed.step_time(known).runtime}
+        steps = testbed.step_time(known).virtual
         costs = f"{steps['step_time']}, in slices {steps['sliced_step_time']}"
         print(f"{cell.name}: a step took {costs}", file=sys.stderr)
         predicted = testbed.simulate(
-            cell.topology, runtime=steps, data=real.data_root, runs=folder / f"{one.name}-predicted"
+            cell.topology, virtual=steps, data=real.data_root, runs=folder / f"{one.name}-predicted"
         )
         yield Pair(cell.variant, measured, (predicted,))
 
@@ -126,8 +126,8 @@ def by_runs(cells: Sequence[sweeps.Sweep], real: Options, folder: Path, *, own: 
 def uneven(pair: Pair, options: Options, folder: Path) -> Pair:
     """As `pair`, predicted with each device as much faster or slower as it was when measured."""
     (run,) = pair.predicted
-    runtime = Runtime(**run.topology["runtime"])
-    whole, sliced = runtime.step_time, runtime.sliced_step_time
+    virtual = Virtual(**run.topology["virtual"])
+    whole, sliced = virtual.step_time, virtual.sliced_step_time
     assert whole is not None and sliced is not None  # noqa: S101, PT018  (by `by_runs`)
     devices = testbed.step_time([pair.measured]).devices
     factors = (whole + (sliced - whole) * devices["depth"]) / devices["step"]

@@ -59,7 +59,8 @@ def main() -> None:
     text = _TOPOLOGY.format(centers=[[float(number)] for number in range(20)], updates=updates)
     options = Options(runtime="virtual")
     with tempfile.TemporaryDirectory() as folder:
-        parsed, plan = planning.plan_topology(topology.parse(text, "soak"), options)
+        parsed = topology.parse(text, "soak")
+        plan = planning.plan_topology(parsed, options)
         directory = RunDirectory.create(Path(folder), "soak")
         print(f"{'updates':>10}{'s':>7}{'MB':>8}")
         up.run(parsed, plan, directory, options, _Memory(updates))

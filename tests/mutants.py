@@ -273,8 +273,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "how often the view is refreshed",
     (
         _RUN,
-        "steady=not spec.eventful,",
-        "packets=packets(spec.topology, spec.plan),",
+        "steady=not has_steps(spec.topology, spec.plan),",
+        "packets=spec.plan.packets,",
     ): "steady links are computed faster, to the same times",
     (
         _SIMULATION,

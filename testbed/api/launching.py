@@ -18,7 +18,7 @@ from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, writable_file
-from testbed.plan import Plan, by_node, describe, drawing, here, memory, model_check
+from testbed.plan import Plan, by_node, catalog, describe, drawing, here, memory, model_check
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
 from testbed.run import live_runs, planning
@@ -45,7 +45,6 @@ class Launch:
     """
 
     topology: Topology
-    """Resolved."""
     plan: Plan
     options: Options = field(repr=False)
     given: TopologyInput = field(repr=False)
@@ -71,13 +70,13 @@ class Launch:
     def notes(self) -> list[str]:
         """What is worth to be known before a launch, in sentences. Raises BadInputError."""
         remarks = expected.remarks(self.topology, self.rounds())
-        return [*self.hints, *self.plan.shares, *self.plan.notes, *remarks, *self._refusals()]
+        return [*self.hints, *self.plan.cpu_notes, *self.plan.notes, *remarks, *self._refusals()]
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Sentences on words of the version before this one in the topology. A run that is resumed keeps
-        those that it began with."""
-        return self.topology.hints if self.resumed is None else ()
+        """Sentences on words of the version before this one in the topology and its traces. A run that
+        is resumed keeps those that it began with."""
+        return (*self.topology.hints, *self.plan.hints) if self.resumed is None else ()
 
     def _refusals(self) -> list[str]:
         """Why this host would refuse the run. Machines that are described are not asked."""
@@ -214,17 +213,17 @@ def planned(
 def _planned(
     given: TopologyInput, options: Options, runs: Path, resumed: RunDirectory | None = None
 ) -> Launch:
-    topology, plan = planning.plan_topology(topologies.parse(given.text, given.name), options)
+    topology = topologies.parse(given.text, given.name)
+    plan = planning.plan_topology(topology, options)
     return Launch(topology, plan, options, given, runs, resumed)
 
 
 def validated(topology: TopologyLike) -> Topology:
     """`topology` (see `up`), checked as far as that needs no look at this host, with what it leaves out
     filled in. Raises BadInputError that lists all errors at once."""
-    from testbed.plan.resolution import resolved
-
     given = text_of(topology)
-    found = resolved(topologies.parse(given.text, given.name))
+    found = topologies.parse(given.text, given.name)
+    catalog.read(found)
     here.check_model(found)
     return found
 
@@ -235,10 +234,9 @@ def distribution(
     """How many samples and which classes each device of `topology` (see `up`) would have. `data` as of
     `up`; `on_progress` is called with lines on how far it is. Raises BadInputError, HostError."""
     from testbed.data.distribution import distribution as of
-    from testbed.plan.resolution import resolved
 
     given = text_of(topology)
-    found = resolved(topologies.parse(given.text, given.name))
+    found = topologies.parse(given.text, given.name)
     prepared = preparation.prepare(found, data_root(data), on_progress)
     model_check.check_data(found, prepared)
     return of(found, prepared)

@@ -32,8 +32,8 @@ Form = Literal["parquet", "csv"]
 class StepCosts:
     devices: pd.DataFrame
     """`testbed.fidelity.step_time.of_devices`"""
-    runtime: dict[str, Any]
-    """Settings of a topology's `runtime` that give virtual time these costs."""
+    virtual: dict[str, Any]
+    """Settings of a topology's `virtual` that give virtual time these costs."""
 
 
 def load_all(

@@ -98,7 +98,7 @@ def _step_time(names: Sequence[str], runs: Path, *, as_json: bool) -> None:
     found = results.step_time(results.load_all(names, runs))
     if as_json:
         devices = found.devices.drop(columns="depth").to_dict("records")
-        print_json({"runtime": found.runtime, "devices": devices})
+        print_json({"virtual": found.virtual, "devices": devices})
         return
     rows = [
         (f"{cpu:.3g}", f"{len(own)}", f"{own['trainings'].sum()}", f"{1e3 * own['step'].mean():.3g}")
@@ -106,7 +106,7 @@ def _step_time(names: Sequence[str], runs: Path, *, as_json: bool) -> None:
     ]
     headings = ("share of a core", "devices", "trainings", "ms of CPU per step")
     console.show_numbers(headings, rows[::-1])
-    settings = "".join(f"\n  {name}: {json.dumps(value)}" for name, value in found.runtime.items())
+    settings = "".join(f"\n  {name}: {json.dumps(value)}" for name, value in found.virtual.items())
     print_text(
-        f"\nFor virtual time at these costs, in a topology of the same task:\n\nruntime:{settings}"
+        f"\nFor virtual time at these costs, in a topology of the same task:\n\nvirtual:{settings}"
     )

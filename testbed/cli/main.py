@@ -407,7 +407,7 @@ def plan_command(
             f"Next: testbed up {topology}"
         )
     elif not as_json:
-        total = sum(device.share for device in plan.devices)
+        total = sum(device.host_cpu for device in plan.devices)
         asking = counted(len(plan.devices), "device asks", "devices ask")
         cores = "core" if plan.device_capacity == 1 else "cores"
         print_text(

@@ -362,8 +362,8 @@ class DeviceStep(Output):
 class StepTime(Output):
     """What a training step cost devices."""
 
-    runtime: dict[str, str | bool]
-    """Settings of a topology's `runtime`."""
+    virtual: dict[str, str | bool]
+    """Settings of a topology's `virtual`."""
     devices: list[DeviceStep]
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from agents.config import Link
 from agents.device_actions import SetCpu, from_json
 from analysis.load import Run
-from testbed.errors import TestbedError
-from testbed.plan import end_to_end
-from testbed.topology import load
 
 CPU_WINDOW_SECONDS = 10.0
 """Window of the host's clock over which CPU use is averaged."""
@@ -24,11 +20,10 @@ def so_far(run: Run) -> pd.DataFrame:
     """As `Run.fidelity`, but `cpu` is what a device used over the last seconds, and a device that waits
     uses less than it could have. Rates are those of its last probe."""
     tables = [_table(run, "cpu", requested_cpu(run), _used(run))]
-    links = _links(run.path / "topology.yaml") if len(run.probes) else {}
-    groups = run.devices.set_index("device")["group"].astype(object)
+    devices: Mapping[str, Mapping[str, Any]] = run.manifest["devices"] if len(run.probes) else {}
     last = run.probes.groupby("device", observed=True)[["up", "down"]].last()
     for figure in ("up", "down"):
-        rates = {name: getattr(links.get(group), figure, None) for name, group in groups.items()}
+        rates = {name: (device.get("link") or {}).get(figure) for name, device in devices.items()}
         requested = pd.to_numeric(pd.Series(rates, dtype=object))
         tables.append(_table(run, figure, requested, last[figure]))
     return pd.concat(tables, ignore_index=True)
@@ -66,12 +61,3 @@ def _used(run: Run) -> pd.Series[float]:
     used.index = used.index.astype(object)
     known: pd.Series[float] = used.where(np.asarray((spent["monotonic"] > 0) & (spent["cpu"] >= 0)))
     return known
-
-
-def _links(topology: Path) -> Mapping[str, Link]:
-    """All that is between a device and the server as the run begins, by group; none where the file is
-    from another version, or a trace has gone."""
-    try:
-        return {group.name: end_to_end(group) for group in load(topology).devices}
-    except (TestbedError, ValueError, OSError):
-        return {}

@@ -20,11 +20,11 @@ from testbed.plan.planned import weight_alone
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
     """What was requested of each device, in device order."""
-    cgroups, absent = spec.plan.traits.cgroups, spec.absent
+    cgroups, absent = spec.plan.traits.cgroups, spec.plan.absent
     found = {
         device.name: _Device(
             planned=device,
-            cpus=spec.plan.cpus_of(device.name) if cgroups else None,
+            cgroups=cgroups,
             alone=bool(spec.plan.nodes),
             away=device.name in absent,
         )
@@ -78,8 +78,8 @@ def _pace(device: Requested, update: events.UpdateApplied) -> float | None:
 @dataclass(slots=True, kw_only=True)
 class _Device:
     planned: PlannedDevice
-    cpus: str | None
-    """cpuset; None if no control group limits the device."""
+    cgroups: bool
+    """Whether a control group limits the device."""
     alone: bool
     """Whether its container is in no control group of the run, as on a Swarm."""
     away: bool
@@ -152,14 +152,14 @@ class _Device:
     def _request_cpu(self, at: float) -> None:
         share = self.planned.cpu or 0.0 if self._state.cpu is None else self._state.cpu
         planned = replace(self.planned, cpu=share)
-        if self.cpus is None:
+        if not self.cgroups:
             self._cpu.append(RequestedCpu(share, at=at))
             return
         limits = RequestedLimits(
             quota=planned.quota,
             period=planned.period,
             shares=weight_alone(planned.weight) if self.alone else planned.weight,
-            cpus=self.cpus,
+            cpus=planned.cores,
             memory=planned.memory,
         )
         self._cpu.append(RequestedCpu(share, planned.period / 1e6 / planned.dilation, at, limits))

@@ -22,8 +22,9 @@ from agents.device_actions import (
 )
 from analysis.load import Run
 from testbed.errors import BadInputError
-from testbed.plan.costs import SLICED_SHARE, StepTime, timed, update_time
-from testbed.topology import Runtime
+from testbed.plan import costs
+from testbed.plan.costs import SLICED_SHARE, StepTime, timed
+from testbed.topology import Virtual
 
 _LEAST_RANGE = 0.25
 """Of `depth`, to tell what slices cost: shares of 0.1 and 0.17, or 0.5 and 0.84."""
@@ -74,9 +75,9 @@ def start_time(runs: Sequence[Run]) -> float | None:
 
 
 def given(step: StepTime, start: float | None = None) -> dict[str, Any]:
-    """What a topology has under `runtime` for virtual time at these costs, as YAML has it. `start`: of
+    """What a topology has under `virtual` at these costs, as YAML has it. `start`: of
     a client, in seconds (None: what it is without being given)."""
-    made = timed(Runtime().model_copy(update={"start_time": start}), step)
+    made = timed(Virtual().filled([("start_time", start)]), step)
     keys = ("step_time", "sliced_step_time", "start_time", "update_time", "packets")
     return made.model_dump(mode="json", include=set(keys))
 
@@ -91,7 +92,7 @@ def _work(run: Run) -> dict[str, Any]:
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
     timed = {group["name"] for group in run.topology["devices"] if group.get("timing")}
-    beside = update_time(Runtime())
+    beside = costs.of(Virtual(), None).update
     for name, updates in run.updates.groupby("client", observed=True):
         device = run.manifest["devices"][name]
         unlike = device["cpu"] is None or device["gflops"] is not None or device.get("gpu")

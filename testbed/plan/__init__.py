@@ -1,12 +1,14 @@
-"""Plan of a run: the topology resolved for this host into concrete devices and quotas, and all that is
+"""Plan of a run: what a host will do for a topology, with every number of every device, and all that is
 prepared from both."""
 
-from testbed.plan.assignment import end_to_end, plan
+from testbed.plan.assignment import plan
+from testbed.plan.catalog import Catalog
 from testbed.plan.host import Host, this_host
 from testbed.plan.plan_tables import by_node, describe
 from testbed.plan.planned import Plan, PlannedDevice, cpuset, dilated
 
 __all__ = [
+    "Catalog",
     "Host",
     "Plan",
     "PlannedDevice",
@@ -14,7 +16,6 @@ __all__ = [
     "cpuset",
     "describe",
     "dilated",
-    "end_to_end",
     "plan",
     "this_host",
 ]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
-import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from agents import pipeline
 from agents.config import (
     FIT_KEEPALIVE,
     KEEPALIVE,
-    OUTAGE_RATE,
     AggregatorConfig,
     Broker,
     ClientConfig,
@@ -33,11 +30,10 @@ from agents.tasks.interface import Task
 from agents.timing import durations
 from testbed.broker import SOCKET, Account, Limits, init_user
 from testbed.host.cpusets import cpu_numbers
-from testbed.plan import model_check, rounds
+from testbed.plan import model_check, rounds, steps
 from testbed.plan.planned import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, link_traces, scenario, seeds
-from testbed.topology.action_timeline import Step, timeline
+from testbed.topology import Topology, seeds
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -84,121 +80,6 @@ class RunSpec:
     """Have clients log each round."""
     remarks: Sequence[str] = ()
     """Sentences for a note of the run's records each."""
-
-    @property
-    def routed(self) -> bool:
-        """Whether devices reach the broker through a router: any of them has a link, or will, or they
-        are on several machines, each with a router of its own."""
-        return (
-            self.plan.traits.many_hosts
-            or any(not device.direct for device in self.plan.devices)
-            or any(entry.link is not None for entry in self.topology.scenario)
-        )
-
-    @property
-    def netem(self) -> bool:
-        """Whether devices make delay, jitter and loss themselves."""
-        return self.plan.shaper is not None and self.plan.shaper.netem
-
-    @property
-    def probed(self) -> frozenset[str]:
-        """Devices that measure their link before the run clock starts."""
-        if not self.plan.traits.devices_probe:
-            return frozenset()
-        return frozenset(device.name for device in self.plan.devices if not device.direct)
-
-    @property
-    def shared_gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that devices share by MPS's limits."""
-        gpus = [device.gpu for device in self.plan.devices if device.gpu is not None]
-        return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu.limited))
-
-    @property
-    def absent(self) -> frozenset[str]:
-        """Devices that join later."""
-        return scenario.absent(self.topology.scenario, self.topology.devices)
-
-    def steps(self) -> Iterator[Step]:
-        """The steps that act on the devices, in the order of their times."""
-        topology = self.topology
-        played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
-        traced = [
-            link_traces.steps(name, found)
-            for group in topology.devices
-            if group.link is not None and group.link.trace is not None
-            for found in [link_traces.read(group.link.trace, Path())]
-            for name in group.device_names
-        ]
-        return heapq.merge(played, *traced, key=lambda step: step.at)
-
-    @property
-    def slowest(self) -> dict[str, float]:
-        """The least rate, in bits per second, that the path of each device has in this run, outages
-        aside; infinite where none is given. By hand (`testbed set`) it may become less."""
-        rates: dict[str, list[float | None]] = {
-            device.name: [
-                rate
-                for link in (device.link, device.access)
-                if link is not None
-                for rate in (link.up, link.down)
-            ]
-            for device in self.plan.devices
-        }
-        for group in self.topology.devices:
-            if group.link is not None and group.link.trace is not None:
-                for trace in link_traces.read(group.link.trace, Path()):
-                    for name in group.device_names:
-                        rates[name] += [*trace.columns.get("up", ()), *trace.columns.get("down", ())]
-        by_name = scenario.devices_by_name(self.topology.devices)
-        for entry in self.topology.scenario:
-            if entry.link is not None:
-                for name in scenario.expand(entry.targets, by_name):
-                    rates[name] += [entry.link.changes.get(way) for way in ("up", "down")]
-        return {
-            name: min((rate for rate in found if rate and rate >= OUTAGE_RATE), default=math.inf)
-            for name, found in rates.items()
-        }
-
-    @property
-    def start(self) -> Start:
-        """What the run's processes build its module from."""
-        return start_of(self.topology, self.directory)
-
-    @property
-    def limits(self) -> Limits:
-        """Of the broker."""
-        devices, secure = len(self.plan.devices), self.topology.secure
-        beside, hostile = 0.0, 1
-        if secure is not None:  # shares for each client, of every update that may be under way
-            beside = (secure.updates + devices) / (secure.needed - secure.colluding)
-            hostile = max(1, secure.colluding)
-        # Numbers in buffers may have 8 bytes.
-        numbers = model_check.check(self.topology) + model_check.buffers(self.topology)
-        return Limits.of(numbers, devices, beside, hostile)
-
-    @property
-    def eventful(self) -> bool:
-        """Whether any step acts on the devices."""
-        return next(self.steps(), None) is not None
-
-    @property
-    def keeps_models(self) -> bool:
-        """Whether models come back encoded, as the difference to the one that was sent."""
-        kind = self.topology.rule.build().client_side.kind
-        encoded = any(pipeline.STEPS[step.name].field is not None for step in self.update_steps)
-        return encoded and kind in ("model", "residual")  # the first residual is a model
-
-    @property
-    def update_steps(self) -> list[Named]:
-        """What is done to updates in this run: one of each step that any device does."""
-        own = {step.name: step for device in self.plan.devices for step in device.steps}
-        return pipeline.ordered([*own.values(), *self.topology.update_steps])
-
-    @property
-    def remembers(self) -> bool:
-        """Whether the rule's clients have a memory that outlives their process."""
-        side: ClientSide = self.topology.rule.build().client_side
-        return side.kind == "residual"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +133,7 @@ def in_containers(certificate: str | None) -> Places:
 
 def sent(spec: RunSpec, device: str) -> dict[str, Path]:
     """The files that are sent to a device on another host, by where it finds them."""
-    weights = spec.start.weights
+    weights = start_of(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
     return {SHARD: spec.directory.shard(device), **start}
 
@@ -260,6 +141,31 @@ def sent(spec: RunSpec, device: str) -> dict[str, Path]:
 def init_name(device: str) -> str:
     """Name of the configuration of a device's init, beside that of its client."""
     return f"{device}.init"
+
+
+def broker_limits(topology: Topology) -> Limits:
+    """Limits of the run's broker."""
+    devices, secure = len(topology.device_names), topology.secure
+    beside, hostile = 0.0, 1
+    if secure is not None:  # shares for each client, of every update that may be under way
+        beside = (secure.updates + devices) / (secure.needed - secure.colluding)
+        hostile = max(1, secure.colluding)
+    # Numbers in buffers may have 8 bytes.
+    numbers = model_check.check(topology) + model_check.buffers(topology)
+    return Limits.of(numbers, devices, beside, hostile)
+
+
+def keeps_models(topology: Topology, plan: Plan) -> bool:
+    """Whether models come back encoded, as the difference to the one that was sent."""
+    kind = topology.rule.build().client_side.kind
+    encoded = any(pipeline.STEPS[step.name].field is not None for step in update_steps(topology, plan))
+    return encoded and kind in ("model", "residual")  # the first residual is a model
+
+
+def update_steps(topology: Topology, plan: Plan) -> list[Named]:
+    """What is done to updates in this run: one of each step that any device does."""
+    own = {step.name: step for device in plan.devices for step in device.steps}
+    return pipeline.ordered([*own.values(), *topology.update_steps])
 
 
 def start_of(topology: Topology, directory: RunDirectory) -> Start:
@@ -288,11 +194,11 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
     topology, parameters = spec.topology, model_check.check(spec.topology)
     expected = rounds.expected(topology, spec.plan, parameters, spec.samples)
-    slowest, size = spec.slowest, 4 * parameters
+    slowest, size = steps.slowest(topology, spec.plan), 4 * parameters
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
-    absent, common = spec.absent, topology.update_steps  # once, as they may name every client
+    absent, common = spec.plan.absent, topology.update_steps  # once, as they may name every client
     buffers = model_check.buffers(topology)
     for device in spec.plan.devices:
         setup = client_setup(spec, device, common)
@@ -327,7 +233,7 @@ def router(
         links={
             name: {field: getattr(link, field) for field in IMPAIRMENTS}
             for name, link in links.items()
-            if not spec.netem
+            if not spec.plan.netem
         },
         access={d.name: d.host_access for d in devices if d.host_access is not None},
         seed=seed if node is None else int(seeds.generator(seed, node, "router").integers(2**62)),
@@ -368,10 +274,10 @@ def _aggregator(
         segment=secrets.token_hex(4),
         durability=topology.durability,
         bounds=topology.bounds.build(),
-        keeps_models=spec.keeps_models,
+        keeps_models=keeps_models(topology, spec.plan),
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
-        patient=spec.eventful,
+        patient=steps.has_steps(topology, spec.plan),
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,
@@ -379,7 +285,7 @@ def _aggregator(
         device_samples={} if most is None else {name: min(n, most) for name, n in spec.samples.items()},
         evaluate_after=topology.evaluate.when == "after",
         code=_code(spec, places),
-        steps=spec.update_steps,
+        steps=update_steps(topology, spec.plan),
     )
 
 
@@ -407,6 +313,7 @@ def _client(
     parameters: int,
 ) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
+    side: ClientSide = spec.topology.rule.build().client_side
     return ClientConfig(
         setup=setup,
         broker=account.at(*places.client_broker(device.name), places.certificate),
@@ -416,7 +323,7 @@ def _client(
         parameters=parameters,
         start=_start(spec, places),
         dilation=device.dilation,
-        memory=f"{disk}/memory.safetensors" if spec.remembers else None,
+        memory=f"{disk}/memory.safetensors" if side.kind == "residual" else None,
         outbox=disk,
         begun=f"{disk}/begun" if any(map(durations.vary, (device.timing, device.think))) else None,
         timeout_s=spec.topology.start.timeout,
@@ -435,7 +342,7 @@ def _code(spec: RunSpec, places: Places) -> str | None:
 
 
 def _start(spec: RunSpec, places: Places) -> Start:
-    start = spec.start
+    start = start_of(spec.topology, spec.directory)
     weights = None if start.weights is None else places.path(Path(start.weights), START)
     return replace(start, weights=weights)
 
@@ -449,7 +356,7 @@ def _device(
         broker=account.at(*places.inits),
         data_address=places.clients[0],
         link=device.host_link,
-        netem=spec.netem,
+        netem=spec.plan.netem,
         probed=device.host_end_to_end,
         telemetry_every=device.dilation,
         shared=device.shared,

@@ -5,53 +5,82 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
-from agents.config import Link
-from testbed.plan import feasibility, gpus, memory
+from testbed.plan import feasibility, gpus, memory, notes
+from testbed.plan.catalog import HERE, Catalog
 from testbed.plan.gpus import PlannedGpu
 from testbed.plan.host import Host
+from testbed.plan.measured import Measured
 from testbed.plan.placement import SHARED_CAPACITY, PlannedNode, Unplaced, Wish, place
 from testbed.plan.placement import planned as planned_node
 from testbed.plan.planned import Plan, PlannedDevice, cpuset
 from testbed.plan.shaper import choose
-from testbed.topology import Topology, link_traces
-from testbed.topology.devices import DeviceGroup
-from testbed.traits import traits
+from testbed.topology import Topology, link_traces, scenario
+from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup
+from testbed.topology.yamlfile import Problem
+from testbed.traits import Traits, traits
 
 _STRETCH = 1.02
 """By which time is stretched more, until the devices fit on the nodes."""
 _ROUNDING = 1e-9
 """Error allowed when a dilation is rounded up to two decimals."""
+_NO_CATALOG = Catalog()
 
 
 def plan(
     topology: Topology,
     runtime: str,
     host: Host,
+    catalog: Catalog = _NO_CATALOG,
     *,
     oversubscribe: bool = False,
-    model: int = 0,
-    shares: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> Plan:
-    """What the runtime of that name will launch on `host`, for a model of so many bytes.
+    """What the runtime of that name will launch on `host`. Pure.
 
     Broker and aggregator have the first core to themselves, evaluations the last ones where they are to
-    have their own, and the devices the others. `shares` are what groups have of a core, by
-    node, where that depends on the node. Raises BadInputError, with the numbers, where the devices
+    have their own, and the devices the others. Raises BadInputError, with the numbers, where the devices
     ask for more than that, unless `oversubscribe`; and always where the runtime cannot do what the
     topology asks, or there is none of that name.
     """
     found = traits(runtime)
+    reserved = memory.reserved(catalog.model, len(topology.device_names))
+    groups = _groups(topology, found, host, catalog, reserved)
     problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
+    made = Plan(
+        runtime=runtime,
+        devices=(),
+        oversubscribed=oversubscribe,
+        cpu_notes=catalog.cpu_notes,
+        profiles=catalog.used_by(topology),
+        hints=catalog.hints,
+        measured=Measured(cpu=_measured_cpu(groups, topology, found), virtual=catalog.measured.virtual),
+        virtual=topology.virtual.filled(catalog.measured.virtual),
+        absent=scenario.absent(topology.scenario, topology.devices),
+        routed=found.many_hosts
+        or any(not group.direct for group in groups)
+        or any(entry.link is not None for entry in topology.scenario),
+    )
     if found.simulated:
         if problems:
             raise topology.source.error(problems)
-        return Plan(runtime=runtime, devices=tuple(_devices(topology)))
-    if found.many_hosts:
-        return _on_nodes(
-            topology, runtime, host, oversubscribe=oversubscribe, model=model, shares=shares
-        )
+        made = replace(made, devices=tuple(_devices(topology, groups)))
+    elif found.many_hosts:
+        made = _on_nodes(topology, made, host, catalog, groups, reserved)
+    else:
+        made = _on_host(topology, made, host, groups, reserved, problems)
+    return replace(made, notes=tuple(notes.of(topology, made, catalog, host)))
+
+
+def _on_host(
+    topology: Topology,
+    made: Plan,
+    host: Host,
+    groups: Sequence[PlannedDevice],
+    reserved: int,
+    problems: list[Problem],
+) -> Plan:
+    """What is launched on the cores of this host. Raises BadInputError, with `problems`."""
+    found, oversubscribe = made.traits, made.oversubscribed
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, len(host.cores)):
@@ -59,23 +88,22 @@ def plan(
     split = len(host.cores) - evaluating
     device_cores = host.cores[1:split] if alone else host.cores
     capacity = float(len(device_cores)) if alone else SHARED_CAPACITY
-    dilation = _dilation(topology, capacity)
-    problems += feasibility.unsupported(topology, runtime)
+    dilation = _dilation(topology, capacity, [group.cpu or 0.0 for group in groups])
+    problems += feasibility.unsupported(topology, groups, made.runtime)
     if found.cgroups:
-        problems += feasibility.too_little_cpu(topology, dilation)
-        problems += feasibility.too_little_memory(topology)
+        problems += feasibility.too_little_cpu(topology, groups, dilation)
+        problems += feasibility.too_little_memory(topology, groups)
     shaper, shaper_problems = choose(topology, found, host.lack_of_netem)
     problems += shaper_problems
     if found.gpus:
         problems += gpus.problems(topology, host.gpus, dilation)
-    reserved = memory.reserved(model, len(topology.device_names))
+    devices = list(_devices(topology, groups, dilation))
     if not oversubscribe:
+        at_start = {one.name: one.cpu or 0.0 for one in devices}
         problems += [
-            *feasibility.too_much_cpu(topology, len(host.cores), capacity * dilation),
-            *feasibility.too_much_later(
-                topology, capacity * dilation, feasibility.shares_at_start(topology)
-            ),
-            *feasibility.too_much_memory(topology, host.memory, reserved),
+            *feasibility.too_much_cpu(topology, groups, len(host.cores), capacity * dilation),
+            *feasibility.too_much_later(topology, capacity * dilation, at_start),
+            *feasibility.too_much_memory(topology, groups, host.memory, reserved),
         ]
     on_gpus: Mapping[str, PlannedGpu] = {}
     if found.gpus and not problems:
@@ -83,16 +111,15 @@ def plan(
         problems += [] if no_room is None else [no_room]
     if problems:
         raise topology.source.error(problems)
-    devices = [replace(one, gpu=on_gpus.get(one.name)) for one in _devices(topology, dilation)]
-    return Plan(
-        runtime=runtime,
-        devices=tuple(devices),
+    cores = cpuset(device_cores)
+    return replace(
+        made,
+        devices=tuple(replace(one, cores=cores, gpu=on_gpus.get(one.name)) for one in devices),
         dilation=dilation,
         infrastructure_cpus=cpuset(host.cores[:1]),
-        device_cpus=cpuset(device_cores),
+        device_cpus=cores,
         evaluation_cpus=cpuset(host.cores[split:]),
         device_capacity=capacity,
-        oversubscribed=oversubscribe,
         shaper=shaper,
         aggregator_memory=memory.left(host.memory, devices, reserved),
     )
@@ -100,32 +127,31 @@ def plan(
 
 def _on_nodes(
     topology: Topology,
-    runtime: str,
+    made: Plan,
     host: Host,
-    *,
-    oversubscribe: bool,
-    model: int,
-    shares: Mapping[str, Mapping[str, float]],
+    catalog: Catalog,
+    groups: Sequence[PlannedDevice],
+    reserved: int,
 ) -> Plan:
     """What is launched on the nodes of `host`. Raises BadInputError."""
-    found, source = traits(runtime), topology.source
+    found, source, oversubscribe = made.traits, topology.source, made.oversubscribed
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
         raise source.error([problem])
-    reserved = memory.reserved(model, len(topology.device_names))
     nodes = tuple(planned_node(one, reserved, evaluating if one.here else 0) for one in host.nodes)
     capacity = math.fsum(node.capacity for node in nodes)
-    least = {group: min(of.values()) for group, of in shares.items()}
+    least = [min(catalog.cpu.get(one.group, {HERE: one.cpu or 0.0}).values()) for one in groups]
     dilation = _dilation(topology, capacity, least)
-    placed = place(_wishes(topology, dilation, shares), nodes, oversubscribe=oversubscribe)
+    placed = place(_wishes(topology, groups, dilation, catalog), nodes, oversubscribe=oversubscribe)
     while isinstance(placed, Unplaced) and placed.by_cores and topology.dilation == "auto":
         dilation = math.ceil(dilation * _STRETCH * 100) / 100  # whole devices leave gaps on each node
-        placed = place(_wishes(topology, dilation, shares), nodes, oversubscribe=oversubscribe)
+        wishes = _wishes(topology, groups, dilation, catalog)
+        placed = place(wishes, nodes, oversubscribe=oversubscribe)
     shaper, problems = choose(topology, found, host.lack_of_netem)
     problems += [
-        *feasibility.unsupported(topology, runtime),
-        *feasibility.too_little_cpu(topology, dilation),
-        *feasibility.too_little_memory(topology),
+        *feasibility.unsupported(topology, groups, made.runtime),
+        *feasibility.too_little_cpu(topology, groups, dilation),
+        *feasibility.too_little_memory(topology, groups),
     ]
     if not isinstance(placed, Unplaced):
         problems += feasibility.access_apart(topology, placed)
@@ -133,7 +159,11 @@ def _on_nodes(
         problems.append(feasibility.on_no_node(topology, placed.wish.device, placed.why))
     if problems or isinstance(placed, Unplaced):
         raise source.error(problems)
-    devices = tuple(_of_nodes(topology, dilation, placed, nodes, shares))
+    by_id = {node.id: node for node in nodes}
+    devices = tuple(
+        _on_node(device, by_id[placed[device.name]], catalog)
+        for device in _devices(topology, groups, dilation)
+    )
     if not oversubscribe:
         for node in nodes:
             asked = {one.name: one.cpu or 0.0 for one in devices if placed[one.name] == node.id}
@@ -143,15 +173,14 @@ def _on_nodes(
         raise source.error(problems)
     first = nodes[0]
     beside = [one for one in devices if placed[one.name] == first.id]
-    return Plan(
-        runtime=runtime,
+    return replace(
+        made,
         devices=devices,
         dilation=dilation,
         infrastructure_cpus=cpuset(first.infrastructure),
         device_cpus=cpuset(first.devices),
         evaluation_cpus=cpuset(first.evaluation),
         device_capacity=capacity,
-        oversubscribed=oversubscribe,
         shaper=shaper,
         nodes=nodes,
         placement=placed,
@@ -160,16 +189,16 @@ def _on_nodes(
 
 
 def _wishes(
-    topology: Topology, dilation: float, shares: Mapping[str, Mapping[str, float]]
+    topology: Topology, groups: Sequence[PlannedDevice], dilation: float, catalog: Catalog
 ) -> list[Wish]:
     wishes = []
-    for group in topology.devices:
-        own = {node: one / dilation for node, one in shares.get(group.name, {}).items()}
+    for group, planned in zip(topology.devices, groups, strict=True):
+        own = {node: one / dilation for node, one in catalog.cpu.get(group.name, {}).items()}
         wishes += [
             Wish(
                 name,
-                max(own.values(), default=(group.cpu or 0.0) / dilation),
-                group.memory_limit,
+                max(own.values(), default=(planned.cpu or 0.0) / dilation),
+                planned.memory,
                 group.hosts or (),
                 tuple((group.placement or {}).items()),
                 own or None,
@@ -179,59 +208,107 @@ def _wishes(
     return wishes
 
 
-def _of_nodes(
-    topology: Topology,
-    dilation: float,
-    placed: Mapping[str, str],
-    nodes: Sequence[PlannedNode],
-    shares: Mapping[str, Mapping[str, float]],
-) -> Iterator[PlannedDevice]:
-    """The devices, each with its share of a core of its node."""
-    cores = {node.id: node.core or 1.0 for node in nodes}
-    for device in _devices(topology, dilation):
-        node = placed[device.name]
-        cpu = shares.get(device.group, {}).get(node, device.cpu)
-        yield replace(device, cpu=cpu, core=cores[node])
+def _on_node(device: PlannedDevice, node: PlannedNode, catalog: Catalog) -> PlannedDevice:
+    """`device` with its share of a core of its node."""
+    cpu = catalog.cpu.get(device.group, {}).get(node.id, device.cpu)
+    return replace(device, cpu=cpu, cores=cpuset(node.devices), core_speed=node.core or 1.0)
 
 
-def _dilation(
-    topology: Topology, capacity: float, shares: Mapping[str, float] = MappingProxyType({})
-) -> float:
-    """The topology's dilation; `auto` is the smallest at which the devices fit on `capacity` cores, with
-    `shares` of these groups."""
+def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> float:
+    """The topology's dilation; `auto` is the smallest at which the devices, with `cpu` of each group,
+    fit on `capacity` cores."""
     if topology.dilation != "auto":
         return topology.dilation
     cores = math.fsum(
-        shares.get(group.name, group.cpu or 0.0)
-        for group in topology.devices
-        for _ in group.device_names
+        one for group, one in zip(topology.devices, cpu, strict=True) for _ in group.device_names
     )
     return max(1.0, math.ceil(cores / capacity * 100 - _ROUNDING) / 100)
 
 
-def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevice]:
+def _groups(
+    topology: Topology, runtime: Traits, host: Host, catalog: Catalog, reserved: int
+) -> tuple[PlannedDevice, ...]:
+    """A device of each group, before it is placed and slowed down."""
+    free = None if runtime.simulated else host.memory - reserved
+    limits = _memory_limits(topology, catalog, free)
+    here = host.nodes[0].id if runtime.many_hosts else HERE
+    known = {} if runtime.many_hosts else catalog.measured.cpu
+    planned = []
+    for group, limit in zip(topology.devices, limits, strict=True):
+        cpu = group.cpu
+        if group.profile is not None and cpu is None:
+            cpu = catalog.cpu.get(group.name, {}).get(here, known.get(group.name))
+        planned.append(_device(group, cpu, limit, catalog))
+    return tuple(planned)
+
+
+def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> list[int]:
+    """Bytes for a device of each group.
+
+    Where the topology gives none, a profile's memory is the limit. With `free` bytes for all devices,
+    those with profiles get no more than the others leave them, shared equally where that is less than
+    they have, but no less for it than a device without profile.
+    """
+    own, given = [], 0
     for group in topology.devices:
-        planned = PlannedDevice(
-            name=group.name,
-            group=group.name,
-            cpu=group.cpu,
-            memory=group.memory_limit,
-            local=group.local.build(),
-            link=None if group.link is None else link_traces.link_at_start(group.link),
-            access=None if group.access is None else group.access.build(),
-            think=None if group.think is None else group.think.plain(),
-            timing=None if group.timing is None else group.timing.plain(),
-            gflops=group.gflops,
-            steps=tuple(group.update_steps),
-            power=None if group.power is None else group.power.plain(),
-            dilation=dilation,
-        )
+        profile = catalog.profile(group)
+        size = None if profile is None or group.memory is not None else profile.memory
+        own.append(size)
+        if size is None:
+            given += (group.memory or group.default_memory) * len(group.device_names)
+    pairs = list(zip(topology.devices, own, strict=True))
+    sizes = [size for group, size in pairs if size is not None for _ in group.device_names]
+    most = max(sizes, default=0)
+    if free is not None:
+        most = max(DEFAULT_MEMORY, memory.equal_limit(sizes, free - given))
+    return [
+        group.memory or group.default_memory if size is None else min(size, most)
+        for group, size in pairs
+    ]
+
+
+def _measured_cpu(
+    groups: Sequence[PlannedDevice], topology: Topology, runtime: Traits
+) -> dict[str, float]:
+    """The shares that were found for profiles on this host; none where each machine has its own."""
+    if runtime.many_hosts:
+        return {}
+    return {
+        group.name: planned.cpu
+        for group, planned in zip(topology.devices, groups, strict=True)
+        if group.cpu is None and planned.cpu is not None
+    }
+
+
+def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: Catalog) -> PlannedDevice:
+    profile = catalog.profile(group)
+    power, thermal = group.power, group.thermal
+    if profile is not None:
+        power, thermal = power or profile.power, thermal or profile.thermal
+    traced = group.link is not None and group.link.trace is not None
+    link, trace = catalog.link(group), catalog.traces[group.name] if traced else ()
+    return PlannedDevice(
+        name=group.name,
+        group=group.name,
+        cpu=cpu,
+        memory=memory_limit,
+        local=group.local.build(),
+        link=None if link is None else link_traces.at_start(link, trace),
+        trace=trace,
+        access=None if group.access is None else group.access.build(),
+        think=None if group.think is None else group.think.plain(),
+        timing=None if group.timing is None else group.timing.plain(),
+        gflops=group.gflops,
+        steps=tuple(group.update_steps),
+        power=None if power is None else power.plain(),
+        thermal=thermal,
+    )
+
+
+def _devices(
+    topology: Topology, groups: Sequence[PlannedDevice], dilation: float = 1.0
+) -> Iterator[PlannedDevice]:
+    for group, planned in zip(topology.devices, groups, strict=True):
+        slowed = replace(planned, dilation=dilation)
         for name in group.device_names:
-            yield replace(planned, name=name, speed=group.speed.draw(topology.seed, name))
-
-
-def end_to_end(group: DeviceGroup) -> Link:
-    """The path from a device of `group` to the server as the run begins, for a device alone on it, in
-    device time. Raises ValueError, OSError for a trace that cannot be read."""
-    link = Link() if group.link is None else link_traces.link_at_start(group.link)
-    return link.behind(None if group.access is None else group.access.build())
+            yield replace(slowed, name=name, speed=group.speed.draw(topology.seed, name))

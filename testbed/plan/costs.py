@@ -19,9 +19,9 @@ from agents.tasks.interface import Task
 from agents.wire import payloads
 from testbed.host import cache
 from testbed.plan import model_check
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.planned import PlannedDevice
 from testbed.speed import calibration
-from testbed.topology import Runtime, Topology
+from testbed.topology import Virtual
 
 MSS = 1448
 """Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
@@ -88,7 +88,7 @@ class StepCost:
         share of this host's."""
         if device.gflops is not None or device.cpu is None:
             return 0.0
-        return work / (device.cpu * device.core)
+        return work / (device.cpu * device.core_speed)
 
     def per_update(self, device: PlannedDevice) -> float:
         """Seconds that an update takes on `device` beside its steps; 0 likewise."""
@@ -103,38 +103,9 @@ class StepCost:
         if device.gflops is not None and self.flops is not None:
             return self.flops / (device.gflops * device.speed * 1e9)
         if device.cpu is not None and self.time is not None:
-            share = device.cpu * device.core
+            share = device.cpu * device.core_speed
             return self.time.at(share) / share
         return 0.0
-
-
-def update_time(runtime: Runtime) -> float:
-    """CPU seconds of an update beside its steps: as given, else 0 where the time of a step is given too,
-    so that such a run does not depend on what was measured elsewhere."""
-    return _given(runtime.update_time, _UPDATE_TIME, runtime)
-
-
-def start_time(runtime: Runtime) -> float:
-    """Seconds of a client's start, likewise."""
-    return _given(runtime.start_time, _START_TIME, runtime)
-
-
-def _given(own: float | None, measured: float, runtime: Runtime) -> float:
-    if own is not None:
-        return own
-    return measured if runtime.step_time is None else 0.0
-
-
-def measured_here(topology: Topology, plan: Plan) -> bool:
-    """Whether virtual time measures what a step takes: it stands for containers on this host then."""
-    shares = any(device.cpu is not None and device.gflops is None for device in plan.devices)
-    return shares and topology.runtime.step_time is None
-
-
-def packets(topology: Topology, plan: Plan) -> bool:
-    """Whether transfers are in packets, as on emulated links."""
-    given = topology.runtime.packets
-    return measured_here(topology, plan) if given is None else given
 
 
 def on_link(size: int) -> int:
@@ -150,24 +121,40 @@ def acknowledged(size: int) -> int:
     return _PUBACK + math.ceil((size + _MQTT) / MSS) * _HEADERS
 
 
-def given(runtime: Runtime) -> StepTime | None:
-    """What `runtime` gives as the time of a step."""
-    if runtime.step_time is None:
+def of(virtual: Virtual, flops: float | None) -> StepCost:
+    """What `virtual` gives; `flops` of a step. Costs beside a step are 0 if only the time of a step is
+    given, so that such a run does not depend on what was measured elsewhere."""
+    timed = virtual.step_time is not None
+    update = 0.0 if timed else _UPDATE_TIME
+    start = 0.0 if timed else _START_TIME
+    return StepCost(
+        flops,
+        step_time(virtual),
+        update if virtual.update_time is None else virtual.update_time,
+        start if virtual.start_time is None else virtual.start_time,
+        ExchangeCost(virtual.mask_time or 0.0, virtual.share_time or 0.0, virtual.answer_time or 0.0),
+    )
+
+
+def step_time(virtual: Virtual) -> StepTime | None:
+    """The time of a step, where `virtual` gives it."""
+    if virtual.step_time is None:
         return None
-    return StepTime(runtime.step_time, runtime.sliced_step_time)
+    return StepTime(virtual.step_time, virtual.sliced_step_time)
 
 
-def timed(runtime: Runtime, step: StepTime) -> Runtime:
-    """`runtime` with the time of a step that was measured, and the other costs as they were beside it:
+def timed(virtual: Virtual, step: StepTime) -> Virtual:
+    """`virtual` with the time of a step that was measured, and the other costs as they were beside it:
     it gives the same again anywhere."""
+    beside = of(virtual, None)
     found = {
         "step_time": step.whole,
         "sliced_step_time": step.sliced,
-        "start_time": start_time(runtime),
-        "update_time": update_time(runtime),
-        "packets": runtime.packets is not False,
+        "start_time": beside.start,
+        "update_time": beside.update,
+        "packets": virtual.packets is not False,
     }
-    return runtime.model_copy(update=found)
+    return virtual.model_copy(update=found)
 
 
 def step_work(local: Local) -> Local:

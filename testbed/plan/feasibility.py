@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from agents.texts import counted
 from testbed.topology import Topology, link_traces, scenario
@@ -12,21 +13,27 @@ from testbed.topology.units import format_size
 from testbed.topology.yamlfile import Problem, Where
 from testbed.traits import those, traits
 
+if TYPE_CHECKING:
+    from testbed.plan.planned import PlannedDevice
+
+    Groups = Sequence[PlannedDevice]
+    """A device of each group, before it is placed and slowed down."""
+
 _ROUNDING = 1e-9
 """Error allowed in a sum of shares: ten devices at 0.1 fit on one core."""
 _MIN_SHARE = 0.001
 """Of a host core: the engine takes no quota below 1 ms, the kernel no period above 1 s."""
 
 
-def unsupported(topology: Topology, runtime: str) -> Iterator[Problem]:
+def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
     """Parts of the topology that `runtime`, a real one, does not emulate."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless:
-        yield from _lossy(topology, runtime)
-    for index, group in enumerate(topology.devices):
+        yield from _lossy(topology, groups, runtime)
+    for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         where: Where = ("devices", index)
-        if group.cpu is None:
+        if planned.cpu is None:
             yield topology.source.problem(
                 where,
                 f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "
@@ -82,16 +89,15 @@ def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> I
             )
 
 
-def _lossy(topology: Topology, runtime: str) -> Iterator[Problem]:
+def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
     """Links that lose packets, where no link can."""
     others = those(lambda t: not t.simulated and not t.lossless)
     found: list[Where] = []
-    for index, group in enumerate(topology.devices):
-        link = group.link
-        if link is not None and link.loss:
-            found.append(("devices", index, "link", "loss"))
-        if link is not None and link.trace is not None and link_traces.has_loss(link.trace):
+    for index, planned in enumerate(groups):
+        if link_traces.has_loss(planned.trace):
             found.append(("devices", index, "link", "trace", "csv"))
+        elif planned.link is not None and planned.link.loss:
+            found.append(("devices", index, "link", "loss"))
     for index, entry in enumerate(topology.scenario):
         if entry.link is not None and entry.link.loss:
             found.append(("scenario", index, "link", "loss"))
@@ -122,13 +128,13 @@ def too_little(share: float, dilation: float) -> str | None:
     return least if dilation == 1 else f"dilation {dilation:g} makes {got:.2g} of it, and {least}"
 
 
-def too_little_cpu(topology: Topology, dilation: float) -> Iterator[Problem]:
+def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Iterator[Problem]:
     """Groups, and entries of the scenario, with less CPU than a container can have."""
     shares: list[tuple[Where, float | None]] = [
-        *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(topology.devices)),
+        *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(groups)),
         *(
             (("devices", index, "thermal"), group.cpu * group.thermal.to)
-            for index, group in enumerate(topology.devices)
+            for index, group in enumerate(groups)
             if group.cpu is not None and group.thermal is not None
         ),
         *((("scenario", index, "cpu"), entry.cpu) for index, entry in enumerate(topology.scenario)),
@@ -168,7 +174,7 @@ def _host_has(cores: int) -> str:
     return f"this host has {counted(cores, 'core')}"
 
 
-def too_much_cpu(topology: Topology, cores: int, capacity: float) -> Iterator[Problem]:
+def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float) -> Iterator[Problem]:
     """Where the devices need more than `capacity`, which broker and aggregator leave them of `cores`."""
     have = f"{_host_has(cores)}, of which broker and aggregator keep {'one' if cores > 1 else 'half'}"
     if topology.evaluate.cores:
@@ -176,26 +182,23 @@ def too_much_cpu(topology: Topology, cores: int, capacity: float) -> Iterator[Pr
     fix = (
         "use a larger host, stretch time (dilation: auto), or run slower than asked with --oversubscribe"
     )
-    shares = [group.cpu or 0.0 for group in topology.devices]
-    for index, share in enumerate(shares):
-        if share > capacity:
+    cpu = [group.cpu or 0.0 for group in groups]
+    for index, one in enumerate(cpu):
+        if one > capacity:
             yield topology.source.problem(
                 ("devices", index, "cpu"),
-                f"found {share:g}, expected at most {capacity:g}: {have}. Lower it, {fix}",
+                f"found {one:g}, expected at most {capacity:g}: {have}. Lower it, {fix}",
             )
-    total = math.fsum(group.cpu or 0.0 for group in topology.devices for _ in group.device_names)
-    if max(shares) <= capacity and too_much([total], capacity):
+    counts = [len(group.device_names) for group in topology.devices]
+    total = math.fsum(one for one, count in zip(cpu, counts, strict=True) for _ in range(count))
+    if max(cpu) <= capacity and too_much([total], capacity):
+        parts = _parts(topology, [f"{one:g}" for one in cpu])
         yield topology.source.problem(
             ("devices",),
-            f"ask for {total:g} cores ({_parts(topology, 'cpu')}), expected at most {capacity:g}: "
+            f"ask for {total:g} cores ({parts}), expected at most {capacity:g}: "
             f"{have}. Lower cpu or count, {fix}",
             at_key=True,
         )
-
-
-def shares_at_start(topology: Topology) -> dict[str, float]:
-    """What each device has of a core."""
-    return {name: group.cpu or 0.0 for group in topology.devices for name in group.device_names}
 
 
 def too_much_later(
@@ -218,14 +221,16 @@ def too_much_later(
             )
 
 
-def too_much_memory(topology: Topology, free: int, reserved: int) -> Iterator[Problem]:
+def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int) -> Iterator[Problem]:
     """Where the devices need more memory than the host's `free` bytes, without those that are `reserved`
     for broker and aggregator."""
-    total = sum(group.memory_limit * len(group.device_names) for group in topology.devices)
+    counts = [len(group.device_names) for group in topology.devices]
+    total = sum(group.memory * count for group, count in zip(groups, counts, strict=True))
     if total + reserved > free:
+        parts = _parts(topology, [format_size(group.memory) for group in groups])
         yield topology.source.problem(
             ("devices",),
-            f"ask for {gib(total)} of memory ({_parts(topology, 'memory')}), expected at most "
+            f"ask for {gib(total)} of memory ({parts}), expected at most "
             f"{gib(max(0, free - reserved))}: this host has {gib(free)} free; "
             f"broker and aggregator need {gib(reserved)}. Lower memory or count, use a "
             "larger host, or risk that devices are killed with --oversubscribe",
@@ -259,26 +264,25 @@ def access_apart(topology: Topology, placement: Mapping[str, str]) -> Iterator[P
                 break
 
 
-def too_little_memory(topology: Topology) -> Iterator[Problem]:
+def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
     """Groups whose profile has less memory than a client needs; a topology's own figure is checked on
     loading."""
-    for index, group in enumerate(topology.devices):
-        if group.memory_limit < LEAST_MEMORY:
+    for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
+        if planned.memory < LEAST_MEMORY:
             yield topology.source.problem(
                 ("devices", index, "profile"),
-                f"{group.profile} has {format_size(group.memory_limit)} of memory, in which no client "
+                f"{group.profile} has {format_size(planned.memory)} of memory, in which no client "
                 "can run: PyTorch alone takes about 240 MB. Add what the client is to have, at least "
                 f"memory: {format_size(LEAST_MEMORY)}, or use the process runtime, which does not limit "
                 "memory, or the virtual one",
             )
 
 
-def _parts(topology: Topology, what: str) -> str:
+def _parts(topology: Topology, requests: Sequence[str]) -> str:
     """Each group's request: `4 x 0.25 pi4, 2 x 0.1 nano`."""
     return ", ".join(
-        f"{len(group.device_names)} x "
-        f"{format_size(group.memory_limit) if what == 'memory' else f'{group.cpu or 0:g}'} {group.name}"
-        for group in topology.devices
+        f"{len(group.device_names)} x {request} {group.name}"
+        for group, request in zip(topology.devices, requests, strict=True)
     )
 
 

@@ -6,17 +6,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from testbed.host.nodes import Node
-from testbed.plan import model_check, resolution
+from testbed.plan import model_check
 from testbed.plan.assignment import plan
+from testbed.plan.catalog import HERE, Catalog, needs_speeds, with_cpu
 from testbed.plan.host import this_host
 from testbed.plan.planned import Plan
 from testbed.speed.calibration import Calibration, calibrate
-from testbed.topology import Topology, profiles
+from testbed.topology import Topology
 from testbed.traits import traits
 
 
@@ -54,37 +54,25 @@ def check_requirements(topology: Topology) -> None:
 
 def plan_here(
     topology: Topology,
+    catalog: Catalog,
     runtime: str,
     nodes: Sequence[Node],
     speeds: Callable[[], Mapping[str, Calibration]],
     *,
     oversubscribe: bool,
-) -> tuple[Topology, Plan]:
-    """`topology`, which is resolved, with the shares of this host, and its plan. `nodes`: the machines,
-    this one first, where the runtime has several; `speeds` measures how fast a core of each is, by id.
-    Raises BadInputError."""
-    shares: tuple[str, ...] = ()
-    by_node: dict[str, dict[str, float]] = {}
-    if resolution.needs_calibration(topology) and nodes:
-        found = speeds()
-        topology, shares, by_node = resolution.on_nodes(topology, found, nodes[0].id)
-        first = found[nodes[0].id].gflops
-        nodes = [replace(node, core=found[node.id].gflops / first) for node in nodes]
-    elif resolution.needs_calibration(topology):
-        topology, shares = resolution.on_host(topology, calibrate())
+) -> Plan:
+    """The plan of `topology` on this host. `nodes`: the machines, this one first, where the runtime has
+    several; `speeds` measures how fast a core of each is, by id. Raises BadInputError."""
+    if needs_speeds(topology, catalog, many_hosts=bool(nodes)):
+        found = speeds() if nodes else {HERE: calibrate()}
+        here = nodes[0].id if nodes else HERE
+        catalog = with_cpu(catalog, topology, found, here)
+        nodes = [replace(one, core=found[one.id].gflops / found[here].gflops) for one in nodes]
     host = this_host(
         netem=traits(runtime).shaper is None,
         gpus=traits(runtime).gpus and any(group.gpu for group in topology.devices),
         cuda=topology.runtime.device == "cuda" and not traits(runtime).images,
     )
+    catalog = replace(catalog, model=4 * model_check.check(topology))
     host = replace(host, nodes=tuple(nodes))
-    profiled = any(group.profile is not None for group in topology.devices)
-    known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
-    free = None if traits(runtime).simulated else host.memory
-    model = 4 * model_check.check(topology)
-    # Not kept: another time more may be free.
-    limited = resolution.with_memory(topology, known, free, model)
-    made = plan(limited, runtime, host, oversubscribe=oversubscribe, model=model, shares=by_node)
-    topology = resolution.with_shares(topology, made, by_node)
-    notes = tuple(resolution.notes(topology, made, known, host))
-    return topology, replace(made, notes=notes, shares=shares)
+    return plan(topology, runtime, host, catalog, oversubscribe=oversubscribe)

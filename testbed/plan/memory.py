@@ -61,6 +61,17 @@ def reserved(model: int, devices: int) -> int:
     return _RESERVED + model * (7 + devices)
 
 
+def equal_limit(sizes: Sequence[int], budget: int) -> int:
+    """The highest limit, in whole MiB, with which all `sizes`, cut to it, fit into `budget`."""
+    left = budget
+    for number, size in enumerate(sorted(sizes)):
+        part = left // (len(sizes) - number)
+        if size > part:
+            return part // _MIB * _MIB
+        left -= size
+    return max(sizes, default=0)
+
+
 def left(free: int, devices: Iterable[Limited], reserved: int) -> int:
     """Limit of the aggregator's container on a machine with `free` bytes: what the limits of the
     `devices` there leave, or half of it where that is more, as they are seldom reached; and what is

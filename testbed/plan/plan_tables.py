@@ -40,7 +40,7 @@ def by_node(plan: Plan) -> list[dict[str, Any]]:
         {
             "node": node.name,
             "devices": len(on[node.id]),
-            "cores": f"{math.fsum(one.share for one in on[node.id]):.3g} of {node.capacity:g}",
+            "cores": f"{math.fsum(one.host_cpu for one in on[node.id]):.3g} of {node.capacity:g}",
             **({"core": f"{node.core or 1.0:.2f}"} if measured else {}),
             "memory": f"{gib(sum(one.memory for one in on[node.id]))} of {gib(node.memory)}",
             "device cpus": cpuset(node.devices),

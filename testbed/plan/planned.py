@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agents.config import Access, Duration, Link, Local, Named
@@ -12,8 +12,13 @@ from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import feasibility
 from testbed.plan.gpus import PlannedGpu
+from testbed.plan.measured import Measured
 from testbed.plan.placement import PlannedNode
 from testbed.plan.shaper import Shaper
+from testbed.topology import Virtual
+from testbed.topology.fields import Thermal
+from testbed.topology.link_traces import Trace
+from testbed.topology.profiles import Profiles
 from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
 
@@ -39,12 +44,18 @@ class PlannedDevice:
     name: str
     group: str
     cpu: float | None
-    """Share of one host core; given where the runtime is real."""
+    """Share of one core in device time; given where the runtime is real."""
     memory: int
     """Bytes."""
     local: Local
+    cores: str = ""
+    """cpuset, as in `1-3`; empty in virtual time."""
+    core_speed: float = 1.0
+    """Speed of a core of its machine, in cores of this host."""
     link: Link | None = None
     """Its own, as the run begins."""
+    trace: tuple[Trace, ...] = ()
+    """What that link does in the course of the run."""
     access: Access | None = None
     """Its access link, shared with others."""
     think: Duration | None = None
@@ -58,20 +69,20 @@ class PlannedDevice:
     """What it does to its updates (`agents.pipeline`), beside what all devices do."""
     power: Mapping[str, float] | None = None
     """Watts, by state."""
+    thermal: Thermal | None = None
+    """Loss of CPU share by heat."""
     gpu: PlannedGpu | None = None
     """What it trains on in place of the CPU."""
     dilation: float = 1.0
     """Seconds of the host that make one of the device's: it gets as much less of everything."""
-    core: float = 1.0
-    """How fast a core of its machine is, in cores of this host."""
 
     def step_kind(self, step: str) -> str | None:
         """The kind of `step` among what it does to its updates; None: it does not do that."""
         return next((one.params["kind"] for one in self.steps if one.name == step), None)
 
     @property
-    def share(self) -> float:
-        """Of a host core, for a device that is to be launched. Raises ValueError where it has no cpu."""
+    def host_cpu(self) -> float:
+        """Share of a core in the host's time. Raises ValueError where it has no cpu."""
         if self.cpu is None:
             raise ValueError(f"{self.name} has no cpu: it exists in virtual time only")
         return self.cpu / self.dilation
@@ -87,8 +98,14 @@ class PlannedDevice:
         return None if self.access is None else Access(**dilated(asdict(self.access), self.dilation))
 
     @property
+    def end_to_end(self) -> Link | None:
+        """The whole path from device to server as the run begins, for a device alone on it; None: it is
+        not shaped."""
+        return None if self.direct else (self.link or Link()).behind(self.access)
+
+    @property
     def host_end_to_end(self) -> Link | None:
-        """The whole path from device to server, as the host has to make it, for a device alone on it."""
+        """The same as the host has to make it."""
         return None if self.direct else (self.host_link or Link()).behind(self.host_access)
 
     @property
@@ -107,18 +124,18 @@ class PlannedDevice:
         takes no more than 1 s. In stretched time there is more time between two slices, and caches are
         colder: as much work gets done in a second of CPU if slices are longer (`make dilation`)."""
         least = _MIN_SLICE_MICROSECONDS * math.sqrt(self.dilation)
-        return min(max(10_000, round(least / self.share)), 1_000_000)
+        return min(max(10_000, round(least / self.host_cpu)), 1_000_000)
 
     @property
     def quota(self) -> int:
         """CFS quota in µs per period."""
-        return round(self.share * self.period)
+        return round(self.host_cpu * self.period)
 
     @property
     def weight(self) -> int:
         """CPU weight against other devices that want a core at once: as the shares are, so that a
         period's quota is met also where another's slice is as long as the period."""
-        return min(max(2, round(_SHARES_OF_A_CORE * self.share)), _MAX_SHARES)
+        return min(max(2, round(_SHARES_OF_A_CORE * self.host_cpu)), _MAX_SHARES)
 
     @property
     def threads(self) -> int:
@@ -157,6 +174,8 @@ class Plan:
     """The links' shaper; None where no device has a link."""
     oversubscribed: bool = False
     """Whether the devices may ask for more than `device_capacity`."""
+    hints: tuple[str, ...] = ()
+    """Sentences on words of the version before this one in the files of traces."""
     notes: tuple[str, ...] = ()
     """Sentences on what of the devices' profiles is emulated in another way, or not at all."""
     nodes: tuple[PlannedNode, ...] = ()
@@ -165,8 +184,19 @@ class Plan:
     """Id of each device's node, where there are several."""
     aggregator_memory: int | None = None
     """Bytes that the aggregator's container may take (`memory.left`); None: in virtual time."""
-    shares: tuple[str, ...] = ()
+    cpu_notes: tuple[str, ...] = ()
     """Sentences on how the CPU shares of profiles were found."""
+    profiles: Profiles = field(default_factory=Profiles)
+    """The device profiles and link classes that were used."""
+    measured: Measured = field(default_factory=Measured)
+    """What was measured for the plan: on this host, or when the run that it repeats was made."""
+    virtual: Virtual = field(default_factory=Virtual)
+    """What virtual time takes as given: the topology's, else as measured; None: to be measured."""
+    routed: bool = False
+    """Whether devices reach the broker through a router: any of them has a link, or will, or they are on
+    several machines, each with a router of its own."""
+    absent: frozenset[str] = frozenset()
+    """Devices that join later."""
 
     @property
     def cpus(self) -> set[int]:
@@ -191,10 +221,39 @@ class Plan:
         """The machine that `device` is on, where there are several."""
         return next((node for node in self.nodes if node.id == self.placement[device]), None)
 
-    def cpus_of(self, device: str) -> str:
-        """cpuset of `device`, on its machine."""
-        node = self.node_of(device)
-        return self.device_cpus if node is None else cpuset(node.devices)
+    @property
+    def measures_steps(self) -> bool:
+        """Whether virtual time has to measure what a step takes here: it stands for containers then."""
+        shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
+        return shares and self.virtual.step_time is None
+
+    @property
+    def packets(self) -> bool:
+        """Whether transfers in virtual time are in packets, as on emulated links."""
+        return self.measures_steps if self.virtual.packets is None else self.virtual.packets
+
+    def with_measured(self, virtual: Virtual) -> Plan:
+        """With costs that were measured."""
+        measured = self.measured.model_copy(update={"virtual": virtual})
+        return replace(self, virtual=virtual, measured=measured)
+
+    @property
+    def netem(self) -> bool:
+        """Whether devices make delay, jitter and loss themselves."""
+        return self.shaper is not None and self.shaper.netem
+
+    @property
+    def probed(self) -> frozenset[str]:
+        """Devices that measure their link before the run clock starts."""
+        if not self.traits.devices_probe:
+            return frozenset()
+        return frozenset(device.name for device in self.devices if not device.direct)
+
+    @property
+    def shared_gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that devices share by MPS's limits."""
+        gpus = [device.gpu for device in self.devices if device.gpu is not None]
+        return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu.limited))
 
     @property
     def traits(self) -> Traits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,17 +18,15 @@ from agents.config import Duration, Link
 from agents.device.link import burst
 from agents.timing.durations import DISTRIBUTIONS
 from testbed.errors import listed
+from testbed.plan import costs
 from testbed.plan.costs import (
     HOPS,
     StepCost,
     StepTime,
-    given,
     goodput,
     kept_step_time,
     message_sizes,
     on_link,
-    packets,
-    update_time,
 )
 from testbed.plan.plan_tables import describe
 from testbed.plan.planned import Plan, PlannedDevice
@@ -73,14 +71,13 @@ def expected(
     server = Link() if topology.server.link is None else topology.server.link.plain()
     one_step = topology.rule.build().client_side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the share decides
-    cost = StepCost(flops, _step_time(topology, plan), update_time(topology.runtime))
-    in_packets = packets(topology, plan)
+    cost = replace(costs.of(plan.virtual, flops), time=_step_time(topology, plan))
     rounds = {}
     for device in plan.devices:
         own = None if samples is None else samples[device.name]
         training, lacks = _training(device, cost, own, one_step=one_step)
         think = _mean(device.think)
-        transfer = _transfer(device, server, sizes[repr(device.steps)], in_packets=in_packets)
+        transfer = _transfer(device, server, sizes[repr(device.steps)], in_packets=plan.packets)
         rounds[device.name] = Round(
             samples=own,
             transfer=transfer,
@@ -92,7 +89,7 @@ def expected(
 
 def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
     """As given, else as last measured in virtual time."""
-    if (own := given(topology.runtime)) is not None:
+    if (own := costs.step_time(plan.virtual)) is not None:
         return own
     shares = (device for device in plan.devices if device.cpu is not None)
     first = next(shares, None)
@@ -225,7 +222,7 @@ def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
 
 _LACKS: Mapping[Lack, str] = {
     "step time": "How long a step of {} takes on this host is not known: a round takes longer than "
-    "shown. Give runtime.step_time, or run it once with --runtime virtual, which measures it.",
+    "shown. Give virtual.step_time, or run it once with --runtime virtual, which measures it.",
     "samples": "How many steps an epoch of {} has is known with the samples: a round takes longer than "
     "shown.",
     "mean": "think or timing of {} has no finite mean: a round takes longer than shown.",

@@ -45,7 +45,7 @@ class StartedRelay:
 def needed(spec: RunSpec) -> bool:
     """Whether devices have links, get them later, or lose their network."""
     return (
-        spec.routed
+        spec.plan.routed
         or any(entry.disconnect is not None for entry in spec.topology.scenario)
         or any(group.availability is not None for group in spec.topology.devices)
     )

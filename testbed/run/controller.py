@@ -36,6 +36,7 @@ from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
+from testbed.plan.steps import steps
 from testbed.run.awaited_devices import AwaitedDevices
 from testbed.run.scenario_player import ScenarioPlayer, parsed
 from testbed.rundir.commands import CommandFolder
@@ -103,11 +104,11 @@ class Controller:
         self._topics = Topics(spec.directory.run)
         self._inbox: Inbox[Never] = Inbox(_INBOX_BYTES)
         self._devices = {device.name for device in spec.plan.devices}
-        self._awaited = self._devices - spec.absent
+        self._awaited = self._devices - spec.plan.absent
         """Devices that the run clock waits for."""
         self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
         """Current shares of a core, by device."""
-        self._unmeasured = set(spec.probed)
+        self._unmeasured = set(spec.plan.probed)
         """Devices whose link has not been measured yet."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
         """Limits of each device's container as planned; None where no cgroup limits it."""
@@ -132,7 +133,11 @@ class Controller:
         self._dilation = spec.plan.dilation
         self._returning = AwaitedDevices(spec.topology.start.timeout)
         self._player = ScenarioPlayer(
-            spec.steps(), runtime, self._orders.append, self._record_failure, self._dilation
+            steps(spec.topology, spec.plan),
+            runtime,
+            self._orders.append,
+            self._record_failure,
+            self._dilation,
         )
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}

@@ -8,8 +8,7 @@ from pathlib import Path
 from testbed import console
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
-from testbed.plan import Plan, here
-from testbed.plan.resolution import resolved
+from testbed.plan import Plan, catalog, here
 from testbed.run.options import Options
 from testbed.runtimes import emulator
 from testbed.speed.calibration import Calibration, calibrate
@@ -19,12 +18,13 @@ from testbed.traits import emulated, those, traits
 
 def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
     """The topology and its plan on this host. Raises BadInputError."""
-    return plan_topology(load(path), options)
+    topology = load(path)
+    return topology, plan_topology(topology, options)
 
 
-def plan_topology(topology: Topology, options: Options) -> tuple[Topology, Plan]:
-    """`topology`, resolved, and its plan on this host. Raises BadInputError."""
-    topology = resolved(topology)
+def plan_topology(topology: Topology, options: Options) -> Plan:
+    """The plan of `topology` on this host. Raises BadInputError."""
+    found = catalog.read(topology)
     here.check_model(topology)
     runtime = chosen_runtime(options, topology.runtime.name)
     if not traits(runtime).images:
@@ -32,6 +32,7 @@ def plan_topology(topology: Topology, options: Options) -> tuple[Topology, Plan]
     nodes = _nodes(runtime, options)
     return here.plan_here(
         topology,
+        found,
         runtime,
         nodes,
         lambda: _speeds(nodes, topology, options),

@@ -14,7 +14,8 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance, unchanged
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology
+from testbed.topology import Topology, yamlfile
+from testbed.topology.profiles import Profiles
 from testbed.view import View
 
 
@@ -28,9 +29,10 @@ def prepare(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"
         )
-    topology = with_kept_code(topology, directory, resume=options.resume)
-    if not options.resume:
-        directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
+    if options.resume:
+        check_code(topology, directory)
+    else:
+        write(topology, plan, directory)
         directory.write_manifest(run=directory.run, created=time.time())
         if topology.task.initial is not None or model_check.freezes(topology):
             from testbed.plan import models
@@ -42,7 +44,7 @@ def prepare(
     task = topology.task
     chosen = datasets.source(topology)
     data = f"{chosen.name}, {task.partition.scheme} partition" if chosen else task.name
-    for sentence in plan.shares:
+    for sentence in plan.cpu_notes:
         view.progress(sentence)
     view.progress(f"Preparing the data: {data}")
     prepared = preparation.prepare(topology, options.data_root, view.progress)
@@ -77,15 +79,23 @@ def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[st
     return {"data_files": files} if files else {}
 
 
-def with_kept_code(topology: Topology, directory: RunDirectory, *, resume: bool) -> Topology:
-    """`topology` with its own code as `directory` keeps it, by the path from there: a copy, so that a
-    run that goes on, or is replayed, is of the same code. Raises BadInputError where it was changed."""
+def write(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
+    """Write what repeats the run: the topology, the profiles that it names, what was measured for it,
+    and a copy of its own code."""
     code = topology.own_code
-    if code is None:
-        return topology
-    if not resume:
+    if code is not None:
         code.copy(directory.code)
         directory.write_manifest(code=code.digest)
-    elif directory.read_manifest().get("code") != code.digest:
+    text = topology.to_yaml(None if code is None else directory.code.name)
+    directory.topology.write_text(text, encoding="utf-8")
+    if plan.profiles != Profiles():
+        text = yamlfile.write(plan.profiles.model_dump(mode="json", exclude_defaults=True))
+        directory.profiles.write_text(text, encoding="utf-8")
+    plan.measured.write(directory.measured)
+
+
+def check_code(topology: Topology, directory: RunDirectory) -> None:
+    """Raise BadInputError where the run's own code was changed since it began."""
+    code = topology.own_code
+    if code is not None and directory.read_manifest().get("code") != code.digest:
         raise BadInputError(f"{directory.code} was changed since the run began: start a new run with it")
-    return topology.with_code(directory.code.name)

@@ -46,13 +46,14 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
                 "memory": device.memory,
                 "power": device.power,
                 **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
+                **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
                 "samples": spec.samples[device.name],
                 "importance": weights[device.name],
                 "labels": labels[device.name],
             }
             for device in spec.plan.devices
         },
-        **({"shares": list(spec.plan.shares)} if spec.plan.shares else {}),
+        **({"shares": list(spec.plan.cpu_notes)} if spec.plan.cpu_notes else {}),
         **_shaper(spec.plan),
         **_clock(spec.plan),
     }
@@ -67,7 +68,7 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
         "devices": plan.device_cpus,
         **({"evaluation": plan.evaluation_cpus} if plan.evaluation_cpus else {}),
         "device_capacity": plan.device_capacity,
-        "asked": sum(device.share for device in plan.devices),
+        "asked": sum(device.host_cpu for device in plan.devices),
     }
 
 

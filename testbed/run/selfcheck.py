@@ -26,8 +26,9 @@ def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
     for grid in (_CPU, _LINKS):
         topology = load(grid)
         if lossless:
-            topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
-        topology, plan = planning.plan_topology(topology, options)
+            devices = tuple(filter(_loses_nothing, topology.devices))
+            topology = topology.model_copy(update={"devices": devices})
+        plan = planning.plan_topology(topology, options)
         planning.check_host(plan)
         directory = RunDirectory.new(runs, topology.name)
         up.run(topology, plan, directory, options, view)

@@ -1,7 +1,7 @@
-"""What a run that is continued must find as it began: its topology, and the state that its module starts
-from. (Its own code is `preparing.with_kept_code`'s.)
+"""What a run that is continued must find as it began: what its plan is made of, and the state that its
+module starts from. (Its own code is checked by `preparing.check_code`.)
 
-The manifest has the digests. `state/` has the topology once more, so that a refusal says what differs.
+The manifest has the digests. `state/` has the files once more, so that a refusal says what differs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,31 @@ _NOTHING = object()
 def keep(directory: RunDirectory) -> None:
     """Note what the run begins with."""
     directory.state.mkdir(mode=0o700, exist_ok=True)
-    directory.kept_topology.write_bytes(directory.topology.read_bytes())
+    for path in _files(directory):
+        if path.is_file():
+            (directory.state / path.name).write_bytes(path.read_bytes())
     start = {"start": _digest(directory.start)} if directory.start.is_file() else {}
-    directory.write_manifest(topology=_digest_of(yamlfile.read(directory.topology).data), **start)
+    directory.write_manifest(topology=_digest_of(_read(directory, directory.path)), **start)
+
+
+def _files(directory: RunDirectory) -> tuple[Path, ...]:
+    """What the plan of the run is made of."""
+    return directory.topology, directory.profiles, directory.measured
+
+
+def _read(directory: RunDirectory, folder: Path) -> Any:
+    """The content of these files in `folder`. Raises BadInputError."""
+    topology, *others = (folder / path.name for path in _files(directory))
+    data = yamlfile.read(topology).data
+    beside = {path.name: yamlfile.read(path).data for path in others if path.is_file()}
+    return data | beside if isinstance(data, dict) else data
 
 
 def check(directory: RunDirectory) -> None:
     """Raise BadInputError where the run in `directory` cannot continue, because what it began with was
     changed."""
     manifest = directory.read_manifest()
-    now = yamlfile.read(directory.topology).data
+    now = _read(directory, directory.path)
     if _digest_of(now) != manifest.get("topology"):
         raise BadInputError(
             f"{directory.topology} is not the topology that the run began with"
@@ -57,9 +72,9 @@ def check(directory: RunDirectory) -> None:
 
 def _differences(directory: RunDirectory) -> str:
     """What differs, for an error, as far as that is known."""
-    path, now = directory.kept_topology, yamlfile.read(directory.topology).data
+    path, now = directory.state / directory.topology.name, _read(directory, directory.path)
     try:
-        began = yamlfile.read(path).data
+        began = _read(directory, directory.state)
     except BadInputError:
         return f" (with which one is not known: {path} cannot be read)"
     if _digest_of(began) != directory.read_manifest().get("topology"):

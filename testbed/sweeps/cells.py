@@ -190,19 +190,24 @@ def _cells(
         changed, misplaced = _apply(base, changes, document.source)
         problems += misplaced
         try:
-            resolved, plan = planning.plan_topology(topology.checked(changed), options)
-            files = datasets.own_files(resolved)
+            read = topology.checked(changed)
+            plan = planning.plan_topology(read, options)
+            files = datasets.own_files(read)
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems
         else:
-            code = resolved.own_code  # what is in it counts, and not where it is
-            known = resolved if code is None else resolved.with_code(code.digest)
-            hashed = hashlib.sha256(f"{plan.runtime}\n{known.to_yaml()}{files}".encode())
-            fingerprint = hashed.hexdigest()[:16]
-            cells.append(Cell(label, variant, changes, resolved, plan, fingerprint))
+            fingerprint = _fingerprint(read, plan, files)
+            cells.append(Cell(label, variant, changes, read, plan, fingerprint))
     if problems:
         raise document.source.error(problems)
     return tuple(_distinct_labels(cells))
+
+
+def _fingerprint(read: Topology, plan: Plan, files: str) -> str:
+    code = read.own_code  # what is in it counts, and not where it is
+    text = read.to_yaml(None if code is None else code.digest)
+    facts = f"{plan.runtime}\n{text}{files}{plan.profiles!r}{plan.measured!r}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[Change, ...]]]:

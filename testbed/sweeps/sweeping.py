@@ -23,22 +23,24 @@ from typing import Any
 from agents.disk import files
 from agents.events import COMPLETE
 from agents.texts import counted
-from testbed import console, topology
+from testbed import console
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
-from testbed.plan.costs import given, measured_here, packets, step_work, timed
+from testbed.plan import Plan
+from testbed.plan.costs import step_time, step_work, timed
+from testbed.plan.measured import Measured
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import Cell, Sweep
 from testbed.sweeps.worker import CellOutcome, Workers, execute
-from testbed.topology import Runtime, Topology
+from testbed.topology import Virtual
 
 _MAX_BYTES = 256 * 2**20
 """Of `index.json`."""
 ReportLine = Callable[[str], object]
-Measured = dict[str, Runtime]
+MeasuredCosts = dict[str, Virtual]
 """Of the runs that measured on this host what virtual time needs, by `_step_work`, `_protocol_work`."""
 _PROTOCOL = ("mask_time", "share_time", "answer_time")
 
@@ -162,7 +164,9 @@ def run(
         index = Index.read(folder)
         index.recover()
         cells = _each_once(sweep.cells, report)
-        for hint in dict.fromkeys(hint for cell in cells for hint in cell.topology.hints):
+        for hint in dict.fromkeys(
+            hint for cell in cells for hint in (*cell.topology.hints, *cell.plan.hints)
+        ):
             report(hint)
         todo = [cell for cell in cells if index.run_of(cell) is None]
         for plan in {cell.plan.runtime: cell.plan for cell in todo}.values():
@@ -218,7 +222,7 @@ class _Runner:
     report: ReportLine
     count: int
     """Of cells to run."""
-    measured: Measured
+    measured: MeasuredCosts
     _ended: int = 0
     _begun: float = field(default_factory=time.monotonic)
 
@@ -250,7 +254,7 @@ class _Runner:
         """Run `cell` in this process."""
         directory = self.index.begin(cell)
         try:
-            result = execute(self._timed(cell), cell.plan, directory, self.options, report)
+            result = execute(cell.topology, self._timed(cell), directory, self.options, report)
         except BaseException:
             with uninterrupted():
                 self.index.drop(cell.fingerprint)
@@ -267,8 +271,7 @@ class _Runner:
                 for cell in islice(waiting, workers.count - len(running)):
                     directory = self.index.begin(cell)
                     unfinished[cell.fingerprint] = cell
-                    timed = preparing.with_kept_code(self._timed(cell), directory, resume=False)
-                    directory.topology.write_text(timed.to_yaml(), encoding="utf-8")
+                    preparing.write(cell.topology, self._timed(cell), directory)
                     running[workers.submit(directory.path)] = cell
                 if not running:
                     return
@@ -291,30 +294,28 @@ class _Runner:
         following = f"; {left}" if left else ""
         self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_summary(result)}{following}")
 
-    def _timed(self, cell: Cell) -> Topology:
-        """The topology of `cell`, with what another cell has measured."""
-        runtime = cell.topology.runtime
+    def _timed(self, cell: Cell) -> Plan:
+        """The plan of `cell`, with what another cell has measured."""
+        virtual = cell.plan.virtual
         for work in _works(cell):
             if (other := self.measured.get(work)) is None:
                 continue
-            if work == _step_work(cell):
-                step = given(other)
-                runtime = runtime if step is None else timed(runtime, step)
-            else:
-                lacking = [name for name in _PROTOCOL if getattr(runtime, name) is None]
-                runtime = runtime.model_copy(update={name: getattr(other, name) for name in lacking})
-        return cell.topology.model_copy(update={"runtime": runtime})
+            if work == _protocol_work(cell):
+                virtual = virtual.filled((name, getattr(other, name)) for name in _PROTOCOL)
+            elif (step := step_time(other)) is not None:
+                virtual = timed(virtual, step)
+        return cell.plan if virtual == cell.plan.virtual else cell.plan.with_measured(virtual)
 
 
 def _works(cell: Cell) -> Iterator[str]:
     """What has to be measured on this host for `cell`, in virtual time."""
-    if not cell.plan.traits.simulated:
+    plan = cell.plan
+    if not plan.traits.simulated:
         return
-    if measured_here(cell.topology, cell.plan):
+    if plan.measures_steps:
         yield _step_work(cell)
-    runtime = cell.topology.runtime
-    measures = packets(cell.topology, cell.plan) and None in [getattr(runtime, it) for it in _PROTOCOL]
-    if cell.topology.secure is not None and measures:
+    lacks = None in [getattr(plan.virtual, name) for name in _PROTOCOL]
+    if cell.topology.secure is not None and plan.packets and lacks:
         yield _protocol_work(cell)
 
 
@@ -333,11 +334,11 @@ def _step_work(cell: Cell) -> str:
     return repr((_task(cell), step_work(cell.plan.devices[0].local)))
 
 
-def _measured(cells: Iterable[Cell], index: Index) -> Measured:
+def _measured(cells: Iterable[Cell], index: Index) -> MeasuredCosts:
     """What finished runs of `cells` have measured."""
     done = [(cell, index.run_of(cell)) for cell in cells if any(_works(cell))]
     return {
-        work: topology.load(directory.topology).runtime
+        work: Measured.read(directory.path).virtual
         for cell, directory in reversed(done)
         if directory is not None
         for work in _works(cell)

@@ -20,11 +20,22 @@ from testbed.own_code.inspector import RaisedError
 from testbed.own_code.stand_ins import Kind, StandIn, stand_in
 from testbed.topology import consistency, old_words, validation_errors, yamlfile
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local
+from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
-from testbed.topology.schema import Runtime, Stop, Topology
+from testbed.topology.schema import OWN_CODE, SOURCE, Runtime, Stop, Topology, Virtual
 from testbed.topology.yamlfile import Document, Problem
 
-__all__ = ["RESERVED", "Runtime", "Stop", "Topology", "checked", "json_schema", "load", "parse"]
+__all__ = [
+    "RESERVED",
+    "Runtime",
+    "Stop",
+    "Topology",
+    "Virtual",
+    "checked",
+    "json_schema",
+    "load",
+    "parse",
+]
 
 RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS, "server", "mqtt", "control")
 """Names of the run's other processes, and host names of its broker: a device of such a name would find
@@ -63,14 +74,14 @@ def checked(document: Document) -> Topology:
     problems = list(_name_problems(document))
     code, classes, wrong = _read_own_code(document)
     problems += wrong
-    topology = validation_errors.validated(Topology, document, problems, classes, BELONGS)
+    folder = Path(document.source.name).parent.absolute()
+    context = {**classes, FOLDER: folder, SOURCE: document.source, OWN_CODE: code}
+    topology = validation_errors.validated(Topology, document, problems, context, BELONGS)
     problems += [*document.problems, *consistency.conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
     devices = tuple(_spelled_out(group, topology.task.local) for group in topology.devices)
-    if code is not None:
-        topology = topology.model_copy(update={"code": str(code.path)})  # from wherever it is read
-    return topology.read_from(document.source, code).with_devices(devices)
+    return topology.model_copy(update={"devices": devices})
 
 
 def _read_own_code(
@@ -118,7 +129,7 @@ def _read_own_code(
 def _spelled_out(group: DeviceGroup, local: Local) -> DeviceGroup:
     changes: dict[str, Any] = {"local": local.changed_by(group.local)}
     if group.profile is None:  # a profile may have its memory
-        changes["memory"] = group.memory_limit
+        changes["memory"] = group.memory or group.default_memory
     return group.model_copy(update=changes)
 
 

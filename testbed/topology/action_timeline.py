@@ -14,6 +14,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, assert_never
 
 from agents.device_actions import (
@@ -38,6 +39,7 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.devices import DeviceGroup
+from testbed.topology.fields import Thermal
 from testbed.topology.scenario import Churn, Entry, absent, devices_by_name, expand, movements
 
 
@@ -47,6 +49,15 @@ class Step:
     """Device time since the run clock started."""
     device: str
     action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A device that loses CPU share by heat."""
+
+    cpu: float
+    """Share of a core as the run begins."""
+    thermal: Thermal
 
 
 class _Due(NamedTuple):
@@ -68,8 +79,10 @@ def timeline(
     groups: Sequence[DeviceGroup],
     seed: int,
     horizon: Nanoseconds | None = None,
+    heat: Mapping[str, Heat] = MappingProxyType({}),
 ) -> Iterator[Step]:
-    """All steps in the order of their time, those before `horizon` where it is given.
+    """All steps in the order of their time, those before `horizon` where it is given. `heat` has the
+    devices that lose CPU share by heat.
 
     At one time: those of the file in its order, then heat's, churn's and availability's, each in the
     order of the devices. Lazy, and without end under churn: its memory grows with the devices and the
@@ -78,7 +91,7 @@ def timeline(
     by_name = devices_by_name(groups)
     ends = _ends(scenario, by_name)
     scripted = _scripted(scenario, by_name)
-    streams: list[Iterable[_Due]] = [scripted, _heated(scripted, groups)]
+    streams: list[Iterable[_Due]] = [scripted, _heated(scripted, heat)]
     for device, drawn in _drawn(churn, groups, by_name, seed):
         # Later steps of a device that is away for good would be dropped, one by one, without end.
         streams.append(_before(ends.get(device), drawn))
@@ -116,20 +129,17 @@ def _scripted(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]])
     return sorted(dues, key=_time)  # stable: the order of the file
 
 
-def _heated(scripted: Iterable[_Due], groups: Sequence[DeviceGroup]) -> list[_Due]:
+def _heated(scripted: Iterable[_Due], heat: Mapping[str, Heat]) -> list[_Due]:
     """What heat leaves of the share that a device has by then; what is set later stands as it is."""
-    dues = []
-    for group in groups:
-        if group.thermal is None or group.cpu is None:
-            continue
-        at = from_seconds(group.thermal.after)
-        shares = {name: group.cpu_of(name) or group.cpu for name in group.device_names}
-        for step, _ in scripted:
-            if step.device in shares and step.at <= at and isinstance(step.action, SetCpu):
-                shares[step.device] = step.action.share
-        dues += [
-            _Due(Step(at, device, SetCpu(share * group.thermal.to))) for device, share in shares.items()
-        ]
+    cpu = {device: one.cpu for device, one in heat.items()}
+    at = {device: from_seconds(one.thermal.after) for device, one in heat.items()}
+    for step, _ in scripted if heat else ():
+        if step.device in heat and step.at <= at[step.device] and isinstance(step.action, SetCpu):
+            cpu[step.device] = step.action.share
+    dues = [
+        _Due(Step(at[device], device, SetCpu(cpu[device] * one.thermal.to)))
+        for device, one in heat.items()
+    ]
     return sorted(dues, key=_time)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from testbed.topology.fields import Count, Model, Share, expecting
+from testbed.topology.fields import Count, FilePath, Model, Share, expecting
 
 _NUMBER_OR_TWO = {
     "anyOf": [
@@ -108,7 +108,7 @@ class Data(Model):
         Field(pattern=r"^[A-Za-z0-9][\w.-]*$"),
         expecting("the name of a configuration such as sst2"),
     ] = Field(default=None, description="Which configuration (subset) of the hub's dataset")
-    path: str | None = Field(
+    path: FilePath | None = Field(
         default=None,
         description="Folder with .parquet or .npz files, or one such file, relative to the topology",
     )

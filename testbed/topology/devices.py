@@ -7,7 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agents import config
 from agents.pipeline import STEPS
@@ -21,6 +28,7 @@ from testbed.topology.data_settings import DeviceData
 from testbed.topology.fields import (
     Cpu,
     Duration,
+    FilePath,
     Memory,
     Model,
     Name,
@@ -38,6 +46,7 @@ from testbed.topology.fields import (
     Thermal,
     Variant,
     expecting,
+    from_file,
     with_fields_of,
 )
 
@@ -82,9 +91,11 @@ class ServerLink(Model):
 class LinkTrace(Model):
     """What a link does in the course of time, from files: paths are relative to the topology."""
 
-    up: str | None = Field(default=None, description="mahimahi trace of the uplink's rate; repeats")
-    down: str | None = Field(default=None, description="mahimahi trace of the downlink's rate; repeats")
-    csv: str | None = Field(default=None, description="Columns time and any of up, down, rtt, loss")
+    up: FilePath | None = Field(default=None, description="mahimahi trace of the uplink's rate; repeats")
+    down: FilePath | None = Field(
+        default=None, description="mahimahi trace of the downlink's rate; repeats"
+    )
+    csv: FilePath | None = Field(default=None, description="Columns time and any of up, down, rtt, loss")
     loop: bool = Field(default=True, description="Whether csv begins again at its end")
 
     @model_validator(mode="after")
@@ -213,6 +224,17 @@ def _link(value: Any) -> Any:
 _IMAGE = "the tag of an image such as my-agent:1, or a path such as sensor/Dockerfile"
 
 
+def _is_dockerfile(image: str) -> bool:
+    """Whether `image` is a file: its name has Dockerfile in it. No tag can be meant, as names of images
+    have no capital letters."""
+    name = Path(image).name
+    return "Dockerfile" in name and ":" not in name
+
+
+def _image(image: str, info: ValidationInfo) -> str:
+    return from_file(image, info) if _is_dockerfile(image) else image
+
+
 _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
 """Steps of `agents.pipeline.STEPS` that have keys of their own in a topology."""
 
@@ -232,12 +254,6 @@ class DeviceGroup(Model):
     # No default: how slow a device is, is what the experiment is about.
     cpu: Cpu | None = Field(
         default=None, description="Share of one host core; above 1 is more than one core"
-    )
-    cpus: dict[str, Cpu] | None = Field(
-        default=None,
-        exclude_if=lambda cpus: cpus is None,
-        description="By device: cpu as found from profile where there are several machines, of a core "
-        "of the device's own",
     )
     profile: Name | None = Field(
         default=None, description="Type of device (testbed profiles): gives cpu on this host"
@@ -263,7 +279,7 @@ class DeviceGroup(Model):
         exclude_if=lambda gpu: gpu is None,
         description="true: a whole GPU of the host to train on; or a fraction of one. For docker",
     )
-    image: Annotated[str, Field(min_length=1), expecting(_IMAGE)] | None = Field(
+    image: Annotated[str, Field(min_length=1), expecting(_IMAGE), AfterValidator(_image)] | None = Field(
         default=None,
         exclude_if=lambda image: image is None,
         description="What its devices run in: the tag of an image built from ours, or a Dockerfile, by "
@@ -326,10 +342,6 @@ class DeviceGroup(Model):
             raise ValueError("thermal has nothing to act on: it lowers cpu. Give cpu or profile")
         return self
 
-    def cpu_of(self, device: str) -> float | None:
-        """Share of a core of the machine that `device` is on."""
-        return self.cpu if self.cpus is None else self.cpus.get(device, self.cpu)
-
     @property
     def update_steps(self) -> list[config.Named]:
         """What its devices do to their updates (`agents.pipeline`), beside what all do."""
@@ -358,18 +370,14 @@ class DeviceGroup(Model):
         return steps
 
     @property
-    def memory_limit(self) -> int:
-        """Bytes."""
-        if self.memory is not None:
-            return self.memory
+    def default_memory(self) -> int:
+        """Limit in bytes where neither the topology nor a profile gives one."""
         return DEFAULT_MEMORY if self.gpu is None else DEFAULT_MEMORY_WITH_GPU
 
     @property
     def dockerfile(self) -> Path | None:
-        """What its image is built by, where that is a file: its name has Dockerfile in it. No tag can be
-        meant, as names of images have no capital letters."""
-        path = Path(self.image or "")
-        return path if "Dockerfile" in path.name and ":" not in path.name else None
+        """What its image is built by, where that is a file."""
+        return Path(self.image) if self.image is not None and _is_dockerfile(self.image) else None
 
     @property
     def has_plain_speed(self) -> bool:

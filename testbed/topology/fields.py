@@ -10,6 +10,7 @@ import itertools
 import textwrap
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
@@ -161,6 +162,18 @@ def _requirement(text: str) -> str:
 
 
 Requirement = Annotated[str, AfterValidator(_requirement)]
+
+
+def from_file(path: str, info: ValidationInfo) -> str:
+    """`path`, given from the topology's file, as an absolute path: the run directory's copy of the
+    topology then names the same file."""
+    folder = (info.context or {}).get(FOLDER)
+    return path if folder is None else str(Path(folder) / path)
+
+
+FOLDER = "folder"
+"""Key of the validation's context: the absolute path of the folder that the topology's file is in."""
+FilePath = Annotated[str, AfterValidator(from_file)]
 
 
 class Power(Model):

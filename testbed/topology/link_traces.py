@@ -26,7 +26,7 @@ from agents.disk import files
 from agents.timing.nanoseconds import from_seconds
 from testbed.topology import old_words
 from testbed.topology.action_timeline import Step
-from testbed.topology.devices import Link, LinkTrace
+from testbed.topology.devices import LinkTrace
 
 PACKET_BYTES = 1500
 """Size of one opportunity in mahimahi's format."""
@@ -181,20 +181,20 @@ def _time(numbered_change: tuple[int, tuple[float, dict[str, float]]]) -> float:
     return numbered_change[1][0]
 
 
-def link_at_start(link: Link) -> config.Link:
-    """What `link` is when the run begins. Raises ValueError, OSError."""
-    plain = link.plain()
-    if link.trace is None:
-        return plain
-    _, values = next(merged(read(link.trace, Path())))
+def at_start(link: config.Link, traces: Sequence[Trace]) -> config.Link:
+    """What `link` is when the run begins, with these traces."""
+    if not traces:
+        return link
+    _, values = next(merged(traces))
     # Not an outage: nothing could even be started then.
-    changes = {name: value for name, value in _link_changes(values).items() if value != _OUTAGE}
-    return plain.changed(changes)
+    return link.changed(
+        {name: value for name, value in _link_changes(values).items() if value != _OUTAGE}
+    )
 
 
-def has_loss(trace: LinkTrace) -> bool:
-    """Whether packets are lost in a trace whose paths are absolute. Raises as `read`."""
-    return any(any(one.columns.get("loss", ())) for one in read(trace, Path()))
+def has_loss(traces: Iterable[Trace]) -> bool:
+    """Whether packets are lost."""
+    return any(any(one.columns.get("loss", ())) for one in traces)
 
 
 def steps(device: str, traces: Sequence[Trace]) -> Iterator[Step]:

@@ -19,7 +19,9 @@ _PARTS: Mapping[str, str] = {
     "under start": "quorum timeout",
     "under bounds": "norm",
     "under broker": "tls",
-    "under runtime": "shaper sliced_step_time start_time step_time update_time",
+    "under runtime": "shaper",
+    "under virtual": "answer_time mask_time packets share_time sliced_step_time start_time step_time "
+    "update_time",
 }
 """Place in a topology -> the keys that are known there."""
 

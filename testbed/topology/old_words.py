@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from testbed.topology import units, yamlfile
+from testbed.topology.schema import Virtual
 from testbed.topology.yamlfile import Document, Where
 
 Values = Mapping[str, Any]
@@ -121,8 +122,31 @@ def _durability(values: Values) -> Values:
     return {**others, "durability": "recording"} if record == "updates" else others
 
 
+def _virtual(values: Values) -> Values:
+    """What virtual time takes as given was part of `runtime`."""
+    runtime = values.get("runtime")
+    if not isinstance(runtime, Mapping) or not (moved := runtime.keys() & Virtual.model_fields):
+        return values
+    others = {key: value for key, value in runtime.items() if key not in moved}
+    given = {key: value for key, value in runtime.items() if key in moved and value is not None}
+    new = {key: value for key, value in values.items() if key != "runtime"}
+    own = values.get("virtual") or {}
+    return {
+        **new,
+        **({"runtime": others} if others else {}),
+        **({"virtual": {**given, **own}} if given and isinstance(own, Mapping) else {}),
+    }
+
+
+def _cpus(values: Values) -> Values:
+    """`cpus` had what a plan found for each device."""
+    return {key: value for key, value in values.items() if key != "cpus"} if "cpus" in values else values
+
+
 _OLD: tuple[tuple[tuple[str, ...], Callable[[Values], Values]], ...] = (
     ((), _durability),
+    ((), _virtual),
+    (("devices", EACH), _cpus),
     (("devices", EACH, "link"), _link),
     (("scenario", EACH, "link"), _link),
     (("task", "partition"), _partition),

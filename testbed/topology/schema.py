@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
@@ -21,6 +21,7 @@ from testbed.topology.devices import DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
     Choice,
     Count,
+    FilePath,
     Model,
     Name,
     OneOf,
@@ -67,7 +68,7 @@ class Task(Variant):
         description="How the training samples are divided among the devices",
     )
     local: Annotated[Local, AfterValidator(_with_length)]
-    initial: str | None = Field(
+    initial: FilePath | None = Field(
         default=None,
         description="File of the model to begin with, relative to the topology: safetensors or a state "
         "dict by torch.save, or a model of another run, such as runs/x/models/final.safetensors",
@@ -225,6 +226,11 @@ class Runtime(Model):
         description="Where images are pushed, and other machines pull them from; without one they are "
         "copied. For swarm",
     )
+
+
+class Virtual(Model):
+    """What virtual time takes as given, in place of measuring or assuming it."""
+
     step_time: PositiveSeconds | None = Field(
         default=None,
         description="One mini-batch step on a whole host core, for the virtual time of devices with "
@@ -232,7 +238,6 @@ class Runtime(Model):
     )
     sliced_step_time: PositiveSeconds | None = Field(
         default=None,
-        exclude_if=lambda sliced_step_time: sliced_step_time is None,
         description="The same at a share of an eighth of a core, in slices with pauses; at other shares "
         "by their logarithm; where not given: measured with step_time, else as it",
     )
@@ -248,18 +253,15 @@ class Runtime(Model):
     )
     mask_time: PositiveSeconds | None = Field(
         default=None,
-        exclude_if=lambda mask_time: mask_time is None,
         description="CPU time on a whole core of an update's mask and its shares (privacy.secure), "
         "likewise; where not given: measured with `packets`, else 0",
     )
     share_time: PositiveSeconds | None = Field(
         default=None,
-        exclude_if=lambda share_time: share_time is None,
         description="And of a share of a mask that is sent or received, likewise",
     )
     answer_time: PositiveSeconds | None = Field(
         default=None,
-        exclude_if=lambda answer_time: answer_time is None,
         description="And of a sum of shares that the server asks for, likewise",
     )
     packets: bool | None = Field(
@@ -267,6 +269,15 @@ class Runtime(Model):
         description="Transfers in virtual time are in packets, as on emulated links: with headers, and "
         "the first after a pause passes at once; where not given: where the time of a step is measured",
     )
+
+    def filled(self, others: Iterable[tuple[str, Any]]) -> Virtual:
+        """With the values of `others`, by key, for keys that are not given here."""
+        found = {name: value for name, value in others if getattr(self, name) is None}
+        return self.model_copy(update=found)
+
+
+SOURCE, OWN_CODE = "source", "own_code"
+"""Keys of the validation's context: the file of a topology, and the user's own code."""
 
 
 class Topology(Model):
@@ -276,7 +287,7 @@ class Topology(Model):
     seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number from 0 on")] = Field(
         default=0, description="Of all random draws: the partition, the first model, faults, and so on"
     )
-    code: str | None = Field(
+    code: FilePath | None = Field(
         default=None,
         description="A Python file, or a folder of modules, with the task or rule called module:Class; "
         "by its path from this file",
@@ -316,6 +327,7 @@ class Topology(Model):
         "nothing, and every update stays, for testbed replay",
     )
     runtime: Runtime = Runtime()
+    virtual: Virtual = Field(default=Virtual(), exclude_if=lambda virtual: virtual == Virtual())
     _source: Source = PrivateAttr(default=Source())
     _own_code: Code | None = PrivateAttr(default=None)
 
@@ -379,33 +391,13 @@ class Topology(Model):
     def device_names(self) -> tuple[str, ...]:
         return tuple(name for group in self.devices for name in group.device_names)
 
-    def read_from(self, source: Source, code: Code | None) -> Topology:
-        """With the file, and the code of the user's own, that it was read from."""
-        topology = self.model_copy()
-        topology._source, topology._own_code = source, code
-        return topology
+    def model_post_init(self, context: Any) -> None:
+        """Keep the file, and the user's own code, that the validation's context names."""
+        self._source = (context or {}).get(SOURCE, self._source)
+        self._own_code = (context or {}).get(OWN_CODE)
 
-    def with_hints(self, hints: Sequence[str]) -> Topology:
-        """With hints on files that it names."""
-        source = dataclasses.replace(self._source, hints=(*self._source.hints, *hints))
-        return self.read_from(source, self._own_code)
-
-    def with_devices(self, devices: tuple[DeviceGroup, ...]) -> Topology:
-        return self._with(devices=devices)
-
-    def with_data(self, data: Data) -> Topology:
-        return self.with_task(self.task.model_copy(update={"data": data}))
-
-    def _with(self, **changes: Any) -> Topology:
-        return self.model_copy(update=changes).read_from(self._source, self._own_code)
-
-    def with_code(self, path: str) -> Topology:
-        """With the same code by another path."""
-        return self._with(code=path)
-
-    def with_task(self, task: Task) -> Topology:
-        return self._with(task=task)
-
-    def to_yaml(self) -> str:
-        """With all defaults; `testbed.topology.parse` reads an equal topology back."""
-        return yamlfile.write(self.model_dump(mode="json", by_alias=True))
+    def to_yaml(self, code: str | None = None) -> str:
+        """With all defaults; `testbed.topology.parse` reads an equal topology back. `code`: another path
+        of the same code."""
+        data = self.model_dump(mode="json", by_alias=True)
+        return yamlfile.write(data if code is None else data | {"code": code})

@@ -33,22 +33,26 @@ from agents.wire import payloads
 from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
-from testbed.plan import PlannedDevice
-from testbed.plan.agent_configs import RunSpec, client_setup, importance, keepalive
+from testbed.plan import PlannedDevice, costs
+from testbed.plan.agent_configs import (
+    RunSpec,
+    client_setup,
+    importance,
+    keepalive,
+    keeps_models,
+    start_of,
+    update_steps,
+)
 from testbed.plan.costs import (
     StepCost,
     StepTime,
-    given,
     keep_step_time,
-    measured_here,
     message_sizes,
-    packets,
-    start_time,
     timed,
-    update_time,
 )
+from testbed.plan.steps import has_steps, steps
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Runtime
+from testbed.topology import Virtual
 from testbed.view import View
 from testbed.virtual import slices
 from testbed.virtual.device import Device
@@ -140,7 +144,8 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     topology, run_id = spec.topology, spec.directory.run
     task = own_code.build(topology.task.named, TASKS, Task)
     side: ClientSide = topology.rule.build().client_side
-    w, buffers, schema = first_model(task, topology.seed, spec.start)
+    start = start_of(topology, spec.directory)
+    w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
     stop = topology.stop.build()
     population = importance(topology, spec.samples)
@@ -152,10 +157,10 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         samples=spec.samples,
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
-        patient=spec.eventful,
+        patient=has_steps(topology, spec.plan),
         bounds=topology.bounds.build(),
-        keeps_models=spec.keeps_models,
-        steps=spec.update_steps,
+        keeps_models=keeps_models(topology, spec.plan),
+        steps=update_steps(topology, spec.plan),
     )
     setup = Setup(settings, topology.rule.named, topology.seed)
     core, server = setup.core(w, buffers)
@@ -174,7 +179,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
             task,
             prepared.test,
             lambda _: None,
-            start=spec.start,
+            start=start,
             parts=evaluation_parts(prepared, topology),
         ).evaluate,
         recorder,
@@ -182,8 +187,8 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         schema=schema,
         sizes=message_sizes(run_id, schema, w, buffers),
         stop=stop,
-        steps=spec.steps(),
-        absent=spec.absent,
+        steps=steps(topology, spec.plan),
+        absent=spec.plan.absent,
         evaluates_alone=task.fits,  # own code may draw from generators of which a process has one
     )
 
@@ -219,10 +224,12 @@ class _Fleet:
             queue,
             spec.topology.seed,
             link,
-            steady=not spec.eventful,
-            packets=packets(spec.topology, spec.plan),
+            steady=not has_steps(spec.topology, spec.plan),
+            packets=spec.plan.packets,
         )
-        trainer = BatchTrainer(task, prepared.train, spec.start, runtime.device)
+        trainer = BatchTrainer(
+            task, prepared.train, start_of(spec.topology, spec.directory), runtime.device
+        )
         if trainer.remark is not None:
             view.progress(trainer.remark)
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
@@ -292,7 +299,7 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
     """The devices, with the links that they have when the first models are sent, at 0 s: a trace begins
     there."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
-    for step in itertools.takewhile(lambda step: step.at <= 0, spec.steps()):
+    for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].after(step.action)
     for device in spec.plan.devices:
         changes = made[device.name].link
@@ -301,41 +308,40 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
 
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:
     """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
-    not give it, it is measured, and written into the run's topology: from there it is the same again."""
-    topology = spec.topology
-    runtime = topology.runtime
-    flops, step = topology.task.flops_per_step, given(runtime)
-    update, start = update_time(runtime), start_time(runtime)
-    if measured_here(topology, spec.plan):
-        device = next(d for d in spec.plan.devices if d.cpu is not None and d.gflops is None)
+    not give it, it is measured, and kept in the run's directory: from there it is the same again."""
+    topology, plan = spec.topology, spec.plan
+    virtual = plan.virtual
+    if plan.measures_steps:
+        device = next(d for d in plan.devices if d.cpu is not None and d.gflops is None)
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
-        trainer_of(task, shard, device.local, spec.start).warm_up()  # own code that fails does so here
+        beginning = start_of(topology, spec.directory)
+        trainer_of(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
         code = None if topology.own_code is None else str(spec.directory.code)
         whole, sliced = slices.measured(
             slices.Work(
-                task=topology.task.named, code=code, shard=shard, local=device.local, start=spec.start
+                task=topology.task.named, code=code, shard=shard, local=device.local, start=beginning
             )
         )
         step = StepTime(whole, sliced)
         keep_step_time(topology.task.build(), device.local, step, topology.task.frozen)
-        view.progress(f"A step takes {whole * 1e3:.2f} ms of a core here (runtime.step_time)")
-        runtime = timed(runtime, step)
-    if packets(topology, spec.plan):
+        view.progress(f"A step takes {whole * 1e3:.2f} ms of a core here (virtual.step_time)")
+        virtual = timed(virtual, step)
+    if plan.packets:
         for one in topology.update_steps:
-            cost = pipeline.built(one).exchange_cost(parameters)
-            runtime = _with_exchange(runtime, cost, view)
-    if runtime != topology.runtime:
-        text = topology.model_copy(update={"runtime": runtime}).to_yaml()
-        spec.directory.topology.write_text(text, encoding="utf-8")
-    exchange = (runtime.mask_time, runtime.share_time, runtime.answer_time)
-    return StepCost(flops, step, update, start, ExchangeCost(*(one or 0.0 for one in exchange)))
+            virtual = _with_exchange(virtual, pipeline.built(one).exchange_cost(parameters), view)
+    if virtual != plan.virtual:
+        plan.with_measured(virtual).measured.write(spec.directory.measured)
+    return costs.of(virtual, topology.task.flops_per_step)
 
 
-def _with_exchange(runtime: Runtime, cost: ExchangeCost, view: View) -> Runtime:
-    """`runtime` with what an exchange between clients was measured to cost, unless it says so."""
+def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
+    """`virtual` with what an exchange between clients was measured to cost, unless it says so."""
     measured = {"mask_time": cost.prepare, "share_time": cost.share, "answer_time": cost.answer}
-    found = {name: value for name, value in measured.items() if value and getattr(runtime, name) is None}
+    found = {name: value for name, value in measured.items() if value}
     for name, value in found.items():
-        view.progress(f"{name.removesuffix('_time')}: {value * 1e3:.2f} ms of a core (runtime.{name})")
-    return runtime.model_copy(update=found)
+        if getattr(virtual, name) is None:
+            view.progress(
+                f"{name.removesuffix('_time')}: {value * 1e3:.2f} ms of a core (virtual.{name})"
+            )
+    return virtual.filled(found.items())

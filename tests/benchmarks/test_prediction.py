@@ -24,7 +24,8 @@ TOPOLOGY: dict[str, Any] = {
         {"name": "fast", "count": 2, "cpu": 0.5, "link": {"up": "1mbit", "down": "5mbit"}},
         {"name": "slow", "count": 2, "cpu": 0.1},
     ],
-    "runtime": {"name": "virtual", **COSTS},
+    "runtime": {"name": "virtual"},
+    "virtual": COSTS,
     "evaluate": {"every": "200ms"},
     "stop": {"after": "20s"},
 }
@@ -48,8 +49,8 @@ def test_what_takes_twice_as_long_is_told(tmp_path: Path) -> None:
     def run(**changes: Any) -> Run:
         return testbed.simulate(TOPOLOGY, runs=tmp_path, **changes)
 
-    twice = {"name": "virtual", "step_time": "2ms", "sliced_step_time": "2600us", "update_time": "6ms"}
-    measured = run(runtime=twice | {"packets": True})
+    twice = {"step_time": "2ms", "sliced_step_time": "2600us", "update_time": "6ms"}
+    measured = run(virtual=twice | {"packets": True})
     cells = [row.split("|") for row in table([Pair("a", measured, (run(),))])]
     rows = {title.strip(): ratio.strip() for _, title, ratio, _ in cells}
     assert rows["training time"] == "2.00"

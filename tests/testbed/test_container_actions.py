@@ -67,9 +67,9 @@ def test_who_was_not_limited_when_the_clock_starts_is_then(spec: RunSpec) -> Non
     """It gets ready in mid-run, and is to take nothing from the others."""
     engine = Engine(spec)
     engine.devices.limit("d-1")
-    assert engine.told == [("d-1", planned_limits(spec, spec.plan.devices[0]))]
+    assert engine.told == [("d-1", planned_limits(spec.plan.devices[0]))]
     engine.devices.begin()
-    later = {"d-2": starting_limits(spec, "d-2"), "late": starting_limits(spec, "late")}
+    later = {one.name: starting_limits(one) for one in spec.plan.devices if one.name != "d-1"}
     assert dict(engine.told[1:]) == later
     engine.devices.begin()
     assert len(engine.told) == 3
@@ -125,7 +125,7 @@ def test_what_the_engine_refuses_is_as_if_it_had_not_been_asked(spec: RunSpec, a
     assert engine.devices.states == before
     engine.refuses = False
     engine.devices.begin()
-    assert dict(engine.told) == {name: starting_limits(spec, name) for name in before}
+    assert dict(engine.told) == {name: starting_limits(one.planned) for name, one in before.items()}
 
 
 @pytest.mark.parametrize("action", [Restart(), Join()])

@@ -318,8 +318,8 @@ def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tm
     run = spec(tmp_path, more="scenario: [{at: 5s, join: d-2}]")
     linked = [replace(device, link=Link(rtt=0.1)) for device in run.plan.devices]
     run = replace(run, plan=replace(run.plan, runtime="docker", devices=tuple(linked), device_cpus="1"))
-    assert run.absent == frozenset({"d-2"})
-    assert run.probed == frozenset({"d-1", "d-2"})
+    assert run.plan.absent == frozenset({"d-2"})
+    assert run.plan.probed == frozenset({"d-1", "d-2"})
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
 
     def say(topic: str, text: str) -> None:

@@ -20,7 +20,7 @@ name: t
 task: {name: digits-logreg, partition: {scheme: dirichlet, alpha: 0.3}, local: {steps: 5, lr: 0.05}}
 rule: {name: fedavg}
 devices: [{name: a, count: 3, cpu: 0.5}]
-runtime: {step_time: 1ms}
+virtual: {step_time: 1ms}
 evaluate: {every: 1s, classes: true, devices: 40}
 stop: {updates: 12}
 """

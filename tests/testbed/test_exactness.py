@@ -297,7 +297,8 @@ def test_another_share_leaves_the_time_that_timing_gives_as_it_is(tmp_path: Path
         task=_task(2, 4, steps=20, lr=0.1),
         rule={"name": "fedbuff", "buffer_size": 1},
         devices=[{"name": "a", "timing": "10s", "cpu": 0.5}, {"name": "b", "timing": "150ms"}],
-        runtime={"name": "virtual", "step_time": "1ms"},
+        runtime={"name": "virtual"},
+        virtual={"step_time": "1ms"},
         scenario=[
             {"at": "2s", "set": "a", "cpu": 0.1},
             {"at": "32s", "set": "a", "cpu": 0.001},

@@ -23,14 +23,13 @@ from testbed.fidelity import Clock, requested, table
 from testbed.fidelity.validity import verdict
 from testbed.host import gpus
 from testbed.host.gpus import Gpu, Gpus, Lack, Meter, Use
-from testbed.plan import Host, Plan, describe, plan, resolution
+from testbed.plan import Host, Plan, describe, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.runtimes.docker.meter import together
 from testbed.topology import Topology, parse
-from testbed.topology.profiles import Profiles
 
 GIB = 2**30
 AMPERE = Gpu("GPU-a", "A40", 48 * GIB, (8, 6))
@@ -72,7 +71,7 @@ def test_a_device_asks_for_a_gpu_or_a_part_of_one() -> None:
     assert none is None
     assert (whole.share, whole.memory, whole.limited) == (1.0, None, False)
     assert (part.share, part.memory, part.limited) == (0.25, 2 * GIB, True)
-    assert [group.memory_limit for group in topology.devices] == [2 * GIB, 2 * GIB, GIB // 2]
+    assert [group.memory for group in topology.devices] == [2 * GIB, 2 * GIB, GIB // 2]
     assert parse(topology.to_yaml()) == topology
     assert "gpu" not in topology.to_yaml().partition("name: none")[2]
 
@@ -132,9 +131,8 @@ def test_more_than_the_gpus_have_is_refused_with_the_sum(
     devices: list[str], found: list[Gpu], total: str
 ) -> None:
     topology = fleet(*devices)
-    topology = topology.with_devices(
-        tuple(group.model_copy(update={"cpu": 0.01}) for group in topology.devices)
-    )
+    slow = tuple(group.model_copy(update={"cpu": 0.01}) for group in topology.devices)
+    topology = topology.model_copy(update={"devices": slow})
     host = Host((0, 1, 2, 3), 200 * GIB, gpus=Gpus(tuple(found)))
     with pytest.raises(BadInputError) as error:
         plan(topology, "docker", host)
@@ -212,7 +210,7 @@ def test_float16_is_for_gpus() -> None:
 def test_in_virtual_time_a_gpu_changes_nothing_and_a_note_says_so() -> None:
     topology = fleet("name: a, gpu: true")
     made = planned(topology, runtime="virtual")
-    (note,) = resolution.notes(topology, made, Profiles(), Host((0,), GIB))
+    (note,) = made.notes
     assert note.startswith("In virtual time gpu changes nothing")
 
 

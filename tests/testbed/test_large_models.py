@@ -9,11 +9,10 @@ import pytest
 
 from testbed.broker import Limits
 from testbed.errors import BadInputError
-from testbed.plan import Host, agent_configs, plan, resolution
-from testbed.plan.agent_configs import RunSpec
-from testbed.rundir.directory import RunDirectory
+from testbed.plan import Catalog, Host, agent_configs, model_check, plan
+from testbed.plan.catalog import read
+from testbed.plan.steps import slowest
 from testbed.topology import Topology, parse
-from testbed.topology.profiles import Profiles
 
 
 def _resnet(device: str) -> Topology:
@@ -26,12 +25,13 @@ def _resnet(device: str) -> Topology:
 @pytest.mark.parametrize(("memory", "warned"), [("512MiB", True), ("1GiB", False)])
 def test_plan_tells_what_a_device_needs_against_its_limit(memory: str, warned: bool) -> None:
     topology, host = _resnet(f"memory: {memory}"), Host(cores=(0, 1, 2, 3), memory=2**35)
-    notes = resolution.notes(topology, plan(topology, "docker", host), Profiles(), host)
+    catalog = Catalog(model=4 * model_check.check(topology))
+    notes = plan(topology, "docker", host, catalog).notes
     told = [note for note in notes if "it would be killed" in note]
     assert bool(told) is warned
     if warned:
         assert "a has 512MiB of memory, and a client of cifar10-resnet18 needs about 536MiB" in told[0]
-    unlimited = resolution.notes(topology, plan(topology, "process", host), Profiles(), host)
+    unlimited = plan(topology, "process", host, catalog).notes
     assert "killed" not in " ".join(unlimited)
 
 
@@ -58,14 +58,13 @@ def test_the_slowest_rate_of_the_whole_run_counts(tmp_path: Path) -> None:
         "- {name: d, cpu: 0.1}\n"
         "scenario: [{at: 1s, set: a-2, link: {up: 20kbit, down: 40kbit}}]\n"
     )
-    made = plan(topology, "docker", Host(cores=(0, 1, 2, 3), memory=2**35))
-    spec = RunSpec(RunDirectory(tmp_path), topology, made, {})
-    assert spec.slowest == {"a-1": 1e6, "a-2": 2e4, "b": 5e5, "c": 700, "d": math.inf}
+    made = plan(topology, "docker", Host(cores=(0, 1, 2, 3), memory=2**35), read(topology))
+    assert slowest(topology, made) == {"a-1": 1e6, "a-2": 2e4, "b": 5e5, "c": 700, "d": math.inf}
 
 
 def test_plan_reserves_memory_for_models_under_way() -> None:
     topology = _resnet("memory: 1GiB, count: 8")
     host = Host(cores=(0, 1, 2, 3), memory=9 * 2**30)
-    plan(topology, "docker", host, model=0)
+    plan(topology, "docker", host)
     with pytest.raises(BadInputError, match=r"broker and aggregator need 1\.1 GiB"):  # 15 models
-        plan(topology, "docker", host, model=44_700_000)
+        plan(topology, "docker", host, Catalog(model=44_700_000))

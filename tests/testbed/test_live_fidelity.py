@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,19 +12,11 @@ from analysis.load import load
 from testbed.dashboard import live_fidelity
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 
-TOPOLOGY = """
-name: cell
-task: {name: digits-logreg, local: {steps: 1}}
-rule: {name: fedasync}
-devices:
-  - {name: pi, cpu: 0.1, link: {up: 1mbit}, access: {name: wifi, up: 128kbit, down: 256kbit}}
-  - {name: nano, cpu: 0.1}
-stop: {updates: 10}
-"""
-
 
 def test_a_probe_is_held_against_all_of_the_way_to_the_server(tmp_path: Path) -> None:
-    path = write_run(tmp_path, EVENTS[:1], TOPOLOGY, MANIFEST)
+    devices: dict[str, dict[str, Any]] = {name: dict(one) for name, one in MANIFEST["devices"].items()}
+    devices["fast"]["link"] = {"up": 128_000, "down": 256_000, "rtt": 0.0, "jitter": 0.0, "loss": 0.0}
+    path = write_run(tmp_path, EVENTS[:1], "name: cell\n", {**MANIFEST, "devices": devices})
     probe = {"up": 128_000, "down": 128_000.0, "rtt": 0.01}  # bit/s on the wire
     line = {"device": "fast", "at": 99.0, "probe": probe}
     (path / "telemetry.jsonl").write_text(json.dumps(line) + "\n")

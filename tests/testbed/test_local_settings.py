@@ -29,7 +29,7 @@ task:
 rule: {name: %s}
 devices:
   - {name: a, cpu: 0.5, local: {%s}}
-runtime: {step_time: 1ms}
+virtual: {step_time: 1ms}
 stop: {updates: 12}
 """
 

@@ -62,13 +62,23 @@ stop: {after: 1s}
             "scheme: NaturalIdPartitioner",
             "task.partition",
         ),
+        (
+            "durability: update\nvirtual: {step_time: 1ms}",
+            "durability: update\nruntime: {name: auto, step_time: 1ms, start_time: null}",
+            "virtual",
+        ),
+        ("cpu: 0.2, name: b", "cpu: 0.2, name: b, cpus: {b: 0.3}", "devices[1]"),
     ],
 )
 def test_old_words_are_read_as_those_of_today_with_a_hint(now: str, old: str, place: str) -> None:
     key = now.split(":")[0]
-    line = {"up": "up: 5mbit, rtt: 80ms", "link": "link: {rtt: 10ms}", "scheme": "scheme: iid"}.get(
-        key, "durability: update"
-    )
+    lines = {
+        "up": "up: 5mbit, rtt: 80ms",
+        "link": "link: {rtt: 10ms}",
+        "scheme": "scheme: iid",
+        "cpu": "name: b, cpu: 0.1",
+    }
+    line = lines.get(key, "durability: update")
     today, before = (topology.parse(TEXT.replace(line, words)) for words in (now, old))
     assert before == today
     assert today.hints == ()

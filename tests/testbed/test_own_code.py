@@ -32,7 +32,7 @@ from testbed.errors import BadInputError, RunFailedError
 from testbed.images import tags as image_tags
 from testbed.images import wheels
 from testbed.own_code.code import Code
-from testbed.plan import model_check
+from testbed.plan import Plan, model_check
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.run.replay import replay
@@ -747,13 +747,13 @@ def test_of_a_sweep_the_content_of_the_code_counts_and_not_its_place(tmp_path: P
 
 def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs", "t-1")
-    kept = preparing.with_kept_code(read(tmp_path), directory, resume=False)
-    assert kept.code == "code"
-    directory.topology.write_text(kept.to_yaml())
-    preparing.with_kept_code(topology.load(directory.topology), directory, resume=True)
+    preparing.write(read(tmp_path), Plan(runtime="virtual", devices=()), directory)
+    kept = topology.load(directory.topology)
+    assert kept.code == str(directory.code)
+    preparing.check_code(kept, directory)
     (directory.code / "own.py").write_text(MODULE + "# changed\n")
     with pytest.raises(BadInputError, match="code was changed since the run began"):
-        preparing.with_kept_code(topology.load(directory.topology), directory, resume=True)
+        preparing.check_code(topology.load(directory.topology), directory)
 
 
 def test_a_change_of_the_code_makes_its_own_layer_anew_alone() -> None:
@@ -804,7 +804,11 @@ def test_a_starting_point_runs_and_overwrites_nothing(
     monkeypatch.chdir(tmp_path)
     done = testbed("new", kind, "first-try")
     assert done.code == 0, done.err
-    quick: dict[str, Any] = {"runtime": {"name": "virtual", "step_time": "1ms"}, "stop": {"updates": 5}}
+    quick: dict[str, Any] = {
+        "runtime": {"name": "virtual"},
+        "virtual": {"step_time": "1ms"},
+        "stop": {"updates": 5},
+    }
     run = simulate(tmp_path / "first-try.yaml", runs=tmp_path / "runs", **quick)
     assert len(run.updates) >= 5
     again = testbed("new", kind, "first-try")

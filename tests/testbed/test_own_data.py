@@ -20,7 +20,6 @@ from testbed.data import datasets, preparation
 from testbed.data.datasets import Columns, Dataset
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError
-from testbed.plan.resolution import resolved
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
@@ -67,7 +66,7 @@ def changed(folder: Path, old: str, new: str) -> Path:
 
 
 def prepared(path: Path) -> Prepared:
-    return preparation.prepare(resolved(topology.load(path)), None)
+    return preparation.prepare(topology.load(path), None)
 
 
 def read(folder: Path, **settings: Any) -> Dataset:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,9 +17,7 @@ from testbed.errors import BadInputError
 from testbed.host import swarm_nodes
 from testbed.host.nodes import Node
 from testbed.host.swarm_nodes import described
-from testbed.plan import Host, Plan, by_node, describe, plan
-from testbed.plan.agent_configs import RunSpec
-from testbed.rundir.directory import RunDirectory
+from testbed.plan import Catalog, Host, Plan, by_node, describe, plan
 from testbed.runtimes.docker.specifications import planned_limits
 from testbed.topology import machines
 
@@ -40,13 +38,19 @@ def nodes(*cores: int, memory: int = 64 * GIB) -> tuple[Node, ...]:
     )
 
 
-def planned(devices: str, machines: tuple[Node, ...], more: str = "", **options: Any) -> Plan:
+def planned(
+    devices: str,
+    machines: tuple[Node, ...],
+    more: str = "",
+    cpu: Mapping[str, Mapping[str, float]] | None = None,
+    **options: Any,
+) -> Plan:
     parsed = topology.parse(
         "name: fleet\ntask: {name: digits-logreg, local: {steps: 20}}\nrule: {name: fedasync}\n"
         f"devices: [{devices}]\nstop: {{updates: 10}}\n{more}"
     )
     host = Host((0, 1), 16 * GIB, "no netem", machines)
-    return plan(parsed, "swarm", host, **options)
+    return plan(parsed, "swarm", host, Catalog(cpu=cpu or {}), **options)
 
 
 def test_all_nodes_are_equally_busy() -> None:
@@ -61,9 +65,8 @@ def test_each_device_has_the_cpus_of_its_node() -> None:
     found = planned(
         "{name: a, cpu: 0.5, hosts: [node-0]}, {name: b, cpu: 2, hosts: [id-1]}", nodes(2, 8)
     )
-    assert (found.cpus_of("a"), found.cpus_of("b")) == ("1", "1-7")
-    spec = RunSpec(RunDirectory(Path("/runs/r")), topology.parse(TOPOLOGY), found, {})
-    assert planned_limits(spec, found.devices[1]).cpus == "1-7"
+    assert tuple(one.cores for one in found.devices) == ("1", "1-7")
+    assert planned_limits(found.devices[1]).cpus == "1-7"
 
 
 def test_a_node_has_the_cpus_that_it_has() -> None:
@@ -72,7 +75,8 @@ def test_a_node_has_the_cpus_that_it_has() -> None:
         "{name: a, cpu: 0.5, hosts: [node-0]}, {name: b, cpu: 2, hosts: [id-1]}",
         (replace(gaps, cpus=(2, 3, 7)), other),
     )
-    assert (found.infrastructure_cpus, found.cpus_of("a"), found.cpus_of("b")) == ("2", "3,7", "1-2")
+    assert found.infrastructure_cpus == "2"
+    assert [one.cores for one in found.devices] == ["3,7", "1-2"]
 
 
 def test_of_this_machine_a_swarm_uses_the_cpus_that_we_may_use() -> None:
@@ -207,9 +211,9 @@ def test_a_share_is_of_a_core_of_the_devices_own_node() -> None:
     found = planned(
         "{name: pi, count: 3, cpu: 1}, {name: own, cpu: 0.5, hosts: [node-1]}",
         (replace(nodes(3)[0], core=1.0), replace(nodes(3, 3)[1], core=2.0)),
-        shares={"pi": {"id-0": 1.0, "id-1": 0.5}},
+        cpu={"pi": {"id-0": 1.0, "id-1": 0.5}},
     )
-    assert {one.name: (found.placement[one.name], one.cpu, one.core) for one in found.devices} == {
+    assert {one.name: (found.placement[one.name], one.cpu, one.core_speed) for one in found.devices} == {
         "pi-1": ("id-0", 1.0, 1.0),
         "pi-2": ("id-1", 0.5, 2.0),
         "pi-3": ("id-0", 1.0, 1.0),
@@ -220,9 +224,7 @@ def test_a_share_is_of_a_core_of_the_devices_own_node() -> None:
 
 def test_what_fits_on_no_node_is_told_with_what_it_needs_on_each() -> None:
     with pytest.raises(BadInputError, match=r"pi-5 needs cores by the speed of each node's .*node-0"):
-        planned(
-            "{name: pi, count: 5, cpu: 0.9}", nodes(3, 2), shares={"pi": {"id-0": 0.9, "id-1": 0.45}}
-        )
+        planned("{name: pi, count: 5, cpu: 0.9}", nodes(3, 2), cpu={"pi": {"id-0": 0.9, "id-1": 0.45}})
 
 
 def test_time_is_stretched_by_what_the_fastest_nodes_need() -> None:
@@ -230,7 +232,7 @@ def test_time_is_stretched_by_what_the_fastest_nodes_need() -> None:
         "{name: pi, count: 4, cpu: 2}",
         nodes(2, 2),
         "dilation: auto",
-        shares={"pi": {"id-0": 2.0, "id-1": 0.5}},
+        cpu={"pi": {"id-0": 2.0, "id-1": 0.5}},
     )
     assert 2.0 <= found.dilation <= 2.05  # all four on the fast node, or one on the slow one
 

@@ -8,8 +8,7 @@ from agents.config import Duration, Link
 from testbed import topology
 from testbed.bundle import TOPOLOGIES
 from testbed.errors import BadInputError
-from testbed.plan import Host, describe, dilated, plan, resolution, this_host
-from testbed.topology.profiles import Profiles
+from testbed.plan import Host, catalog, describe, dilated, plan, this_host
 
 GIB = 2**30
 FOUR_CORES = Host(cores=(0, 2, 3, 5), memory=16 * GIB)
@@ -137,7 +136,7 @@ def test_loss_is_refused_where_links_are_relays(tmp_path: Path) -> None:
         "scenario: [{at: 1s, set: pi, link: {loss: 1%}}]",
     )
     with pytest.raises(BadInputError) as refused:
-        plan(wanted, "process", FOUR_CORES)
+        plan(wanted, "process", FOUR_CORES, catalog.read(wanted))
     lines = str(refused.value).splitlines()
     for place in (
         "4:37: devices[0].link.loss:",
@@ -147,7 +146,7 @@ def test_loss_is_refused_where_links_are_relays(tmp_path: Path) -> None:
         (line,) = (line for line in lines if place in line)
         mend = "leave out its column loss" if "trace" in place else "write loss: 0%"
         assert f"loses no packets: {mend}, or use the docker or swarm runtime" in line
-    assert plan(wanted, "docker", FOUR_CORES).devices
+    assert plan(wanted, "docker", FOUR_CORES, catalog.read(wanted)).devices
 
 
 def test_less_cpu_than_a_container_can_have_is_refused() -> None:
@@ -192,17 +191,19 @@ def test_an_image_is_for_containers(tmp_path: Path) -> None:
     assert "devices[0].image: the process runtime starts no containers" in str(refused.value)
     assert "use the docker or swarm runtime" in str(refused.value)
     virtual = plan(wanted, "virtual", FOUR_CORES)
-    (note,) = resolution.notes(wanted, virtual, Profiles(), FOUR_CORES)
+    (note,) = virtual.notes
     assert note.startswith("In virtual time image changes nothing")
     file = tmp_path / "t.yaml"
-    file.write_text(fleet("{name: pi, cpu: 1, image: a/Dockerfile}").to_yaml())
+    relative = fleet("{name: pi, cpu: 1, image: a/Dockerfile}").to_yaml().replace(f"{Path.cwd()}/", "")
+    file.write_text(relative)
     with pytest.raises(
         BadInputError, match=f"devices.0..image: there is no file {tmp_path}/a/Dockerfile"
     ):
-        resolution.resolved(topology.load(file))
+        catalog.read(topology.load(file))
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "Dockerfile").touch()
-    found = resolution.resolved(topology.load(file))
+    found = topology.load(file)
+    catalog.read(found)
     assert found.devices[0].image == f"{tmp_path}/a/Dockerfile"
     assert topology.parse(found.to_yaml()) == found
 
@@ -293,9 +294,9 @@ def test_time_is_stretched_until_the_devices_fit(asked: str, found: float | None
         return
     planned = plan(wanted, "docker", FOUR_CORES)
     assert planned.dilation == found
-    assert sum(device.share for device in planned.devices) <= planned.device_capacity
+    assert sum(device.host_cpu for device in planned.devices) <= planned.device_capacity
     device = planned.devices[0]
-    assert (device.cpu, device.share) == (0.5, 0.5 / found)
+    assert (device.cpu, device.host_cpu) == (0.5, 0.5 / found)
     assert device.host_link is not None
     assert device.host_link.up == round(1e6 / found)
     assert device.host_link.rtt == pytest.approx(0.08 * found)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.plan import Host, Plan, plan, resolution
+from testbed.plan import Catalog, Host, Plan, plan
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.topology import Topology, load, parse, profiles
@@ -36,14 +36,14 @@ def _topology(*devices: str) -> Topology:
 
 def _planned(topology: Topology, runtime: str, free: int = 32 * GIB) -> tuple[Plan, list[str]]:
     host = Host(cores=(0, 1, 2, 3), memory=free)
-    limited = resolution.with_memory(topology, KNOWN, None if runtime == "virtual" else free)
-    made = plan(limited, runtime, host)
-    return made, list(resolution.notes(topology, made, KNOWN, host))
+    made = plan(topology, runtime, host, Catalog(profiles=KNOWN), oversubscribe=True)
+    return made, list(made.notes)
 
 
 def _limits(topology: Topology, free: int | None) -> list[str]:
-    limited = resolution.with_memory(topology, KNOWN, free)
-    return [format_size(group.memory_limit) for group in limited.devices]
+    made, _ = _planned(topology, "virtual" if free is None else "docker", free or 0)
+    limits = {device.group: format_size(device.memory) for device in made.devices}
+    return list(limits.values())
 
 
 def test_a_profiles_memory_is_the_limit_where_the_topology_gives_none() -> None:
@@ -104,7 +104,7 @@ def test_the_aggregator_may_take_what_devices_leave(
     free: int, memory: str, model: int, most: float
 ) -> None:
     topology = _topology(f"{{name: a, count: 2, memory: {memory}, cpu: 0.1}}")
-    found = plan(topology, "docker", Host((0, 1), free), oversubscribe=True, model=model)
+    found = plan(topology, "docker", Host((0, 1), free), Catalog(model=model), oversubscribe=True)
     assert found.aggregator_memory == most
 
 

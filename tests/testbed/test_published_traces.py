@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from testbed.plan.resolution import resolved
 from testbed.topology import fedscale, link_traces, load, parse, published, yamlfile
 from tests.running import Testbed
 
@@ -189,7 +188,7 @@ def test_the_commands_write_what_a_topology_reads(testbed: Testbed, tmp_path: Pa
     said = testbed("new", "trace", "riiser", tmp_path / "bus.log", "--to", tmp_path / "bus.csv")
     assert said.code == 0, said.err
     fleet.write_text(TOPOLOGY.replace("cpu: 0.1", "cpu: 0.1\n    link: {trace: {csv: bus.csv}}"))
-    link = resolved(load(fleet)).devices[0].link
+    link = load(fleet).devices[0].link
     assert link is not None
     assert link.trace is not None
     for wrong, told in (

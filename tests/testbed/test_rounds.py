@@ -66,7 +66,7 @@ def test_a_transfer_is_over_the_slowest_part_of_the_way_and_a_round_trip() -> No
 
 def test_training_is_as_in_virtual_time() -> None:
     assert one("{name: pi, gflops: 10, speed: 0.5}").seconds == pytest.approx(20 / 5)
-    step = "runtime: {step_time: 10ms}\n"
+    step = "virtual: {step_time: 10ms}\n"
     assert one("{name: pi, cpu: 0.1}", more=step).seconds == pytest.approx(20 * 0.1)
     assert one("{name: pi, cpu: 0.1, timing: 3s}", more=step).seconds == 3
     assert one("{name: pi, timing: 3s, speed: 0.5}").seconds == 6

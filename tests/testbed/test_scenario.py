@@ -32,7 +32,7 @@ from agents.timing.durations import DISTRIBUTIONS, Distribution
 from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
 from testbed.errors import BadInputError
 from testbed.topology import scenario, validation_errors, yamlfile
-from testbed.topology.action_timeline import Step, timeline
+from testbed.topology.action_timeline import Heat, Step, timeline
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Model
 from testbed.topology.scenario import Churn, Entry
@@ -45,7 +45,13 @@ class _Fleet(Model):
 
     def timeline(self, seed: int = 7, horizon: float | None = None) -> list[Step]:
         end = None if horizon is None else from_seconds(horizon)
-        return list(timeline(self.scenario, self.churn, self.devices, seed, end))
+        heat = {
+            name: Heat(group.cpu, group.thermal)
+            for group in self.devices
+            for name in group.device_names
+            if group.cpu is not None and group.thermal is not None
+        }
+        return list(timeline(self.scenario, self.churn, self.devices, seed, end, heat))
 
     def endless(self, seed: int = 7) -> Iterator[Step]:
         return timeline(self.scenario, self.churn, self.devices, seed)

@@ -72,7 +72,7 @@ def launched(name: str) -> tuple[Launch, RunSpec]:
 def described(name: str) -> str:
     """The launch of TOPOLOGIES[name], as YAML; what is not given is left out."""
     made, spec = launched(name)
-    limits = {device.name: asdict(planned_limits(spec, device)) for device in spec.plan.devices}
+    limits = {device.name: asdict(planned_limits(device)) for device in spec.plan.devices}
     told = _plain({**asdict(made), "limits of devices once they are ready": limits})
     return yaml.safe_dump(told, sort_keys=False, width=100, default_flow_style=None)
 

@@ -12,7 +12,7 @@ import yaml
 import testbed
 from analysis.load import Run
 from testbed.errors import BadInputError
-from testbed.topology import Runtime, units
+from testbed.topology import Virtual, units
 from tests.running import Testbed
 
 COSTS = {
@@ -34,15 +34,15 @@ def simulated(path: Path, **changes: Any) -> Run:
         "task": {"name": "digits-logreg", "local": {"steps": 50, "batch_size": 8, "lr": 0.1}},
         "rule": {"name": "fedbuff", "buffer_size": 2},
         "devices": DEVICES,
-        "runtime": COSTS,
+        "virtual": COSTS,
         "stop": {"after": "30s"},
     }
     return testbed.simulate(topology, runs=path, **changes)
 
 
-def as_given(runtime: dict[str, Any]) -> dict[str, Any]:
+def as_given(virtual: dict[str, Any]) -> dict[str, Any]:
     """In seconds, as a topology that has it means it."""
-    read = Runtime(**runtime)
+    read = Virtual(**virtual)
     return {name: getattr(read, name) for name in COSTS}
 
 
@@ -64,7 +64,7 @@ def as_given(runtime: dict[str, Any]) -> dict[str, Any]:
 )
 def test_a_run_gives_back_what_its_steps_cost(changes: dict[str, Any], tmp_path: Path) -> None:
     found = testbed.step_time([simulated(tmp_path, **changes)])
-    assert as_given(found.runtime) == pytest.approx(as_given(COSTS), rel=1e-4)
+    assert as_given(found.virtual) == pytest.approx(as_given(COSTS), rel=1e-4)
     assert set(found.devices["device"]) == {"fast-1", "fast-2", "slow-1", "slow-2"}
 
 
@@ -82,8 +82,8 @@ def test_a_run_gives_back_how_long_its_starts_took(tmp_path: Path) -> None:
         {"at": "16s", "leave": "slow-2"},
         {"at": "18s", "join": "slow-2"},
     ]
-    found = testbed.step_time([simulated(tmp_path, scenario=scenario, runtime=costs)])
-    assert as_given(found.runtime) == pytest.approx(as_given(costs), rel=1e-4)
+    found = testbed.step_time([simulated(tmp_path, scenario=scenario, virtual=costs)])
+    assert as_given(found.virtual) == pytest.approx(as_given(costs), rel=1e-4)
 
 
 def test_a_link_that_changes_does_not_hinder(tmp_path: Path) -> None:
@@ -100,16 +100,16 @@ def test_a_link_that_changes_does_not_hinder(tmp_path: Path) -> None:
         tmp_path, devices=[DEVICES[0], DEVICES[1] | {"link": {"up": "4mbit"}}], scenario=scenario
     )
     found = testbed.step_time([run])
-    assert as_given(found.runtime) == pytest.approx(as_given(COSTS), rel=1e-4)
+    assert as_given(found.virtual) == pytest.approx(as_given(COSTS), rel=1e-4)
     assert set(found.devices["device"]) == {"fast-1", "fast-2", "slow-1", "slow-2"}
 
 
 def test_several_runs_count_together(tmp_path: Path) -> None:
     """Each is of one share, so that alone none of them tells what slices cost."""
     alone = [simulated(tmp_path, devices=[device]) for device in DEVICES]
-    first, _ = (as_given(testbed.step_time([run]).runtime) for run in alone)
+    first, _ = (as_given(testbed.step_time([run]).virtual) for run in alone)
     assert first["step_time"] == first["sliced_step_time"] == pytest.approx(2.2e-3, rel=1e-4)
-    assert as_given(testbed.step_time(alone).runtime) == pytest.approx(as_given(COSTS), rel=1e-4)
+    assert as_given(testbed.step_time(alone).virtual) == pytest.approx(as_given(COSTS), rel=1e-4)
 
 
 def test_the_text_is_what_a_topology_has(tmp_path: Path, testbed: Testbed) -> None:
@@ -119,8 +119,8 @@ def test_the_text_is_what_a_topology_has(tmp_path: Path, testbed: Testbed) -> No
     table, _, settings = said.out.partition("\n\nFor virtual time")
     assert [line.split()[:2] for line in table.splitlines()[1:]] == [["0.5", "2"], ["0.1", "2"]]
     copied = yaml.safe_load(settings.partition("\n\n")[2])
-    assert as_given(copied["runtime"]) == pytest.approx(as_given(COSTS), rel=1e-4)
-    assert json.loads(testbed("calibrate", run.path, "--json").out)["runtime"] == copied["runtime"]
+    assert as_given(copied["virtual"]) == pytest.approx(as_given(COSTS), rel=1e-4)
+    assert json.loads(testbed("calibrate", run.path, "--json").out)["virtual"] == copied["virtual"]
 
 
 def test_where_nothing_tells(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from analysis import comparison
-from testbed import topology
 from testbed.plan import Plan
+from testbed.plan.measured import Measured
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
@@ -153,10 +153,11 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseExcepti
     ) -> worker.CellOutcome:
         if plan.traits.simulated:
             return worker.execute(topology, plan, directory, options, report)
-        step_time = topology.runtime.step_time or 0.1
-        runtime = topology.runtime.model_copy(update={"name": "virtual", "step_time": step_time})
-        simulated = planning.plan_topology(topology.model_copy(update={"runtime": runtime}), Options())
-        result = worker.execute(*simulated, directory, options, report)
+        runtime = topology.runtime.model_copy(update={"name": "virtual"})
+        virtual = topology.virtual.filled([("step_time", 0.1)])
+        timed = topology.model_copy(update={"runtime": runtime, "virtual": virtual})
+        plan = planning.plan_topology(timed, Options())
+        result = worker.execute(timed, plan, directory, options, report)
         valid = next(remaining)
         if isinstance(valid, BaseException):
             raise valid
@@ -302,13 +303,13 @@ def test_what_is_measured_is_the_same_in_all_cells(testbed: Testbed, privacy: st
     )
     write_sweep("[1, 2]")
     code, _, _ = testbed("sweep", "study.yaml", "--jobs", jobs)
-    runtimes = [topology.load(path).runtime for path in Path("runs/study").glob("*/topology.yaml")]
+    files = Path("runs/study").glob("*/measured.yaml")
+    first, second = (Measured.read(path.parent).virtual for path in files)
     assert code == 0
-    assert len(runtimes) == 2
-    assert runtimes[0] == runtimes[1]
-    assert None not in (runtimes[0].step_time, runtimes[0].sliced_step_time)
-    assert runtimes[0].update_time == 0.003
-    assert (runtimes[0].mask_time is None) == (not privacy)
+    assert first == second
+    assert None not in (first.step_time, first.sliced_step_time)
+    assert first.update_time == 0.003
+    assert (first.mask_time is None) == (not privacy)
 
 
 def test_two_sweeps_in_a_folder_are_refused(testbed: Testbed) -> None:
@@ -349,7 +350,8 @@ rule: {name: fedavg}
 devices: [{name: fast, cpu: 0.3, timing: 200ms}, {name: slow, cpu: 0.1, timing: 600ms}]
 evaluate: {every: 250ms}
 stop: {after: 3s}
-runtime: {name: docker, step_time: 1ms}
+runtime: {name: docker}
+virtual: {step_time: 1ms}
 """
 VARIANTS = '{rounds: {}, endless: {"devices[1].timing": 30s}}'
 """Of the second no round ends."""

@@ -179,7 +179,8 @@ devices:
   - {name: b, gflops: 10, speed: 0.5, link: {up: 5mbit, rtt: 60ms}}
   - {name: c, cpu: 0.5, timing: {distribution: normal, mean: 1s, std: 1s, low: 100ms}}
 stop: {after: 60s, target_accuracy: 90%}
-runtime: {name: virtual, step_time: 2ms}
+runtime: {name: virtual}
+virtual: {step_time: 2ms}
 """
 
 
@@ -195,7 +196,7 @@ def test_what_virtual_time_takes_is_resolved() -> None:
     assert c.local.build().fednova
     assert parsed.server.link is not None
     assert parsed.server.link.plain() == Link(up=100_000_000)
-    assert parsed.runtime.step_time == 0.002
+    assert parsed.virtual.step_time == 0.002
     assert topology.parse(parsed.to_yaml()) == parsed
 
 
@@ -315,8 +316,8 @@ def test_speeds_are_those_of_their_distribution(
         ("{up: 100mbit}", "{rtt: 9ms}", "5:17: server.link.rtt: unknown key"),
         ("{up: 100mbit}", "{}", "5:16: server.link: found none of up, down, expected a rate"),
         ("name: b", "name: b, count: 100001", "devices from 1 to 100000"),
-        ("step_time: 2ms}", "step_time: 2ms}\nevaluate: {on: clients}", "12:11: evaluate: found on:"),
-        ("virtual,", "virtul,", "runtime.name: found 'virtul'"),
+        ("step_time: 2ms}", "step_time: 2ms}\nevaluate: {on: clients}", "13:11: evaluate: found on:"),
+        ("{name: virtual}", "{name: virtul}", "runtime.name: found 'virtul'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(found: str, instead: str, told: str) -> None:
@@ -408,4 +409,4 @@ def test_an_image_is_a_tag_or_a_dockerfile() -> None:
     for tag in ("my-agent", "my-agent:1", "host:5000/team/agent:1", "agent:Dockerfile"):
         assert dockerfile(tag) is None
     for path in ("Dockerfile", "./a b/Dockerfile", "sensor/Dockerfile.pi", "x.Dockerfile"):
-        assert dockerfile(path) == Path(path)
+        assert dockerfile(path) == Path(path).absolute()  # from the folder of the topology

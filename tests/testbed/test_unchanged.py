@@ -67,11 +67,11 @@ def test_comments_and_the_order_of_keys_do_not_count(begun: RunDirectory) -> Non
 
 
 def test_what_differs_is_not_guessed_where_its_own_copy_was_changed(begun: RunDirectory) -> None:
-    for text in (begun.kept_topology, begun.topology):
+    for text in (begun.state / "topology.yaml", begun.topology):
         text.write_text(BEGAN.replace("seed: 7", "seed: 8"))
     with pytest.raises(BadInputError, match=r"with which one is not known: .* was changed, too"):
         unchanged.check(begun)
-    begun.kept_topology.unlink()
+    (begun.state / "topology.yaml").unlink()
     with pytest.raises(BadInputError, match=r"with which one is not known: .* cannot be read"):
         unchanged.check(begun)
 

@@ -17,6 +17,7 @@ from agents.models.vectors import Vector
 from agents.rules.area import AreaState
 from agents.timing.nanoseconds import SECOND, to_seconds
 from testbed.plan.agent_configs import RunSpec
+from testbed.plan.steps import steps
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
@@ -79,7 +80,7 @@ def test_the_run_goes_on_and_tells_all(tmp_path: Path, rule: dict[str, Any]) -> 
     assert (records[-1].reason, records[-1].at) == ("after", AFTER)
     due = [
         (round(to_seconds(step.at), 6), step.device, to_json(step.action))
-        for step in takewhile(lambda step: step.at <= AFTER * SECOND, spec.steps())
+        for step in takewhile(lambda step: step.at <= AFTER * SECOND, steps(spec.topology, spec.plan))
     ]
     assert [(r.at, r.device, r.details) for r in records if isinstance(r, events.Acted)] == due
     assert len(due) > 10

@@ -135,7 +135,8 @@ def topology(seed: int) -> str:
         "stop": dice.choice(
             [{"after": f"{after}ms"}, {"after": f"{after}ms", "updates": dice.randint(1, 60)}]
         ),
-        "runtime": {"name": "virtual", "step_time": "5ms"},
+        "runtime": {"name": "virtual"},
+        "virtual": {"step_time": "5ms"},
     }
     if dice.random() < 0.2 and count > 1:
         whole["churn"] = {"rate": "20/min", "downtime": dice.choice(TIMES), "devices": names[1:]}
@@ -143,7 +144,8 @@ def topology(seed: int) -> str:
 
 
 def play(text: str, folder: Path) -> RunDirectory:
-    parsed, plan = planning.plan_topology(parse(text, "<fuzz>"), Options(runtime="virtual"))
+    parsed = parse(text, "<fuzz>")
+    plan = planning.plan_topology(parsed, Options(runtime="virtual"))
     directory = RunDirectory.create(folder, "run")
     up.run(parsed, plan, directory, Options(runtime="virtual"), View())
     return directory

@@ -13,9 +13,9 @@ import yaml
 
 from agents import events
 from analysis.load import Run, load
-from testbed import topology
 from testbed.errors import BadInputError, RunFailedError
-from testbed.plan.costs import given
+from testbed.plan import costs
+from testbed.plan.measured import Measured
 from testbed.run import live_runs, planning, up
 from testbed.run.optimum import ending
 from testbed.run.options import Options
@@ -115,8 +115,8 @@ def test_what_secure_aggregation_costs_a_device(
         task={"name": "digits-logreg", "local": {"steps": 1, "batch_size": 8}},
         devices=[{"name": "d", "count": 2, "cpu": 0.5} | timing],
         stop={"updates": 2},
-        runtime={
-            "name": "virtual",
+        runtime={"name": "virtual"},
+        virtual={
             "step_time": "10ms",
             "mask_time": "5ms",
             "share_time": "2ms",
@@ -221,14 +221,15 @@ def test_the_run_directory_is_as_any_other(tmp_path: Path) -> None:
 
 
 def test_the_resolved_topology_gives_the_run_again(tmp_path: Path) -> None:
-    """Where step time was measured, it is in there."""
+    """Where step time was measured, it is beside it."""
     devices = [{"name": "a", "cpu": 0.5}, {"name": "b", "cpu": 0.1}]
     first = _run(_topology(tmp_path, devices=devices, stop={"updates": 20}), tmp_path, "one")
     again = _run(first.path / "topology.yaml", tmp_path, "two")
-    step = given(topology.load(first.path / "topology.yaml").runtime)
+    virtual = Measured.read(first.path).virtual
+    step = costs.step_time(virtual)
     assert step is not None
     assert step.sliced is not None
-    assert first.topology["runtime"]["packets"] is True
+    assert virtual.packets is True
     assert first.updates.equals(again.updates)
     times = first.updates["train_end"] - first.updates["train_start"]
     training = times.groupby(first.updates["client"]).median()
@@ -333,7 +334,8 @@ def test_a_gradient_takes_the_time_of_one_step(tmp_path: Path) -> None:
             tmp_path,
             rule={"name": "asysg", "gradients": 1},
             devices=[{"name": "d", "count": 2, "cpu": 0.1}],
-            runtime={"name": "virtual", "step_time": "20ms"},
+            runtime={"name": "virtual"},
+            virtual={"step_time": "20ms"},
         ),
         tmp_path,
     )

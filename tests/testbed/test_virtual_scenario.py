@@ -34,7 +34,8 @@ def _run(folder: Path, scenario: list[dict[str, Any]], **changes: Any) -> list[e
         "scenario": scenario,
         "evaluate": {"every": "5s"},
         "stop": {"after": "7200ms"},
-        "runtime": {"name": "virtual", "step_time": "50ms"},
+        "runtime": {"name": "virtual"},
+        "virtual": {"step_time": "50ms"},
     }
     path = folder / "topology.yaml"
     path.write_text(yaml.safe_dump(topology | changes))

@@ -10,9 +10,9 @@ import pytest
 from agents.client.training_times import Timing
 from agents.config import Duration, Local
 from agents.timing.nanoseconds import to_seconds
-from testbed.plan import PlannedDevice
-from testbed.plan.costs import StepCost, StepTime, goodput, update_time
-from testbed.topology import Runtime
+from testbed.plan import PlannedDevice, costs
+from testbed.plan.costs import StepCost, StepTime, goodput
+from testbed.topology import Virtual
 from testbed.virtual.timing import Speed, latency
 
 
@@ -83,7 +83,7 @@ def test_a_start_takes_the_same_at_any_share() -> None:
 def test_the_cost_of_an_update_is_the_usual_one_unless_the_topology_gives_times(
     given: dict[str, str], seconds: float
 ) -> None:
-    assert update_time(Runtime.model_validate(given)) == seconds
+    assert costs.of(Virtual.model_validate(given), None).update == seconds
 
 
 def test_another_share_makes_all_steps_longer() -> None:

@@ -56,7 +56,7 @@ def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None
     match action:
         case SetCpu(share):
             planned = replace(device.planned, cpu=share)
-            return Response(replace(device, planned=planned), [], planned_limits(spec, planned))
+            return Response(replace(device, planned=planned), [], planned_limits(planned))
         case SetLink(changes):
             return Response(device, _of_link(spec, name, changes))
         case Crash() | Leave():
@@ -79,12 +79,12 @@ def _of_link(spec: RunSpec, device: str, requested: Mapping[str, float | None]) 
     changes = dilated(requested, spec.plan.dilation)
     impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
     rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
-    if impaired and not spec.routed:
+    if impaired and not spec.plan.routed:
         raise BadInputError(
             f"{', '.join(impaired)} cannot change in this run, which has no router: no "
             "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
         )
-    if spec.netem:
+    if spec.plan.netem:
         return [(device, DeviceOrder(device, SetLink(rates | impaired)))]
     orders: list[AddressedOrder] = [(device, DeviceOrder(device, SetLink(rates)))] if rates else []
     if impaired:
@@ -105,18 +105,18 @@ class Devices:
         self._spec = spec
         self._exit_code = exit_code
         self._set_limits = set_limits
-        absent = spec.absent
+        absent = spec.plan.absent
         self.states = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
         self._limited: set[str] = set()
 
     def limit(self, name: str) -> None:
         """Put the device under its CPU quota."""
-        self._limit(name, planned_limits(self._spec, self.states[name].planned))
+        self._limit(name, planned_limits(self.states[name].planned))
 
     def begin(self) -> None:
         """Limit those that have not been limited: the run clock starts."""
         for name in self.states.keys() - self._limited:
-            self._limit(name, starting_limits(self._spec, name))
+            self._limit(name, starting_limits(self.states[name].planned))
 
     def act(self, name: str, action: Action) -> list[AddressedOrder]:
         """Do `action` as far as the engine does it; the orders for others. Raises BadInputError."""

@@ -87,7 +87,7 @@ def prepare(
         tls_port=TLS_PORT if identity else None,
         socket=f"{BROKER_SOCKET}/{SOCKET}",
     )
-    limits = spec.limits
+    limits = agent_configs.broker_limits(spec.topology)
     brokers.write_mosquitto(folder, accounts, at, identity, seen_at=BROKER_FILES, limits=limits)
     written = appended(spec)
     for file in written:

@@ -97,8 +97,8 @@ def launch(
         broker=builder.broker(),
         aggregator=builder.aggregator(),
         devices=tuple(map(builder.device, spec.plan.devices)),
-        router=builder.router() if spec.routed else None,
-        mps=builder.mps() if spec.shared_gpus else None,
+        router=builder.router() if spec.plan.routed else None,
+        mps=builder.mps() if spec.plan.shared_gpus else None,
     )
 
 
@@ -114,20 +114,20 @@ def appended(spec: RunSpec) -> list[Path]:
     return [directory.events, *recorded]
 
 
-def planned_limits(spec: RunSpec, device: PlannedDevice) -> CpuLimits:
+def planned_limits(device: PlannedDevice) -> CpuLimits:
     """CPU limits of a device whose client is ready."""
     return CpuLimits(
         quota=device.quota,
         period=device.period,
         weight=device.weight,
-        cpus=spec.plan.cpus_of(device.name),
+        cpus=device.cores,
     )
 
 
-def starting_limits(spec: RunSpec, device: str) -> CpuLimits:
+def starting_limits(device: PlannedDevice) -> CpuLimits:
     """CPU limits of a device that has had none when the run clock starts: its client gets ready, or
     joins, in mid-run."""
-    return replace(UNLIMITED, cpus=spec.plan.cpus_of(device))
+    return replace(UNLIMITED, cpus=device.cores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class _SpecificationBuilder:
                 "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
             },
         )
-        return (data, control, server) if self.spec.routed else (data, control)
+        return (data, control, server) if self.spec.plan.routed else (data, control)
 
     def broker(self) -> Container:
         return replace(
@@ -164,13 +164,13 @@ class _SpecificationBuilder:
                 Mount(str(self.spec.directory.control), BROKER_SOCKET, read_only=False),
             ),
             cpu=self._infrastructure,
-            memory=self.spec.limits.container,
+            memory=agent_configs.broker_limits(self.spec.topology).container,
         )
 
     def aggregator(self) -> Container:
         run = self.spec.directory
         inside = Path(agent_configs.RUN_DIRECTORY)
-        probes = ("python3", "-m", "agents.links.probe_server") if self.spec.routed else ()
+        probes = ("python3", "-m", "agents.links.probe_server") if self.spec.plan.routed else ()
         return replace(
             self._container(AGGREGATOR, self.images.agent),
             command=(
@@ -241,7 +241,7 @@ class _SpecificationBuilder:
             mounts=(self._mps_folder,),
             cpu=self._infrastructure,
             memory=memory.mps(len(spec.plan.devices)),
-            gpus=spec.shared_gpus,
+            gpus=spec.plan.shared_gpus,
             ipc="shareable",
         )
 
@@ -269,7 +269,7 @@ class _SpecificationBuilder:
 
     def _mps_variables(self, gpu: PlannedGpu) -> dict[str, str]:
         """What makes a client's CUDA one of MPS's, within its limits."""
-        limits = mps.limits(gpu.share, gpu.memory, len(self.spec.shared_gpus))
+        limits = mps.limits(gpu.share, gpu.memory, len(self.spec.plan.shared_gpus))
         return {**mps.environment(agent_configs.MPS_FOLDER), **limits}
 
     @property
@@ -282,13 +282,13 @@ class _SpecificationBuilder:
     @property
     def _start(self) -> tuple[Mount, ...]:
         """The state that modules are built from, where the run has one."""
-        weights = self.spec.start.weights
+        weights = agent_configs.start_of(self.spec.topology, self.spec.directory).weights
         return () if weights is None else (Mount(weights, agent_configs.START),)
 
     @property
     def _server(self) -> str:
         """The network that broker and aggregator are on."""
-        return "server" if self.spec.routed else "data"
+        return "server" if self.spec.plan.routed else "data"
 
     @property
     def _infrastructure(self) -> CpuLimits:

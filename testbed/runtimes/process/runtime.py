@@ -188,7 +188,7 @@ class ProcessRuntime:
         self._forks = self._fork_server()  # not before the links are measured, which it would disturb
         agent_configs.write(self._spec, accounts, places)
         self._spawn(AGGREGATOR, self._commands[AGGREGATOR])
-        absent = self._spec.absent
+        absent = self._spec.plan.absent
         for name in self._devices:
             if name not in absent:
                 self._spawn_client(name)
@@ -202,7 +202,7 @@ class ProcessRuntime:
         """
         if device not in self._children:
             return
-        self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].share)
+        self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].host_cpu)
 
     def begin(self) -> None:
         """Nothing: processes have no weights."""
@@ -346,10 +346,11 @@ class ProcessRuntime:
         self, accounts: Mapping[str, Account], at: Listeners, identity: Identity | None
     ) -> list[str]:
         folder = self._directory.work / BROKER
+        limits = agent_configs.broker_limits(self._spec.topology)
         if self._programs.mosquitto is None:
-            config = broker.write_embedded(folder, accounts, at, identity, limits=self._spec.limits)
+            config = broker.write_embedded(folder, accounts, at, identity, limits=limits)
             return run_module.command("testbed.broker.embedded", str(config))
-        conf = broker.write_mosquitto(folder, accounts, at, identity, limits=self._spec.limits)
+        conf = broker.write_mosquitto(folder, accounts, at, identity, limits=limits)
         pipe = str(folder / "log")
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 

@@ -353,7 +353,7 @@ class SwarmRuntime:
                 self._context.volume("control", agent_configs.CONTROL_FOLDER, read_only=True),
             ],
             names={agent_configs.SERVER: server},
-            cores=0.0 if self._spec.plan.oversubscribed else planned.share,
+            cores=0.0 if self._spec.plan.oversubscribed else planned.host_cpu,
         )
         container = replace(container, group=0)
         return self._context.create(container, options)
@@ -398,7 +398,7 @@ class SwarmRuntime:
         """Raises BadInputError where the device's node has not as many cores."""
         node = self._spec.plan.node_of(device)
         on = self._context.devices_on(node.id) if node else ()
-        shares = {name: self._devices.states[name].planned.share for name in on}
+        shares = {name: self._devices.states[name].planned.host_cpu for name in on}
         shares[device] = share / self._spec.plan.dilation
         if node and not self._spec.plan.oversubscribed and sum(shares.values()) > node.capacity + 1e-9:
             raise BadInputError(

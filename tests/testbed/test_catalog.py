@@ -12,17 +12,16 @@ import pytest
 from agents.device_actions import SetLink
 from agents.timing.nanoseconds import SECOND
 from testbed import plan
-from testbed import topology as testbed_topology
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
-from testbed.plan import here, resolution
-from testbed.plan.resolution import needs_calibration, on_host, on_nodes, resolved, with_shares
-from testbed.run import planning, up
+from testbed.plan import Plan, catalog, here
+from testbed.plan.catalog import HERE, Catalog, needs_speeds, read, with_cpu
+from testbed.run import planning, preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.speed.calibration import Calibration, Host
 from testbed.speed.kinds import Work
-from testbed.topology import Topology, link_traces, load, profiles
+from testbed.topology import Topology, link_traces, load
 from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
 from testbed.topology.profiles import Training
@@ -50,42 +49,60 @@ def _topology(folder: Path, *devices: str) -> Topology:
     return load(path)
 
 
+def _planned(topology: Topology, runtime: str = "virtual", known: Catalog | None = None) -> Plan:
+    return plan.plan(topology, runtime, FOUR, known or read(topology))
+
+
+def _on_host(topology: Topology) -> Catalog:
+    return with_cpu(read(topology), topology, {HERE: HOST})
+
+
 def test_a_class_gives_what_the_topology_does_not_say(tmp_path: Path) -> None:
-    topology = resolved(
-        _topology(
-            tmp_path,
-            "{name: a, cpu: 0.1, link: {class: lte, up: 1mbit}}",
-            "{name: b, cpu: 0.1, link: {class: lte, rtt: 20ms}}",
-        )
+    topology = _topology(
+        tmp_path,
+        "{name: a, cpu: 0.1, link: {class: lte, up: 1mbit}}",
+        "{name: b, cpu: 0.1, link: {class: lte, rtt: 20ms}}",
     )
-    plain = [group.link.plain() for group in topology.devices if group.link is not None]
-    assert [(link.up, link.down, link.rtt) for link in plain] == [
+    links = [device.link for device in _planned(topology).devices if device.link is not None]
+    assert [(link.up, link.down, link.rtt) for link in links] == [
         (1_000_000, 12_000_000, 0.07),
         (12_000_000, 12_000_000, 0.02),
     ]
-    again = tmp_path / "again.yaml"
-    again.write_text(topology.to_yaml())
-    assert load(again).devices == topology.devices
+    assert topology.devices[0].link is not None
+    assert topology.devices[0].link.down is None  # the topology says what the user wrote
 
 
 def test_a_profile_gives_the_power_that_the_topology_does_not(tmp_path: Path) -> None:
-    topology = resolved(
-        _topology(
-            tmp_path,
-            "{name: a, cpu: 0.1, profile: raspberry-pi-4}",
-            "{name: b, cpu: 0.1, profile: raspberry-pi-4, power: {train: 5W, wait: 2W}}",
-            "{name: c, cpu: 0.1}",
-        )
+    topology = _topology(
+        tmp_path,
+        "{name: a, cpu: 0.1, profile: raspberry-pi-4}",
+        "{name: b, cpu: 0.1, profile: raspberry-pi-4, power: {train: 5W, wait: 2W}}",
+        "{name: c, cpu: 0.1}",
     )
-    planned = plan.plan(topology, "virtual", plan.Host((0,), 0)).devices
-    assert [device.power for device in planned] == [
+    assert [device.power for device in _planned(topology).devices] == [
         {"train": 7.2},
         {"train": 5.0, "wait": 2.0},
         None,
     ]
-    again = tmp_path / "again.yaml"
-    again.write_text(topology.to_yaml())
-    assert load(again).devices == topology.devices
+
+
+def test_run_directory_gives_the_same_plan_again(tmp_path: Path) -> None:
+    """Also where the profiles have changed since, and a core is as fast again."""
+    (tmp_path / "profiles.yaml").write_text(
+        "devices: {mine: {gflops: 11.9, memory: 300MiB, power: {train: 3W}}}\nlinks: {slow: {up: 3kbit}}"
+    )
+    topology = _topology(tmp_path, "{name: a, profile: mine, link: slow}", "{name: b, cpu: 0.3}")
+    made = _planned(topology, known=_on_host(topology))
+    assert made.measured.cpu == {"a": 0.2}
+    directory = RunDirectory.create(tmp_path, "r")
+    preparing.write(topology, made, directory)
+    (tmp_path / "profiles.yaml").unlink()
+    again = load(directory.topology)
+    assert again.devices == topology.devices
+    known = read(again)
+    assert not needs_speeds(again, known, many_hosts=False)
+    assert needs_speeds(again, known, many_hosts=True)  # where each machine has its own
+    assert _planned(again, known=known) == replace(made, cpu_notes=())
 
 
 FOUR = plan.Host((0, 1, 2, 3), 8 * 2**30)
@@ -100,18 +117,16 @@ def test_a_profile_gives_the_heat_that_the_topology_does_not(tmp_path: Path) -> 
     (tmp_path / "profiles.yaml").write_text(
         "devices: {hot: {gflops: 11.9, thermal: {after: 5min, to: 60%}}}"
     )
-    topology = resolved(
-        _topology(
-            tmp_path,
-            "{name: a, profile: hot}",
-            "{name: b, profile: hot, thermal: {after: 1s, to: 0.5}}",
-            "{name: c, profile: raspberry-pi-4, cpu: 0.1}",
-        )
+    topology = _topology(
+        tmp_path,
+        "{name: a, profile: hot}",
+        "{name: b, profile: hot, thermal: {after: 1s, to: 0.5}}",
+        "{name: c, profile: raspberry-pi-4, cpu: 0.1}",
     )
-    heat = [group.thermal and (group.thermal.after, group.thermal.to) for group in topology.devices]
+    made = _planned(topology)
+    heat = [device.thermal and (device.thermal.after, device.thermal.to) for device in made.devices]
     assert heat == [(300, 0.6), (1, 0.5), None]
-    made = plan.plan(topology, "virtual", FOUR)
-    notes = list(resolution.notes(topology, made, profiles.load(tmp_path), FOUR))
+    notes = made.notes
     assert notes[0] == (
         "a: 5min after the start of the run 0.6 of its cpu remains (thermal), whether it has trained "
         "until then or not."
@@ -127,51 +142,41 @@ def test_a_container_may_have_too_little_left_by_heat(tmp_path: Path) -> None:
 
 def test_a_profile_is_a_share_of_this_hosts_core(tmp_path: Path) -> None:
     (tmp_path / "profiles.yaml").write_text(OWN)
-    topology = resolved(
-        _topology(tmp_path, "{name: a, profile: plain}", "{name: b, profile: plain, cpu: 0.3}")
-    )
-    assert needs_calibration(topology)
-    found, (sentence,) = on_host(topology, HOST)
-    assert [group.cpu for group in found.devices] == [0.2, 0.3]  # 11.9 of 59.5 Gflop/s
+    topology = _topology(tmp_path, "{name: a, profile: plain}", "{name: b, profile: plain, cpu: 0.3}")
+    assert needs_speeds(topology, read(topology), many_hosts=False)
+    made = _planned(topology, known=_on_host(topology))
+    assert [device.cpu for device in made.devices] == [0.2, 0.3]  # 11.9 of 59.5 Gflop/s
+    (sentence,) = made.cpu_notes
     assert sentence.startswith("a: 0.2 cpu for plain by HPL alone")
     assert "no training times of it are known" in sentence
-    assert not needs_calibration(found)
 
 
 def test_on_several_machines_a_profile_is_a_share_of_each_ones_core(tmp_path: Path) -> None:
     (tmp_path / "profiles.yaml").write_text(OWN)
-    topology = resolved(
-        _topology(tmp_path, "{name: a, profile: plain, count: 2}", "{name: b, profile: plain, cpu: 0.3}")
+    topology = _topology(
+        tmp_path, "{name: a, profile: plain, count: 2}", "{name: b, profile: plain, cpu: 0.3}"
     )
     speeds = {"one": HOST, "two": HOST.scaled(2), "three": HOST.scaled(0.5)}
-    found, (sentence,), shares = on_nodes(topology, speeds, "one")
-    assert shares == {"a": {"one": 0.2, "two": 0.1, "three": 0.4}}
-    assert [group.cpu for group in found.devices] == [0.2, 0.3]
-    assert sentence.endswith("On other nodes: 0.1 to 0.4 cpu.")
+    found = with_cpu(read(topology), topology, speeds, "one")
+    assert found.cpu == {"a": {"one": 0.2, "two": 0.1, "three": 0.4}}
+    assert found.cpu_notes[0].endswith("On other nodes: 0.1 to 0.4 cpu.")
     nodes = tuple(
         Node(id=name, name=name, cores=2, memory=2**34, here=name == "one") for name in ("one", "two")
     )
-    made = plan.plan(found, "swarm", replace(FOUR, nodes=nodes), shares=shares)
-    kept = with_shares(found, made, shares)
-    assert kept.devices[0].cpus == {"a-1": 0.2, "a-2": 0.1}
-    again = testbed_topology.parse(kept.to_yaml())  # as a resumed run finds it
-    assert again.devices[0].cpu_of("a-2") == 0.1
-    assert needs_calibration(again)  # nodes may be others by then
-    assert on_host(kept, HOST)[0].devices[0].cpus is None
+    made = plan.plan(topology, "swarm", replace(FOUR, nodes=nodes), found)
+    assert {device.name: device.cpu for device in made.devices} == {"a-1": 0.2, "a-2": 0.1, "b": 0.3}
+    assert made.measured.cpu == {}  # nodes may be others the next time
 
 
 def test_with_training_times_the_share_is_that_of_the_task(tmp_path: Path) -> None:
     (tmp_path / "profiles.yaml").write_text(OWN)
-    topology = resolved(
-        _topology(tmp_path, "{name: a, profile: known}", "{name: b, profile: raspberry-pi-4}")
-    )
-    found, sentences = on_host(topology, HOST)
-    share = found.devices[0].cpu
-    assert share is not None
+    topology = _topology(tmp_path, "{name: a, profile: known}", "{name: b, profile: raspberry-pi-4}")
+    found = _on_host(topology)
+    share, sentences = found.cpu["a"][HERE], found.cpu_notes
     assert 0.2 < share < 0.25  # products are 5 times as slow, memory traffic 4 times
     assert [sentence.partition(". ")[0] for sentence in sentences] == [
         f"a: {share:g} cpu is as fast as known in training digits-logreg, by its speeds in training",
-        f"b: {found.devices[1].cpu:g} cpu is as fast as raspberry-pi-4 in training digits-logreg, by "
+        f"b: {found.cpu['b'][HERE]:g} cpu is as fast as raspberry-pi-4 in training digits-logreg, by "
         "its speeds in training (times that these predict were off by 9%)",
     ]
     assert "A step's time on this host: memory traffic" in sentences[0]
@@ -183,17 +188,16 @@ def test_a_step_of_some_size_is_not_called_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = Work(convolution=1, depthwise=0, matrix=0, memory=0.1)
-    monkeypatch.setattr(resolution, "of_step", lambda task, batch_size, frozen: large)
-    topology = resolved(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
-    _, (sentence,) = on_host(topology, HOST)
+    monkeypatch.setattr(catalog, "of_step", lambda task, batch_size, frozen: large)
+    (sentence,) = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}")).cpu_notes
     assert sentence.endswith("A step's time on this host: memory traffic 71%, convolutions 29%.")
 
 
 def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolution, "of_step", lambda task, batch_size, frozen: None)
-    topology = resolved(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
-    found, (sentence,) = on_host(topology, HOST)
-    assert found.devices[0].cpu == 0.2
+    monkeypatch.setattr(catalog, "of_step", lambda task, batch_size, frozen: None)
+    found = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
+    assert found.cpu["a"] == {HERE: 0.2}
+    (sentence,) = found.cpu_notes
     assert "what a step of digits-logreg consists of is not known" in sentence
 
 
@@ -204,9 +208,9 @@ def test_plan_up_and_manifest_say_how_a_share_was_found(
     file = tmp_path / "topology.yaml"
     _topology(tmp_path, "{name: a, profile: raspberry-pi-zero-2w}")
     with file.open("a") as text:
-        text.write("runtime: {step_time: 1ms}\n")  # which is not measured then
+        text.write("virtual: {step_time: 1ms}\n")  # which is not measured then
     topology, made = planning.plan_file(file, Options(runtime="virtual"))
-    (sentence,) = made.shares
+    (sentence,) = made.cpu_notes
     assert "for raspberry-pi-zero-2w by HPL alone" in sentence
     told: list[str] = []
 
@@ -222,9 +226,9 @@ def test_plan_up_and_manifest_say_how_a_share_was_found(
 
 def test_users_profiles_lie_beside_the_topology(tmp_path: Path) -> None:
     (tmp_path / "profiles.yaml").write_text("links: {mine: {up: 3mbit}}\n")
-    topology = resolved(_topology(tmp_path, "{name: a, cpu: 0.1, link: {class: mine}}"))
-    assert topology.devices[0].link is not None
-    assert topology.devices[0].link.up == 3_000_000
+    (device,) = _planned(_topology(tmp_path, "{name: a, cpu: 0.1, link: {class: mine}}")).devices
+    assert device.link is not None
+    assert device.link.up == 3_000_000
 
 
 @pytest.mark.parametrize(
@@ -238,7 +242,7 @@ def test_users_profiles_lie_beside_the_topology(tmp_path: Path) -> None:
 )
 def test_what_is_not_known_is_refused_with_the_place(tmp_path: Path, device: str, told: str) -> None:
     with pytest.raises(BadInputError) as refused:
-        resolved(_topology(tmp_path, device))
+        read(_topology(tmp_path, device))
     assert told in str(refused.value)
 
 

@@ -1,0 +1,34 @@
+"""What was measured on a host for a run. It lies beside the run's topology, so that the run can be
+repeated with the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from testbed.topology import Virtual, validation_errors, yamlfile
+from testbed.topology.fields import Cpu, Model, Name
+
+FILE = "measured.yaml"
+
+
+class Measured(Model):
+    """What was measured on a host for a run."""
+
+    cpu: dict[Name, Cpu] = Field(
+        default={}, description="Share of a core of that host, by group: as fast as the group's profile"
+    )
+    virtual: Virtual = Field(default=Virtual(), description="Costs for virtual time")
+
+    @classmethod
+    def read(cls, folder: Path) -> Measured:
+        """From the folder of a topology; nothing where it has no such file. Raises BadInputError."""
+        path = folder / FILE
+        return validation_errors.validated(cls, yamlfile.read(path)) if path.is_file() else cls()
+
+    def write(self, path: Path) -> None:
+        """Write what there is."""
+        if self != Measured():
+            text = yamlfile.write(self.model_dump(mode="json", exclude_defaults=True))
+            path.write_text(text, encoding="utf-8")

@@ -1,0 +1,60 @@
+"""What happens to the devices of a run in the course of time: scenario, churn, heat and link traces."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+
+from agents.config import OUTAGE_RATE
+from testbed.plan.planned import Plan
+from testbed.topology import Topology, link_traces, scenario
+from testbed.topology.action_timeline import Heat, Step, timeline
+
+
+def steps(topology: Topology, plan: Plan) -> Iterator[Step]:
+    """The steps that act on the devices, in the order of their times."""
+    heat = {
+        device.name: Heat(device.cpu, device.thermal)
+        for device in plan.devices
+        if device.cpu is not None and device.thermal is not None
+    }
+    played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed, heat=heat)
+    traced = [link_traces.steps(device.name, device.trace) for device in plan.devices if device.trace]
+    return heapq.merge(played, *traced, key=lambda step: step.at)
+
+
+def has_steps(topology: Topology, plan: Plan) -> bool:
+    """Whether any step acts on the devices."""
+    return next(steps(topology, plan), None) is not None
+
+
+def slowest(topology: Topology, plan: Plan) -> dict[str, float]:
+    """The least rate, in bits per second, that the path of each device has in the run, outages aside;
+    infinite where none is given. By hand (`testbed set`) it may become less."""
+    rates: dict[str, list[float | None]] = {
+        device.name: [
+            *(
+                rate
+                for link in (device.link, device.access)
+                if link is not None
+                for rate in (link.up, link.down)
+            ),
+            *(
+                rate
+                for trace in device.trace
+                for way in ("up", "down")
+                for rate in trace.columns.get(way, ())
+            ),
+        ]
+        for device in plan.devices
+    }
+    by_name = scenario.devices_by_name(topology.devices)
+    for entry in topology.scenario:
+        if entry.link is not None:
+            for name in scenario.expand(entry.targets, by_name):
+                rates[name] += [entry.link.changes.get(way) for way in ("up", "down")]
+    return {
+        name: min((rate for rate in found if rate and rate >= OUTAGE_RATE), default=math.inf)
+        for name, found in rates.items()
+    }
