@@ -36,8 +36,8 @@ class _Action(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action
 
 
 class SetCpu(_Action, frozen=True, tag="set"):
-    share: float = msgspec.field(name="cpu")
-    """Of one host core."""
+    cpu: float
+    """Share of one host core."""
 
 
 class SetLink(_Action, frozen=True, tag="set"):
@@ -175,8 +175,8 @@ class DeviceState:
     def after(self, action: Action) -> DeviceState:
         """What `action` makes of it."""
         match action:
-            case SetCpu(share):
-                return dataclasses.replace(self, cpu=share)
+            case SetCpu(cpu):
+                return dataclasses.replace(self, cpu=cpu)
             case SetLink(changes):
                 return dataclasses.replace(self, link={**self.link, **changes})
             case _:

@@ -34,7 +34,7 @@ from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
 from testbed.view import View
-from testbed.virtual.training import BatchTrainer, Job
+from testbed.virtual.stacked_training import BatchTrainer, Job
 
 _SHARES = 0.25, 0.5, 1.0
 _CLIENTS, _SAMPLES, _STEPS, _BATCH = 100, 600, 20, 32

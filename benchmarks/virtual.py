@@ -58,7 +58,7 @@ from testbed.topology.partition import Indices
 from testbed.view import View
 from testbed.virtual import objectives
 from testbed.virtual.run import run
-from testbed.virtual.training import BatchTrainer, Job
+from testbed.virtual.stacked_training import BatchTrainer, Job
 
 _TURNS = 7
 _TURN = 0.25

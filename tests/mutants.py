@@ -95,7 +95,7 @@ TESTS: dict[str, list[str]] = {
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
-    "testbed/virtual/training.py": [VIRTUAL_TRAINING, OF_TORCH],
+    "testbed/virtual/stacked_training.py": [VIRTUAL_TRAINING, OF_TORCH],
     "testbed/virtual/pool.py": ["tests/testbed/test_virtual_pool.py", VIRTUAL_RUN],
     "testbed/virtual/objectives.py": [VIRTUAL_OBJECTIVES, VIRTUAL_TRAINING, OF_TORCH, VIRTUAL_RUN],
     "testbed/plan/costs.py": [VIRTUAL_PARTS, "tests/testbed/test_rounds.py"],
@@ -252,7 +252,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "device.trainings.pop(sequence + 2, None)  # overwritten in the send buffer by the one before",
     ): "what nobody asks for is kept: it takes more memory",
     (
-        "testbed/virtual/training.py",
+        "testbed/virtual/stacked_training.py",
         "width = max(min(job.local.batch_size, len(job.indices)) for job in jobs)",
         "width = max(max(job.local.batch_size, len(job.indices)) for job in jobs)",
     ): "smaller parts, with the same results",

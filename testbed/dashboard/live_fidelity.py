@@ -46,7 +46,7 @@ def requested_cpu(run: Run) -> pd.Series[float]:
     for device, details in run.scenario.loc[shares, ["device", "details"]].itertuples(index=False):
         action = from_json(json.loads(details))
         if isinstance(action, SetCpu) and device in requested.index:
-            requested[device] = action.share
+            requested[device] = action.cpu
     return requested
 
 

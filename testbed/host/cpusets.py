@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def cpu_numbers(cpuset: str) -> set[int]:
     """The CPUs of a cpuset: `0-2,5` is {0, 1, 2, 5}; none of an empty one."""
@@ -10,3 +12,14 @@ def cpu_numbers(cpuset: str) -> set[int]:
         first, _, last = part.partition("-")
         numbers.update(range(int(first), int(last or first) + 1))
     return numbers
+
+
+def cpuset(cores: Sequence[int]) -> str:
+    """The kernel's notation: `0`, `1-3`, `0,2-3`."""
+    ranges: list[list[int]] = []
+    for core in cores:
+        if ranges and core == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [core]
+        else:
+            ranges.append([core])
+    return ",".join("-".join(map(str, span)) for span in ranges)

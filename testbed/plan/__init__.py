@@ -1,11 +1,12 @@
 """Plan of a run: what a host will do for a topology, with every number of every device, and all that is
 prepared from both."""
 
+from testbed.host.cpusets import cpuset
 from testbed.plan.assignment import plan
 from testbed.plan.catalog import Catalog
 from testbed.plan.host import Host, this_host
 from testbed.plan.plan_tables import by_node, describe
-from testbed.plan.planned import Plan, PlannedDevice, cpuset, dilated
+from testbed.plan.planned import Plan, PlannedDevice, dilated
 
 __all__ = [
     "Catalog",

@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from testbed.plan import feasibility, gpus, memory, notes
+from testbed.host.cpusets import cpuset
+from testbed.plan import feasibility, gpu_placement, memory, notes
 from testbed.plan.catalog import HERE, Catalog
-from testbed.plan.gpus import PlannedGpu
+from testbed.plan.gpu_placement import PlannedGpu
 from testbed.plan.host import Host
 from testbed.plan.measured import Measured
 from testbed.plan.placement import SHARED_CAPACITY, PlannedNode, Unplaced, Wish, place
 from testbed.plan.placement import planned as planned_node
-from testbed.plan.planned import Plan, PlannedDevice, cpuset
+from testbed.plan.planned import Plan, PlannedDevice
 from testbed.plan.shaper import choose
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup
@@ -96,7 +97,7 @@ def _on_host(
     shaper, shaper_problems = choose(topology, found, host.lack_of_netem)
     problems += shaper_problems
     if found.gpus:
-        problems += gpus.problems(topology, host.gpus, dilation)
+        problems += gpu_placement.problems(topology, host.gpus, dilation)
     devices = list(_devices(topology, groups, dilation))
     if not oversubscribe:
         at_start = {one.name: one.cpu or 0.0 for one in devices}
@@ -107,7 +108,7 @@ def _on_host(
         ]
     on_gpus: Mapping[str, PlannedGpu] = {}
     if found.gpus and not problems:
-        on_gpus, no_room = gpus.placed(topology, host.gpus, oversubscribe=oversubscribe)
+        on_gpus, no_room = gpu_placement.placed(topology, host.gpus, oversubscribe=oversubscribe)
         problems += [] if no_room is None else [no_room]
     if problems:
         raise topology.source.error(problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from agents.config import Access, Duration, Link, Local, Named
 from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import feasibility
-from testbed.plan.gpus import PlannedGpu
+from testbed.plan.gpu_placement import PlannedGpu
 from testbed.plan.measured import Measured
 from testbed.plan.placement import PlannedNode
 from testbed.plan.shaper import Shaper
@@ -278,17 +278,6 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
         if made.get(name) is not None:
             made[name] = max(_MIN_RATE_BITS_PER_SECOND, round(made[name]))
     return made
-
-
-def cpuset(cores: Sequence[int]) -> str:
-    """The kernel's notation: `0`, `1-3`, `0,2-3`."""
-    ranges: list[list[int]] = []
-    for core in cores:
-        if ranges and core == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [core]
-        else:
-            ranges.append([core])
-    return ",".join("-".join(map(str, span)) for span in ranges)
 
 
 def told_duration(duration: Duration | None) -> str | None:

@@ -567,7 +567,7 @@ class Controller:
             self._view.record(record)
             self._returning.record(record, time.monotonic())
             if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):
-                self._shares[record.device] = action.share
+                self._shares[record.device] = action.cpu
             if isinstance(record, events.Acted) and record.action is not None:
                 state = self._states.get(record.device, DeviceState())
                 self._states[record.device] = state.after(record.action)
@@ -600,10 +600,10 @@ class Controller:
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
         if isinstance(action, SetCpu):
-            shares = (self._shares | {device: action.share}).values()
-            why = self._spec.plan.too_little(action.share) or self._spec.plan.too_much(shares)
+            shares = (self._shares | {device: action.cpu}).values()
+            why = self._spec.plan.too_little(action.cpu) or self._spec.plan.too_much(shares)
             if why is not None:
-                raise BadInputError(f"{device} cannot have {action.share:g} cpu: {why}.")
+                raise BadInputError(f"{device} cannot have {action.cpu:g} cpu: {why}.")
         self._player.execute(device, action)
 
     def _await_devices(self, seconds: float) -> None:

@@ -135,7 +135,7 @@ def _heated(scripted: Iterable[_Due], heat: Mapping[str, Heat]) -> list[_Due]:
     at = {device: from_seconds(one.thermal.after) for device, one in heat.items()}
     for step, _ in scripted if heat else ():
         if step.device in heat and step.at <= at[step.device] and isinstance(step.action, SetCpu):
-            cpu[step.device] = step.action.share
+            cpu[step.device] = step.action.cpu
     dues = [
         _Due(Step(at[device], device, SetCpu(cpu[device] * one.thermal.to)))
         for device, one in heat.items()

@@ -69,8 +69,8 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
     """Do `action` to the device `name` at `now`; one that changes nothing has no effect."""
     device = world.device(name)
     match action:
-        case SetCpu(share):
-            _set_share(world, device, share, now)
+        case SetCpu(cpu):
+            _set_share(world, device, cpu, now)
         case SetLink(changes):
             device.relink(changes)
             _heed_link(world, name, device, now)

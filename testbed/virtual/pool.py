@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agents.client.core import Outcome
 from agents.timing.nanoseconds import Nanoseconds
-from testbed.virtual.training import BatchTrainer, Job
+from testbed.virtual.stacked_training import BatchTrainer, Job
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

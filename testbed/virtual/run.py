@@ -60,8 +60,8 @@ from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
+from testbed.virtual.stacked_training import BatchTrainer
 from testbed.virtual.timing import Speed
-from testbed.virtual.training import BatchTrainer
 
 _REFRESH_EVERY = 0.1
 """Seconds of wall time from one refresh of the view, with what was recorded written out, to the next."""

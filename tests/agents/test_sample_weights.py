@@ -17,7 +17,7 @@ from agents.config import Local
 from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks.interface import Task
-from testbed.virtual.training import BatchTrainer, Job
+from testbed.virtual.stacked_training import BatchTrainer, Job
 
 CLASSES = torch.tensor([4.0, 1.0, 0.5])
 _RNG = np.random.default_rng(5)

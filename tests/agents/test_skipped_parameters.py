@@ -17,7 +17,7 @@ from agents.config import Local
 from agents.models.flat import FlatModule, initial
 from agents.shards import Shard
 from agents.tasks.interface import Task
-from testbed.virtual.training import BatchTrainer, Job
+from testbed.virtual.stacked_training import BatchTrainer, Job
 
 _RNG = np.random.default_rng(5)
 SHARD = Shard(_RNG.normal(size=(40, 4)).astype(np.float32), _RNG.integers(0, 2, 40))

@@ -109,10 +109,10 @@ def test_a_new_share_holds_from_then_on(spec: RunSpec, later: list[Action], shar
     engine.devices.act("d-1", share)
     for action in later:
         engine.devices.act("d-1", action)
-    shares = [action.share for action in later if isinstance(action, SetCpu)]
+    shares = [action.cpu for action in later if isinstance(action, SetCpu)]
     engine.devices.limit("d-1")
-    assert engine.devices.states["d-1"].planned.cpu == [share.share, *shares][-1]
-    assert engine.told[-1][1].weight == round(10_000 * [share.share, *shares][-1])
+    assert engine.devices.states["d-1"].planned.cpu == [share.cpu, *shares][-1]
+    assert engine.told[-1][1].weight == round(10_000 * [share.cpu, *shares][-1])
 
 
 @pytest.mark.parametrize("action", [SetCpu(0.5), Join()])

@@ -13,7 +13,7 @@ from agents.config import Local
 from agents.shards import Shard
 from agents.tasks.quadratic import Quadratic
 from testbed.virtual.pool import Pool, Ticket
-from testbed.virtual.training import BatchTrainer, Job
+from testbed.virtual.stacked_training import BatchTrainer, Job
 
 CENTERS = ((8.0,), (16.0,), (32.0,))
 

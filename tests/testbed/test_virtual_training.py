@@ -22,7 +22,7 @@ from agents.tasks.interface import Task
 from agents.tasks.logreg import DigitsLogreg, MnistLogreg
 from agents.tasks.quadratic import Quadratic
 from testbed.virtual.objectives import AnyModule
-from testbed.virtual.training import BatchTrainer, Job
+from testbed.virtual.stacked_training import BatchTrainer, Job
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None
     """
     name = device.planned.name
     match action:
-        case SetCpu(share):
-            planned = replace(device.planned, cpu=share)
+        case SetCpu(cpu):
+            planned = replace(device.planned, cpu=cpu)
             return Response(replace(device, planned=planned), [], planned_limits(planned))
         case SetLink(changes):
             return Response(device, _of_link(spec, name, changes))

@@ -34,7 +34,7 @@ from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.plan import Plan, PlannedDevice, agent_configs, memory
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
-from testbed.plan.gpus import PlannedGpu
+from testbed.plan.gpu_placement import PlannedGpu
 from testbed.plan.planned import DEVICES_WEIGHT
 from testbed.runtimes.docker.containers import (
     COMPONENT_LABEL,

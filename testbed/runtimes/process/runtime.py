@@ -212,8 +212,8 @@ class ProcessRuntime:
         if isinstance(action, SetLink | Disconnect | Reconnect):
             return [(ROUTER, DeviceOrder(device, self._of_link(action)))]
         match action:
-            case SetCpu(share):
-                self._devices[device] = replace(self._devices[device], cpu=share)
+            case SetCpu(cpu):
+                self._devices[device] = replace(self._devices[device], cpu=cpu)
                 if self._works(device) and device not in self._paused:
                     self.limit(device)
             case Crash():

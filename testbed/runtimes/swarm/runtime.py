@@ -391,7 +391,7 @@ class SwarmRuntime:
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Do an action: as in the docker runtime, by the engine of the device's node."""
         if isinstance(action, SetCpu):
-            self._check_share(device, action.share)
+            self._check_share(device, action.cpu)
         return self._devices.act(device, action)
 
     def _check_share(self, device: str, share: float) -> None:
