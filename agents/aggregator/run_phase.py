@@ -26,6 +26,10 @@ class RunPhase(IntEnum):
     def __str__(self) -> str:
         return self.name.lower()
 
+    def __reduce__(self) -> tuple[type[RunPhase], tuple[int]]:
+        """Pickle by number: some versions of Python would name `getattr`, which no state may."""
+        return RunPhase, (self.value,)
+
 
 class Reaction(Enum):
     HANDLED = "handled"

@@ -9,7 +9,6 @@ files are mounted read-only.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import os
 import socket
@@ -22,6 +21,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from msgspec import structs
 
 from agents.config import Link
 from agents.device import link, link_probe
@@ -124,7 +125,7 @@ def limits() -> None:
             for name, text in files.items():
                 (group / name).write_text(text)
             found = ControlGroup.of(process.pid).limits()
-            tell("limits", case, None if found is None else dataclasses.asdict(found))
+            tell("limits", case, None if found is None else structs.asdict(found))
         process.kill()
 
 
@@ -183,7 +184,7 @@ def transfer(way: str) -> float:
 
 def whole(shaped: Shaped) -> None:
     shaped.set(WHOLE)
-    found = dataclasses.asdict(link_probe.measure(WHOLE, BROKER, "device", 30.0))
+    found = structs.asdict(link_probe.measure(WHOLE, BROKER, "device", 30.0))
     for name, got in found.items():
         if got is not None:
             tell("whole", name, got)
