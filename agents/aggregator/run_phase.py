@@ -26,8 +26,8 @@ class RunPhase(IntEnum):
     def __str__(self) -> str:
         return self.name.lower()
 
-    def __reduce__(self) -> tuple[type[RunPhase], tuple[int]]:
-        """Pickle by number: some versions of Python would name `getattr`, which no state may."""
+    def __reduce_ex__(self, protocol: object) -> tuple[type[RunPhase], tuple[int]]:
+        """Pickle by number: Python 3.11.2 would name `getattr`, which no state may."""
         return RunPhase, (self.value,)
 
 
