@@ -28,6 +28,7 @@ from msgspec import Meta, Struct
 _MAX_CORES = 1e6
 _MAX_BITS_PER_SECOND = 10**15
 _MAX_SECONDS = 1e10
+_Rate = Annotated[int, Meta(ge=1, le=_MAX_BITS_PER_SECOND)]
 _Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 
 
@@ -46,8 +47,8 @@ class SetLink(_Action, frozen=True, tag="set"):
 
 
 class _LinkChanges(Struct, forbid_unknown_fields=True):
-    up: Annotated[int, Meta(ge=1, le=_MAX_BITS_PER_SECOND)] | None = None
-    down: Annotated[int, Meta(ge=1, le=_MAX_BITS_PER_SECOND)] | None = None
+    up: _Rate | None = None
+    down: _Rate | None = None
     rtt: _Seconds | None = None
     jitter: _Seconds | None = None
     loss: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -142,7 +143,12 @@ def to_json(action: Action) -> dict[str, Any]:
 
 
 def from_json(details: Mapping[str, Any]) -> Action | None:
-    """The action with this JSON form; None for one that this version does not know."""
+    """The action with this JSON form; None for one that this version does not know. Whole numbers may
+    be floats, as they are after they have been in a table."""
+    match details:
+        case {"link": Mapping() as link}:
+            whole = {key: int(x) for key, x in link.items() if isinstance(x, float) and x.is_integer()}
+            details = {**details, "link": {**link, **whole}}
     try:
         return parsed(details)
     except msgspec.ValidationError:

@@ -18,6 +18,9 @@ from testbed.errors import BadInputError
 if TYPE_CHECKING:
     from testbed.fidelity.validity import Judgement
 
+_SECTION = "virtual"
+"""Of a topology: what virtual time takes as given."""
+
 
 def add_to(app: typer.Typer) -> None:
     """Make the command known."""
@@ -98,7 +101,7 @@ def _step_time(names: Sequence[str], runs: Path, *, as_json: bool) -> None:
     found = results.step_time(results.load_all(names, runs))
     if as_json:
         devices = found.devices.drop(columns="depth").to_dict("records")
-        print_json({"virtual": found.virtual, "devices": devices})
+        print_json({_SECTION: found.virtual, "devices": devices})
         return
     rows = [
         (f"{cpu:.3g}", f"{len(own)}", f"{own['trainings'].sum()}", f"{1e3 * own['step'].mean():.3g}")
@@ -108,5 +111,5 @@ def _step_time(names: Sequence[str], runs: Path, *, as_json: bool) -> None:
     console.show_numbers(headings, rows[::-1])
     settings = "".join(f"\n  {name}: {json.dumps(value)}" for name, value in found.virtual.items())
     print_text(
-        f"\nFor virtual time at these costs, in a topology of the same task:\n\nvirtual:{settings}"
+        f"\nFor virtual time at these costs, in a topology of the same task:\n\n{_SECTION}:{settings}"
     )

@@ -234,8 +234,7 @@ class Plan:
 
     def with_measured(self, virtual: Virtual) -> Plan:
         """With costs that were measured."""
-        measured = self.measured.model_copy(update={"virtual": virtual})
-        return replace(self, virtual=virtual, measured=measured)
+        return replace(self, virtual=virtual, measured=Measured(cpu=self.measured.cpu, virtual=virtual))
 
     @property
     def netem(self) -> bool:

@@ -122,6 +122,10 @@ def _durability(values: Values) -> Values:
     return {**others, "durability": "recording"} if record == "updates" else others
 
 
+_SECTION = "virtual"
+"""Of a topology: what virtual time takes as given."""
+
+
 def _virtual(values: Values) -> Values:
     """What virtual time takes as given was part of `runtime`."""
     runtime = values.get("runtime")
@@ -130,11 +134,11 @@ def _virtual(values: Values) -> Values:
     others = {key: value for key, value in runtime.items() if key not in moved}
     given = {key: value for key, value in runtime.items() if key in moved and value is not None}
     new = {key: value for key, value in values.items() if key != "runtime"}
-    own = values.get("virtual") or {}
+    own = values.get(_SECTION) or {}
     return {
         **new,
         **({"runtime": others} if others else {}),
-        **({"virtual": {**given, **own}} if given and isinstance(own, Mapping) else {}),
+        **({_SECTION: {**given, **own}} if given and isinstance(own, Mapping) else {}),
     }
 
 

@@ -245,9 +245,9 @@ def closed() -> Iterator[Path]:
         "evaluate no-such-run --to CLOSED/models.csv",
         "export CLOSED/run",
         "export CLOSED/run --to CLOSED/new/tables",
-        "model CLOSED/run",
+        "export CLOSED/run --model",
         "profiles --script CLOSED/measure.py",
-        "examples CLOSED/new/folder",
+        "new examples CLOSED/new/folder",
     ],
 )
 def test_a_place_that_may_not_be_written_to_is_bad_input(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from agents.wire.messages import NO_LIMIT, Limits
 from testbed.fidelity import Clock, measure
@@ -15,7 +16,7 @@ from testbed.fidelity.validity import verdict
 
 WANTED = RequestedLimits(quota=2500, period=10_000, shares=2500, cpus="1-2", memory=2**29)
 V1 = Limits(quota=2500, period=10_000, shares=2500, cpus="1,2", memory=2**29, swap=0)
-V2 = replace(V1, shares=None, weight=96)
+V2 = structs.replace(V1, shares=None, weight=96)
 EPOCH = 1000.0
 
 
@@ -24,23 +25,23 @@ EPOCH = 1000.0
     [
         (V1, []),
         (V2, []),
-        (replace(V2, weight=204), []),  # by the newer conversion
-        (replace(V2, swap=None), []),  # it cannot be judged
-        (replace(V2, memory=2**29 - 4096), []),  # whole pages
-        (replace(V2, swap=NO_LIMIT), ["it may swap (without limit), requested no swap"]),
-        (replace(V2, swap=4096), ["it may swap (4096 bytes), requested no swap"]),
-        (replace(V2, quota=NO_LIMIT), ["its CPU quota is none, requested 2500 of 10000 µs"]),
+        (structs.replace(V2, weight=204), []),  # by the newer conversion
+        (structs.replace(V2, swap=None), []),  # it cannot be judged
+        (structs.replace(V2, memory=2**29 - 4096), []),  # whole pages
+        (structs.replace(V2, swap=NO_LIMIT), ["it may swap (without limit), requested no swap"]),
+        (structs.replace(V2, swap=4096), ["it may swap (4096 bytes), requested no swap"]),
+        (structs.replace(V2, quota=NO_LIMIT), ["its CPU quota is none, requested 2500 of 10000 µs"]),
         (
-            replace(V2, quota=26_000, period=100_000),
+            structs.replace(V2, quota=26_000, period=100_000),
             ["its CPU quota is 26000 of 100000 µs, requested 2500 of 10000 µs"],
         ),
-        (replace(V1, shares=1024), ["its CPU shares are 1024, requested 2500"]),
-        (replace(V2, weight=100), ["its CPU weight is 100, requested 96 or 204"]),
-        (replace(V1, cpus=""), ["its cores are all, requested 1-2"]),
-        (replace(V1, cpus="0-2"), ["its cores are 0-2, requested 1-2"]),
-        (replace(V2, memory=None), ["this kernel limits no memory, requested 536870912 bytes"]),
+        (structs.replace(V1, shares=1024), ["its CPU shares are 1024, requested 2500"]),
+        (structs.replace(V2, weight=100), ["its CPU weight is 100, requested 96 or 204"]),
+        (structs.replace(V1, cpus=""), ["its cores are all, requested 1-2"]),
+        (structs.replace(V1, cpus="0-2"), ["its cores are 0-2, requested 1-2"]),
+        (structs.replace(V2, memory=None), ["this kernel limits no memory, requested 536870912 bytes"]),
         (
-            replace(V1, memory=NO_LIMIT),
+            structs.replace(V1, memory=NO_LIMIT),
             ["its memory limit is without limit, requested 536870912 bytes"],
         ),
     ],
@@ -50,7 +51,7 @@ def test_differences(found: Limits, expected: list[str]) -> None:
 
 
 def read(at: float, limits: Limits) -> dict[str, Any]:
-    plain = {name: value for name, value in asdict(limits).items() if value is not None}
+    plain = {name: value for name, value in structs.asdict(limits).items() if value is not None}
     return {"device": "pi", "at": EPOCH + at, "limits": plain}
 
 
@@ -63,7 +64,7 @@ def pi(*more: RequestedCpu, away: tuple[tuple[float, float], ...] = ()) -> Reque
 
 
 HALF = replace(WANTED, quota=5000, shares=5000)
-HALF_FOUND = replace(V1, quota=5000, shares=5000)
+HALF_FOUND = structs.replace(V1, quota=5000, shares=5000)
 SWAPS = "it may swap (without limit), requested no swap"
 
 
@@ -72,7 +73,7 @@ def test_limits_that_hold_throughout() -> None:
 
 
 def test_limit_that_is_lost_in_the_run_is_a_reason() -> None:
-    samples = read(-1.0, V1), read(7.0, replace(V1, swap=NO_LIMIT))
+    samples = read(-1.0, V1), read(7.0, structs.replace(V1, swap=NO_LIMIT))
     found = measure([pi()], samples, Clock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == (SWAPS,)
     assert verdict([], found).reasons == (f"the kernel has other limits for pi: {SWAPS}",)
@@ -91,7 +92,7 @@ def test_change_without_effect_is_a_reason() -> None:
 
 
 def test_limits_may_be_others_while_a_device_is_down_or_starting() -> None:
-    without = replace(V1, quota=NO_LIMIT, shares=2)
+    without = structs.replace(V1, quota=NO_LIMIT, shares=2)
     restarted = pi(away=((10.0, 14.0),))
     assert wrong(restarted, read(-1.0, V1), read(12.0, without), read(14.4, V1)) == ()
     assert len(wrong(restarted, read(-1.0, V1), read(12.0, without))) == 2
@@ -104,7 +105,7 @@ def test_limits_that_were_never_read_leave_a_run_unjudged() -> None:
 
 
 def test_swap_that_the_kernel_cannot_limit_leaves_a_run_unjudged() -> None:
-    found = measure([pi()], [read(-1.0, replace(V1, swap=None))], Clock(EPOCH, end=60.0), {})
+    found = measure([pi()], [read(-1.0, structs.replace(V1, swap=None))], Clock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == ()
     told = "pi, its swap: this host has some, and its kernel cannot limit it"
     assert told in verdict([], found).unjudged
