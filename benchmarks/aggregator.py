@@ -37,6 +37,7 @@ from agents.aggregator.settings import Settings
 from agents.config import Durability, Named, Stop
 from agents.models.vectors import Vector
 from agents.mqtt import chunks
+from agents.pipeline import ServerSteps
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
@@ -91,7 +92,8 @@ class Aggregator:
 
     def _begin(self, settings: Settings) -> None:
         self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
-        self._core = AggregatorCore(settings, self._rule.begin(self._server), self._server)
+        state, steps = self._rule.begin(self._server), ServerSteps((), self._vector.size)
+        self._core = AggregatorCore(settings, state, self._server, steps)
 
     def payloads(self) -> list[tuple[str, bytes]]:
         """An update of every client, answering what it was sent last."""

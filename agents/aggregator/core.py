@@ -82,12 +82,13 @@ class Setup:
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         population = self.settings.importance
         server = Server(w, {}, rng, population=population, buffers=model_buffers)
-        server.masked = ServerSteps(self.settings.steps, w.size).sums is not None
-        return AggregatorCore(self.settings, rule.begin(server), server), server
+        steps = ServerSteps(self.settings.steps, w.size)
+        server.masked = steps.sums is not None
+        return AggregatorCore(self.settings, rule.begin(server), server, steps), server
 
 
 class AggregatorCore:
-    def __init__(self, settings: Settings, rule: State, server: Server) -> None:
+    def __init__(self, settings: Settings, rule: State, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
         self._rule = rule
         self._server = server
@@ -96,7 +97,6 @@ class AggregatorCore:
         self._timers = Timers()
         self._members = Membership(settings.importance, server)
         self.progress = Progress(settings.patience)
-        steps = ServerSteps(settings.steps, server.w.size)
         self._versions = Versions(settings, server, steps)
         self._arrivals = self._versions.arrivals
         self._sending = Sending(settings, server, self._arrivals, steps)
@@ -118,6 +118,11 @@ class AggregatorCore:
     def ready(self) -> Sequence[str]:
         """The clients that are ready, in device order."""
         return self._members.ready
+
+    @property
+    def largest_answer(self) -> int | None:
+        """Bytes of a client's answer about a sum, at most; None: clients are asked about none."""
+        return None if self._sums is None else self._sums.answer_size
 
     @property
     def next_timer(self) -> Nanoseconds | None:

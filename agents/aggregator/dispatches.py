@@ -30,7 +30,7 @@ class NoAnswer(Enum):
     DUPLICATE = "duplicate"
     """An update that answers the dispatch came before."""
     NEVER_SENT = "never sent"
-    """There was no dispatch of this number."""
+    """No dispatch has this number."""
     NOT_OPEN = "not open"
     """The dispatch is not open to the client, or the update is not to be taken."""
 
@@ -132,7 +132,8 @@ class Dispatches:
         return bool(self._open.get(client))
 
     def problems(self, present: Collection[str], *, is_over: bool) -> Iterator[str]:
-        """What cannot be in this state. `is_over`: answers are rejected, and dispatches stay open."""
+        """Describe what is impossible in this state. If the run `is_over`, answers are rejected, and
+        dispatches stay open."""
         for client, sent in self._open.items():
             if sent and client not in present:
                 yield f"{client} is not present, and is to answer {sent}"

@@ -79,7 +79,7 @@ class Evaluations:
         return self._taken[0]
 
     def problems(self, version: int) -> Iterator[str]:
-        """What cannot be in this state; the model is of `version`."""
+        """Describe what is impossible in this state, with a model of `version`."""
         if self._newest > version:
             yield f"version {self._newest} is evaluated, and {version} is the newest"
         if [*self._taken] != sorted(self._taken):

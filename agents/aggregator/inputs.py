@@ -171,7 +171,7 @@ class Written:
     """The shell knows something that is to be recorded, such as what was done to a device."""
 
     line: str
-    """As in `events.jsonl`."""
+    """The record as a line of `events.jsonl`."""
     at: ClassVar[Nanoseconds] = 0
     """The record has its own time, and this input none."""
 

@@ -1,4 +1,4 @@
-"""What becomes of an update that arrives: a duplicate, a stray, late, unusable, or of use. Pure."""
+"""Sorts arriving updates: duplicates, strays, late or unusable ones, and those for the rule. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ _MAX_REASON = 200
 
 @dataclass(slots=True)  # frozen, each would take the aggregator 1 µs more
 class Verdict:
-    """What becomes of an update: what is to be done first, then the rule is given `update`, then what is
-    to be done `last`."""
+    """What to do about an update: carry out `first`, give the rule `update`, then carry out `last`."""
 
     first: list[Action]
     update: Update | None = None
@@ -145,8 +144,8 @@ class Intake:
     # Rejections
 
     def reject(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
-        """What `sender` sent, an answer to `dispatch` as far as is known, cannot be used; the run goes
-        on."""
+        """Record that what `sender` sent cannot be used. `dispatch` is the one that it answers, 0 if
+        that is unknown."""
         if self._ending.end is not None:
             return []
         why = visible(reason, _MAX_REASON)

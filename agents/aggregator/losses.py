@@ -9,14 +9,15 @@ class Losses:
 
     def __init__(self) -> None:
         self._told: dict[str, dict[int, int]] = {}
-        """By client and lost update's dispatch: the first dispatch that told of it, 0 for none yet."""
+        """For each client, the dispatches whose answers were lost, each with the number of the first
+        dispatch that told the client so; 0: none has yet."""
 
     def add(self, client: str, dispatch: int) -> None:
         """The update that answered `dispatch` is lost."""
         self._told.setdefault(client, {})[dispatch] = 0
 
     def tell(self, client: str, number: int) -> tuple[int, ...]:
-        """What dispatch `number` is to tell `client`: which of its dispatches were answered in vain."""
+        """Dispatches of `client` whose answers were lost, for dispatch `number` to tell it."""
         told = self._told.get(client, {})
         for dispatch, first in told.items():
             told[dispatch] = first or number

@@ -40,9 +40,7 @@ from agents.models.flat import first_model
 from agents.mqtt import chunks, topics
 from agents.mqtt.inbox import Inbox
 from agents.mqtt.transport import Connection, ConnectionFailedError, Received
-from agents.pipeline import ServerSteps
 from agents.pipeline.secure import secure_messages as secure_wire
-from agents.pipeline.secure.server import SecureSums
 from agents.rules import RULES
 from agents.rules.interface import Request, Rule
 from agents.tasks import TASKS
@@ -169,13 +167,13 @@ class Aggregator:
             self._evaluator.submit_kept(version)
         if self._core.ended is not None:
             self._evaluator.release()
-        sums = ServerSteps(cfg.steps, w.size).sums
+        answer = self._core.largest_answer
         names, status = self._topics, self._topics.status(topics.AGGREGATOR)
         subscriptions = [
             names.update("+"),
             names.status("+"),
             names.report("+"),
-            *([] if sums is None else [names.sums("+")]),
+            *([] if answer is None else [names.sums("+")]),
             names.control(topics.AGGREGATOR),
         ]
         self._connection = Connection(
@@ -184,7 +182,7 @@ class Aggregator:
             self._inbox.receive,
             will=(status, _OFFLINE),
             keeps_session=True,
-            largest=_largest(w.size, buffers.nbytes, sums),
+            largest=_largest(w.size, buffers.nbytes, answer),
             reconnected=lambda since: self._inbox.put(_Reconnected(since)),
         )
         self._connection.open()
@@ -441,10 +439,10 @@ class Aggregator:
         return chunks.messages(head, self._newest[1])
 
 
-def _largest(parameters: int, buffers: int, sums: SecureSums | None) -> dict[str, int]:
+def _largest(parameters: int, buffers: int, answer: int | None) -> dict[str, int]:
     """Bytes of what clients send, at most, by kind of topic; `buffers` is in bytes."""
     largest = {"update": 2 * 4 * parameters + buffers + _MAX_OVERHEAD_BYTES}
-    return largest if sums is None else {**largest, "sums": sums.answer_size}
+    return largest if answer is None else {**largest, "sums": answer}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from agents.rules.interface import Server
 
 
 class Change(Enum):
-    """What a status changes."""
+    """A change in who is present or ready, by a client's status."""
 
     JOINED = "joined"
     LEFT = "left"
@@ -36,7 +36,7 @@ class Membership:
 
     @property
     def missing(self) -> list[str]:
-        """Those that are not present, in device order."""
+        """The clients that are not present, in device order."""
         return [client for client in self._importance if client not in self._server.clients]
 
     def report(self, client: str, state: str) -> Change | None:
@@ -58,11 +58,11 @@ class Membership:
         self._server.clients.update(present)
 
     def suspend(self) -> None:
-        """All processes start anew."""
+        """Nobody is ready any more, because all processes start anew."""
         self._ready.clear()
 
     def problems(self, *, clock_runs: bool) -> Iterator[str]:
-        """What cannot be in this state. `clock_runs`: whether the run clock does."""
+        """Describe what is impossible in this state; `clock_runs` says whether the run clock runs."""
         present = self._server.clients
         if list(present.items()) != [(c, p) for c, p in self._importance.items() if c in present]:
             yield f"{present} are present, and not of this run in this order"

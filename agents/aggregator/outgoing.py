@@ -58,7 +58,7 @@ class Outgoing:
         return taken
 
     def problems(self, present: Container[str]) -> Iterator[str]:
-        """What cannot be in this state."""
+        """Describe what is impossible in this state."""
         for client in self._sends | self._requests | self._unsatisfied:
             if client not in present:
                 yield f"{client} is not present, and is to be sent something"

@@ -36,7 +36,7 @@ class Progress:
     """Clients that have been acted on since their last update."""
 
     def start_over(self) -> None:
-        """Nothing that was seen so far counts, as all processes start anew."""
+        """Forget what was seen so far, because all processes start anew."""
         self.last, self._stalled_since = 0, None
         self._longest.clear()
         self._states.clear()
@@ -55,8 +55,8 @@ class Progress:
         return [] if self._stalled_since is None else self.stall_ends(at)
 
     def stall(self, since: Nanoseconds, at: Nanoseconds) -> Nanoseconds:
-        """Nothing has arrived since `since`; since when the stall lasts of which this is a part. From
-        `at` on it is counted anew, so that clients are asked again if it does not help."""
+        """Note that nothing has arrived since `since`; return when the stall began that this belongs to.
+        Silence counts from `at` on again, so that clients are asked once more if it lasts."""
         if self._stalled_since is None:
             self._stalled_since = since
         self.went_on(at)

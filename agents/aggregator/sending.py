@@ -116,7 +116,7 @@ class Sending:
         self.outgoing.forget(client)
 
     def problems(self, *, is_over: bool) -> Iterator[str]:
-        """What cannot be in this state."""
+        """Describe what is impossible in this state."""
         present = self._server.clients
         yield from self.dispatches.problems(present, is_over=is_over)
         yield from self.outgoing.problems(present)

@@ -30,7 +30,7 @@ from agents.tasks.interface import Task
 from agents.timing import durations
 from testbed.broker import SOCKET, Account, Limits, init_user
 from testbed.host.cpusets import cpu_numbers
-from testbed.plan import model_check, rounds, steps
+from testbed.plan import model_check, planned_actions, rounds
 from testbed.plan.planned import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, seeds
@@ -194,7 +194,7 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
     topology, parameters = spec.topology, model_check.check(spec.topology)
     expected = rounds.expected(topology, spec.plan, parameters, spec.samples)
-    slowest, size = steps.slowest(topology, spec.plan), 4 * parameters
+    slowest, size = planned_actions.slowest(topology, spec.plan), 4 * parameters
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
@@ -277,7 +277,7 @@ def _aggregator(
         keeps_models=keeps_models(topology, spec.plan),
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
-        patient=steps.has_steps(topology, spec.plan),
+        patient=planned_actions.has_steps(topology, spec.plan),
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,

@@ -50,7 +50,7 @@ from testbed.plan.costs import (
     message_sizes,
     timed,
 )
-from testbed.plan.steps import has_steps, steps
+from testbed.plan.planned_actions import has_steps, steps
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Virtual
 from testbed.view import View

@@ -195,9 +195,10 @@ def make_core(
         evaluate_every=from_seconds(evaluate_every),
         **chosen,
     )
-    server.masked = ServerSteps(asked.steps, server.w.size).sums is not None
+    steps = ServerSteps(asked.steps, server.w.size)
+    server.masked = steps.sums is not None
     state = rule.begin(server)
-    return Core(AggregatorCore(asked, state, server), state), server
+    return Core(AggregatorCore(asked, state, server, steps), state), server
 
 
 def secure_step(secure: SecureRun) -> Named:

@@ -11,7 +11,7 @@ from testbed.broker import Limits
 from testbed.errors import BadInputError
 from testbed.plan import Catalog, Host, agent_configs, model_check, plan
 from testbed.plan.catalog import read
-from testbed.plan.steps import slowest
+from testbed.plan.planned_actions import slowest
 from testbed.topology import Topology, parse
 
 

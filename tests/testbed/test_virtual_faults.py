@@ -17,7 +17,7 @@ from agents.models.vectors import Vector
 from agents.rules.area import AreaState
 from agents.timing.nanoseconds import SECOND, to_seconds
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.steps import steps
+from testbed.plan.planned_actions import steps
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
