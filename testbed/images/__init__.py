@@ -1,5 +1,8 @@
-"""The container images, built where they are missing: `tags` says which there are and when one is up to
-date, `building` makes them, `in_use` keeps which ones are needed."""
+"""Container images, built if they are missing.
+
+`tags` computes which images this version needs, `building` builds them, and `in_use` remembers which
+images are still needed.
+"""
 
 from __future__ import annotations
 
@@ -60,15 +63,17 @@ def ensure(
     force: bool = False,
     cuda: bool = False,
 ) -> Images:
-    """The images for this version of the code, with `cuda` also those for devices with a GPU, and for
-    what a run adds to it; builds what is missing, or with `force` all of them with the newest packages,
-    and reports each to `progress`.
+    """Return the images for this version of the code; build the missing ones and report each to
+    `progress`.
 
-    Raises HostError with the last lines of pip, mmdebstrap or the engine where one fails; BadInputError
-    with those of pip where own requirements cannot be installed.
+    `own`: code and packages that the run adds. `cuda`: also the images for devices with a GPU. `force`:
+    build all images again, with the newest packages.
+
+    Raises HostError, with the last lines of pip, mmdebstrap or the engine, if a build fails;
+    BadInputError, with pip's last lines, if the run's own requirements cannot be installed.
     """
     every = current_tags(FOLDER, AGENTS)
-    register(every)  # those with CUDA too: another run's
+    register(every)  # with the CUDA images: another run may use them
     variants = ("", CUDA) if cuda else ("",)
     tags = {kind: tag for kind, tag in every.items() if cuda or not kind.endswith(CUDA)}
     if own is not None:
@@ -92,6 +97,6 @@ def ensure(
 
 
 def are_built(client: docker.DockerClient) -> bool:
-    """Whether the images for this version of the code are there, for devices without a GPU."""
+    """Whether the images of this version for devices without a GPU exist."""
     tags = current_tags(FOLDER, AGENTS)
     return not missing(client, {kind: tag for kind, tag in tags.items() if not kind.endswith(CUDA)})
