@@ -1,4 +1,4 @@
-"""From a topology to its plan on this host, or on the machines that there are."""
+"""The plan of a topology on this host, or on the machines of a Swarm."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from testbed.traits import emulated, those, traits
 
 
 def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
-    """The topology and its plan on this host. Raises BadInputError."""
+    """Load the topology at `path` and plan it on this host. Raises BadInputError."""
     topology = load(path)
     return topology, plan_topology(topology, options)
 
 
 def plan_topology(topology: Topology, options: Options) -> Plan:
-    """The plan of `topology` on this host. Raises BadInputError."""
+    """Plan `topology` on this host. Raises BadInputError."""
     found = catalog.read(topology)
     here.check_model(topology)
     runtime = chosen_runtime(options, topology.runtime.name)
@@ -41,7 +41,7 @@ def plan_topology(topology: Topology, options: Options) -> Plan:
 
 
 def chosen_runtime(options: Options, requested: str = "auto") -> str:
-    """Name of the runtime: the command line's, else the topology's; `auto` is resolved for this host."""
+    """Name of the runtime: the options', else `requested`; `auto` is resolved for this host."""
     runtime = options.runtime or requested
     if runtime == "auto":
         single = (name for name in emulated() if not traits(name).many_hosts)
@@ -50,26 +50,26 @@ def chosen_runtime(options: Options, requested: str = "auto") -> str:
 
 
 def check_host(plan: Plan) -> None:
-    """Raise HostError if this host would refuse to run `plan`, as far as can be asked at once."""
+    """Raise HostError if this host would refuse to run `plan`, as far as can be checked at once."""
     if not plan.traits.simulated:
         emulator(plan.runtime).check_host()
 
 
 def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
-    """The machines to plan for, as described or as they are; none where the runtime has this one alone.
-    Raises BadInputError."""
+    """Return the machines to plan for, as described in a file or as they exist; empty for a runtime that
+    uses this host only. Raises BadInputError."""
     if traits(runtime).many_hosts:
         from testbed.host import swarm_nodes  # with the Docker SDK
 
         return tuple(swarm_nodes.here() if options.nodes is None else machines.read(options.nodes))
     if options.nodes is not None:
         other = those(lambda t: t.many_hosts)
-        raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
+        raise BadInputError(f"--nodes: the {runtime} runtime uses one machine; add --runtime {other}")
     return ()
 
 
 def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict[str, Calibration]:
-    """How fast a core of each node is: as described, by this host's, or as measured there."""
+    """Return the speed of a core of each node: computed from the description, or measured there."""
     if options.nodes is not None:
         return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
     from testbed.runtimes.swarm import node_calibration  # with the Docker SDK, which takes half a second

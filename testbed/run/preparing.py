@@ -1,5 +1,5 @@
-"""What a run needs before anything is started: its data, its code, and what its directory holds from the
-start."""
+"""Preparation of a run, before anything is started: its data, its code, and the first files of its
+directory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from testbed.view import View
 def prepare(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> tuple[RunSpec, Prepared]:
-    """Partition the data and write what the run directory holds from the start. Raises
-    TestbedError."""
+    """Partition the data, and write the first files of the run directory. Raises TestbedError."""
     if options.resume and (why := plan.traits.unresumable):
         raise BadInputError(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
@@ -62,25 +61,29 @@ def prepare(
 
 
 def odd_updates(directory: RunDirectory) -> tuple[str, ...]:
-    """Set aside what is no update among those that the clients of an earlier segment had finished; in
-    words."""
+    """Set aside the invalid files among the updates that clients of an earlier segment had finished.
+
+    Returns one sentence on each.
+    """
     return tuple(told for folder in sorted(directory.disks.glob("*")) for told in set_aside(folder))
 
 
 def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
-    """What the manifest has of the run's own data files; `view` is told where a run goes on with others
-    than it began with. Raises BadInputError."""
+    """Return the manifest's entries on the run's own data files.
+
+    Warns if a resumed run's files differ from those that it began with. Raises BadInputError.
+    """
     files = datasets.own_files(topology)
     if directory.read_manifest().get("data_files", files) != files:
         view.progress(
-            "Warning: the data files have other sizes, or times of change, than when the run began; if "
-            "their content is another, too, start a new run"
+            "Warning: sizes or modification times of the data files have changed since the run began; "
+            "if their content has changed, too, start a new run"
         )
     return {"data_files": files} if files else {}
 
 
 def write(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
-    """Write what repeats the run: the topology, the profiles that it names, what was measured for it,
+    """Write what is needed to repeat the run: the topology, the profiles and measurements that it uses,
     and a copy of its own code."""
     code = topology.own_code
     if code is not None:
@@ -95,7 +98,7 @@ def write(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
 
 
 def check_code(topology: Topology, directory: RunDirectory) -> None:
-    """Raise BadInputError where the run's own code was changed since it began."""
+    """Raise BadInputError if the run's own code has changed since the run began."""
     code = topology.own_code
     if code is not None and directory.read_manifest().get("code") != code.digest:
-        raise BadInputError(f"{directory.code} was changed since the run began: start a new run with it")
+        raise BadInputError(f"{directory.code} has changed since the run began: start a new run with it")
