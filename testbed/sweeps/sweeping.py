@@ -1,8 +1,9 @@
-"""Runs the cells of a sweep that are not done yet, and keeps an index of them in the sweep's folder.
+"""Run the cells of a sweep that are not done yet, and keep an index of them in the sweep's folder.
 
-`index.json` there has, by each cell's fingerprint, its run and how that ended. Runs in virtual time are
-parallel, a process each; containers and local processes need the host's cores for themselves. A run that
-is not valid is repeated, after the others; what does not count of these runs is in the folder `earlier`.
+`index.json` there has an entry per cell, by its fingerprint: its run and how that ended. Runs in virtual
+time are parallel, one process each; containers and local processes need the host's cores for themselves.
+A run that is not valid is repeated after the others; runs that do not count are moved to the folder
+`earlier`.
 """
 
 from __future__ import annotations
@@ -38,22 +39,25 @@ from testbed.sweeps.worker import CellOutcome, Workers, execute
 from testbed.topology import Virtual
 
 _MAX_BYTES = 256 * 2**20
-"""Of `index.json`."""
+"""Maximum size of `index.json`."""
 ReportLine = Callable[[str], object]
 MeasuredCosts = dict[str, Virtual]
-"""Of the runs that measured on this host what virtual time needs, by `_step_work`, `_protocol_work`."""
+"""Times that virtual time needs, as measured by earlier runs: `_step_work` or `_protocol_work` ->
+times."""
 _PROTOCOL = ("mask_time", "share_time", "answer_time")
 
 
 @dataclass(slots=True)
 class Index:
-    """Which cells are done, in `index.json`, which is written at every change."""
+    """Cells that are done or running, as in `index.json`; each change is saved at once."""
 
     folder: Path
     cells: dict[str, dict[str, Any]]
-    """By fingerprint: `cell`, `changes`, `run`, `outcome` (None while it runs), `error`. Of a cell that
-    was repeated: `tries`, how many runs of it have ended. While it is repeated: `instead_of`, the entry
-    that counts until then."""
+    """Fingerprint -> entry: `cell`, `changes`, `run`, `outcome` (None while it runs), `error`.
+
+    `tries`: number of ended runs of a repeated cell. `instead_of`: only while a cell is being repeated;
+    the entry that counts until the repeat has ended.
+    """
 
     @classmethod
     def read(cls, folder: Path) -> Index:
@@ -61,39 +65,42 @@ class Index:
         try:
             cells = files.from_json(files.read(path, _MAX_BYTES))["cells"]
             if not all(isinstance(entry, dict) for entry in cells.values()):
-                raise TypeError("a cell is no map")
+                raise TypeError("a cell is not a mapping")
             return cls(folder, cells)
         except FileNotFoundError:
             return cls(folder, {})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadInputError(f"{path} is no index of a sweep ({error}): remove it") from error
+            raise BadInputError(f"{path} is not the index of a sweep ({error}): remove it") from error
 
     def run_of(self, cell: Cell) -> RunDirectory | None:
-        """The directory of the finished run of `cell`; None where there is none."""
+        """Return the directory of the finished run of `cell`; None if there is none."""
         entry = self.cells.get(cell.fingerprint, {})
         directory = self._directory(entry)
         done = entry.get("outcome") in COMPLETE and directory.manifest.is_file()
         return directory if done else None
 
     def tries(self, cell: Cell) -> int:
-        """How many runs of `cell` have ended, of a cell that is done."""
+        """Return the number of ended runs of `cell`, which is done."""
         return int(self.cells[cell.fingerprint].get("tries", 1))
 
     def to_repeat(self, cell: Cell, repeats: int) -> bool:
-        """Whether `cell` is done, but its run is not valid, and was not repeated `repeats` times yet."""
+        """Whether `cell` is done, its run is not valid, and it has been repeated fewer than `repeats`
+        times."""
         directory = self.run_of(cell)
         if directory is None or cell.plan.traits.simulated or self.tries(cell) > repeats:
             return False
         return (directory.read_manifest().get("validity") or {}).get("valid") is False
 
     def recover(self) -> None:
-        """Drop repetitions that were cut short: the runs that they were to replace count again."""
+        """Discard interrupted repeats; the original runs count again."""
         for fingerprint in [key for key, entry in self.cells.items() if "instead_of" in entry]:
             self.drop(fingerprint)
 
     def begin(self, cell: Cell) -> RunDirectory:
-        """A run directory for `cell`, beside the one that it has if it is done; what another attempt has
-        left is removed."""
+        """Make a run directory for `cell`.
+
+        If the cell is done, its finished run stays; what another attempt has left is removed.
+        """
         done = self.run_of(cell) is not None
         if not done:
             self.drop(cell.fingerprint)
@@ -110,8 +117,11 @@ class Index:
         return directory
 
     def end(self, cell: Cell, result: CellOutcome) -> None:
-        """Note how the run of `cell` ended. Of a repetition and the run before it, the repetition counts
-        unless it failed; the other is moved to the folder `earlier`."""
+        """Record how the run of `cell` ended.
+
+        A repeat replaces the run before it unless it failed; the one that does not count is moved to the
+        folder `earlier`.
+        """
         entry = self.cells[cell.fingerprint] | {"outcome": result.reason}
         if result.error is not None:
             entry["error"] = result.error
@@ -127,14 +137,14 @@ class Index:
         self._save()
 
     def drop(self, fingerprint: str) -> None:
-        """Forget the cell's unfinished run, and remove its directory."""
+        """Remove the cell's unfinished run from the index, and its directory."""
         entry = self.cells.pop(fingerprint, None)
         if entry is None:
             return
         if "instead_of" in entry:
             self.cells[fingerprint] = entry["instead_of"]
         directory = self._directory(entry)
-        if directory.manifest.is_file():  # else it is none of ours
+        if directory.manifest.is_file():  # else it is not a run directory
             shutil.rmtree(directory.path, ignore_errors=True)
         self._save()
 
@@ -153,12 +163,14 @@ def run(
     jobs: int | None = None,
     report: ReportLine = lambda _: None,
 ) -> list[RunDirectory]:
-    """Run the cells of `sweep` that are not done, `jobs` at a time in virtual time (None: one per core);
-    return the directories of all that are done then. Call it from the main thread.
+    """Run the cells of `sweep` that are not done; return the directories of all cells that are done
+    then.
 
-    Raises HostError before all if this host would refuse one of the cells. A cell that fails is
-    reported, and the others go on. After them, runs that are not valid are repeated, as often as `sweep`
-    allows. When interrupted, unfinished runs are ended and removed; what is finished stays.
+    `jobs`: number of parallel runs in virtual time; None: one per core. Call it from the main thread.
+
+    Raises HostError before anything is run if this host would refuse one of the cells. A cell that fails
+    is reported, and the others continue. After them, runs that are not valid are repeated, as often as
+    `sweep` allows. On an interrupt, unfinished runs are ended and removed; finished runs are kept.
     """
     with _alone(folder):
         index = Index.read(folder)
@@ -172,7 +184,7 @@ def run(
         for plan in {cell.plan.runtime: cell.plan for cell in todo}.values():
             planning.check_host(plan)
         if done := len(cells) - len(todo):
-            report(f"{done} of {counted(len(cells), 'run')} there already, in {folder}")
+            report(f"{done} of {counted(len(cells), 'run')} done already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
         runner = _Runner(index, options, report, len(todo), _measured(cells, index))
         runner.simulate(virtual, min(jobs or len(os.sched_getaffinity(0)), len(virtual)))
@@ -184,21 +196,21 @@ def run(
             runner.count += len(again)
             for cell in again:
                 tries = f"try {index.tries(cell) + 1} of at most {sweep.repeat_invalid + 1}"
-                report(f"{cell.name} begins again, as its run is not valid: {tries}")
+                report(f"{cell.name} is repeated, as its run is not valid: {tries}")
                 runner.run_here(cell, lambda message: report(f"      {message}"))
         found = map(index.run_of, cells)
         return [directory for directory in found if directory is not None]
 
 
 def _each_once(cells: Iterable[Cell], report: ReportLine) -> list[Cell]:
-    """Of cells that are the same run the first one. Reports whose runs have no row of their own."""
+    """Return the first of the cells that are the same run; report which cells are left out."""
     first: dict[str, Cell] = {}
     told: set[tuple[str, str]] = set()
     for cell in cells:
         same = first.setdefault(cell.fingerprint, cell)
         if (pair := (cell.label, same.label)) not in told and cell.label != same.label:
             told.add(pair)
-            report(f"{cell.label} asks for the same run as {same.label}: it is done once, as that")
+            report(f"{cell.label} is the same run as {same.label}: it runs once, as {same.label}")
     return list(first.values())
 
 
@@ -221,18 +233,18 @@ class _Runner:
     options: Options
     report: ReportLine
     count: int
-    """Of cells to run."""
+    """Number of cells to run."""
     measured: MeasuredCosts
     _ended: int = 0
     _begun: float = field(default_factory=time.monotonic)
 
     def simulate(self, cells: Sequence[Cell], jobs: int) -> None:
-        """Run `cells` in virtual time, side by side where `jobs` are more than one.
+        """Run `cells` in virtual time, in parallel if `jobs` is more than one.
 
-        Of the cells whose step has to be measured, the first of a task is measured, and the others take
-        its figure: measured anew for each, it would differ, and the runs would not compare. So it is
-        with what secure aggregation costs. Those that measure go first and one by one: beside other runs
-        a step takes up to a fifth more.
+        If the step time has to be measured, the first cell of a task measures it, and the others use its
+        figure: separate measurements would differ, and the runs could not be compared. The same holds
+        for the costs of secure aggregation. Cells that measure run first, one at a time: beside other
+        runs a step takes up to a fifth longer.
         """
         measuring: dict[str, Cell] = {}
         for cell in cells:
@@ -262,7 +274,7 @@ class _Runner:
         self._end(cell, result)
 
     def _side_by_side(self, workers: Workers, cells: Iterable[Cell]) -> None:
-        """Run `cells`; a cell begins when a worker is free."""
+        """Run `cells` in parallel; a cell starts when a worker is free."""
         waiting = iter(cells)
         unfinished: dict[str, Cell] = {}
         running: dict[Future[CellOutcome], Cell] = {}
@@ -282,7 +294,7 @@ class _Runner:
         finally:
             if unfinished:
                 with uninterrupted():
-                    workers.close()  # so that none writes to a directory that is removed
+                    workers.close()  # first, so that none writes to a directory that is removed
                     for fingerprint in unfinished:
                         self.index.drop(fingerprint)
 
@@ -295,7 +307,7 @@ class _Runner:
         self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_summary(result)}{following}")
 
     def _timed(self, cell: Cell) -> Plan:
-        """The plan of `cell`, with what another cell has measured."""
+        """Return the plan of `cell`, with the times that another cell has measured."""
         virtual = cell.plan.virtual
         for work in _works(cell):
             if (other := self.measured.get(work)) is None:
@@ -308,7 +320,7 @@ class _Runner:
 
 
 def _works(cell: Cell) -> Iterator[str]:
-    """What has to be measured on this host for `cell`, in virtual time."""
+    """Yield a key for each thing that `cell` has to measure on this host, in virtual time."""
     plan = cell.plan
     if not plan.traits.simulated:
         return
@@ -320,7 +332,7 @@ def _works(cell: Cell) -> Iterator[str]:
 
 
 def _protocol_work(cell: Cell) -> str:
-    """The same for cells in which secure aggregation costs the same."""
+    """Key that is equal for cells with the same costs of secure aggregation."""
     return repr((_task(cell), cell.topology.task.frozen, cell.topology.secure))
 
 
@@ -330,12 +342,12 @@ def _task(cell: Cell) -> tuple[Any, ...]:
 
 
 def _step_work(cell: Cell) -> str:
-    """The same for cells whose step is the same work."""
+    """Key that is equal for cells whose training steps are the same work."""
     return repr((_task(cell), step_work(cell.plan.devices[0].local)))
 
 
 def _measured(cells: Iterable[Cell], index: Index) -> MeasuredCosts:
-    """What finished runs of `cells` have measured."""
+    """Return the times that finished runs of `cells` have measured."""
     done = [(cell, index.run_of(cell)) for cell in cells if any(_works(cell))]
     return {
         work: Measured.read(directory.path).virtual
@@ -347,7 +359,7 @@ def _measured(cells: Iterable[Cell], index: Index) -> MeasuredCosts:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Within it no other process runs a sweep in `folder`. Raises BadInputError."""
+    """Hold the lock of `folder`: no other process runs a sweep in it. Raises BadInputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -359,5 +371,5 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BadInputError(f"another sweep runs in {folder}: wait for its end") from None
+            raise BadInputError(f"another sweep runs in {folder}: wait until it has ended") from None
         yield

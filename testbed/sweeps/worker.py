@@ -1,6 +1,6 @@
-"""Runs cells of a sweep: in this process, or in virtual time in worker processes, side by side.
+"""Run cells of a sweep: in this process, or in virtual time in parallel worker processes.
 
-A worker (`python -m testbed.sweeps.worker PIPE`) receives run directories with a topology in them, runs
+A worker (`python -m testbed.sweeps.worker PIPE`) receives run directories that contain a topology, runs
 each in virtual time, and answers with the fields of a CellOutcome. It ends when the pipe is closed.
 """
 
@@ -35,17 +35,20 @@ from testbed.view import View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellOutcome:
+    """How the run of a cell ended."""
+
     reason: str
     """Why the run ended, as in its records; `failed` if it did not come to an end."""
     error: str | None = None
-    """Why it failed."""
+    """Why it failed; None if it did not."""
     validity: dict[str, Any] = field(default_factory=dict)
-    """As in the manifest."""
+    """Validity as in the manifest."""
     seconds: float = 0.0
-    """Wall time."""
+    """Wall-clock time in seconds."""
     accuracy: float | None = None
-    """Of the last evaluation; None without one."""
+    """Accuracy in the last evaluation, from 0 to 1; None without one."""
     loss: float | None = None
+    """Loss in the last evaluation; None without one."""
 
     @classmethod
     def failed(cls, error: object) -> Self:
@@ -53,7 +56,7 @@ class CellOutcome:
 
 
 class _Watcher(View):
-    """Keeps the last evaluation, and the validity of the run."""
+    """View that keeps the last evaluation and the validity of the run."""
 
     def __init__(self, report: Callable[[str], object]) -> None:
         self._report = report
@@ -96,9 +99,9 @@ def execute(
 
 
 class Workers:
-    """Up to `count` worker processes, as a context manager: none outlives it, nor this process.
+    """Context manager of up to `count` worker processes. None outlives it, nor this process.
 
-    Their threads start them, and live as long (`host.die_with_parent`).
+    Each worker lives as long as the thread that started it (`host.die_with_parent`).
     """
 
     def __init__(self, count: int, data_root: Path | None) -> None:
@@ -119,11 +122,11 @@ class Workers:
             self.close()
 
     def submit(self, directory: Path) -> Future[CellOutcome]:
-        """Run the cell in `directory`, which has its topology, as soon as a worker is free."""
+        """Run the cell in `directory`, which contains its topology, as soon as a worker is free."""
         return self._threads.submit(self._run, directory)
 
     def close(self) -> None:
-        """End all of them, also in mid-run. Idempotent."""
+        """End all workers, also during a run. Idempotent."""
         self._closed = True
         for worker in self._workers:
             worker.process.terminate()
@@ -155,13 +158,13 @@ class Workers:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C of the terminal reaches us alone, and we end it
-                env={**os.environ, "OMP_NUM_THREADS": "1"},  # there is one for each core
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends it
+                env={**os.environ, "OMP_NUM_THREADS": "1"},  # there is one worker per core
                 pass_fds=[theirs.fileno()],
             )
         worker = _Worker(process, pipe, log)
         self._workers.append(worker)
-        if self._closed:  # meanwhile, and perhaps not seen there
+        if self._closed:  # closed meanwhile, perhaps before this worker was in the list
             process.terminate()
         return worker
 
