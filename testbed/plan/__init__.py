@@ -1,4 +1,4 @@
-"""Plan of a run: what a host will do for a topology, with every number of every device, and all that is
+"""Plan of a run: what a host will do for a topology, with every number of every device; and what is
 prepared from both."""
 
 from testbed.host.cpusets import cpuset

@@ -1,8 +1,8 @@
-"""The model that a run begins with, and the models that one has kept, as plain state dicts.
+"""The model that a run begins with, and the models that it saved, as plain state dicts.
 
-Where a topology gives `task.initial`, or some parameters do not train, the run directory gets
+If a topology gives `task.initial`, or some parameters do not train, the run directory gets
 `start.safetensors`: the module's whole state by name. Every process of the run builds its module from
-it, so that all have the same, and the directory needs no other file to be understood.
+that file, so all have the same module, and the directory needs no other file to be understood.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ State = Mapping[str, torch.Tensor]
 
 _MAX_BYTES = 2**33
 _OF_RUN = {"w"}, {"w", "floats", "integers"}
-"""Names in a file of a model that a run has kept; with buffers."""
+"""Names of the tensors in a model that a run saved: without and with buffers."""
 _NAMED = 3
-"""Of many differences, so many are told."""
+"""Maximum number of differences listed in an error."""
 
 
 def check_initial(topology: Topology) -> None:
-    """Raise BadInputError, at `task.initial`, where that file does not fit the task's model."""
+    """Raise BadInputError, at `task.initial`, if that file does not fit the task's model."""
     if topology.task.initial is not None:
         _write_start(topology, None)
 
 
 def write_start(topology: Topology, directory: RunDirectory) -> None:
-    """Write the state that the run begins with. Raises BadInputError as `check_initial`."""
+    """Write the initial state of the run. Raises BadInputError as `check_initial`."""
     with files.whole(directory.start) as partial:
         _write_start(topology, str(partial.absolute()))
         partial.chmod(0o644)  # a container reads it as another user
@@ -76,16 +76,16 @@ def _problem(topology: Topology, message: str) -> BadInputError:
 
 
 def _save_initial(topology: Topology, path: Path, to: str) -> None:
-    """Save the state in a file, a model that a run has kept or a state dict by name, as safetensors.
-    Raises BadInputError."""
+    """Convert a model that a run saved, or a state dict by name, to safetensors. Raises
+    BadInputError."""
     try:
         save_file({name: t.contiguous() for name, t in _initial(path).items()}, to)
-    except BadInputError as error:  # of the run that it is from
+    except BadInputError as error:  # on the run that the file is from
         raise _problem(topology, str(error)) from error
     except Exception as error:
         raise _problem(
             topology,
-            f"{path}: {_reason(error)}. Expected safetensors, or a state dict that torch.save wrote",
+            f"{path}: {_reason(error)}. Expected safetensors, or a state dict written by torch.save",
         ) from error
 
 
@@ -106,20 +106,20 @@ def _initial(path: Path) -> State:
 
 
 def _pickled(path: Path) -> State:
-    """A state dict that `torch.save` wrote; nothing but tensors is unpickled."""
+    """Read a state dict written by `torch.save`; only tensors are unpickled."""
     with files.open_regular(path) as file:
         found = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
-        raise ValueError("no map of names to tensors: save module.state_dict()")
+        raise ValueError("not a mapping of names to tensors: save module.state_dict()")
     if sparse := [name for name, value in found.items() if value.layout != torch.strided]:
         raise ValueError(f"{sparse[0]} is sparse: save it as a dense tensor")
     return found
 
 
 def kept(directory: RunDirectory, version: int | None = None) -> Path:
-    """The file of a model that the run has kept; the final one by default. Raises BadInputError."""
+    """Return the file of a model that the run saved; None: the final model. Raises BadInputError."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
         names = sorted(each.stem for each in directory.models.glob("*.safetensors"))
@@ -129,26 +129,26 @@ def kept(directory: RunDirectory, version: int | None = None) -> Path:
 
 
 def state_of(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
-    """The state dict of a model that the run in `directory` has kept in `file`.
+    """Return the state dict of the model that the run in `directory` saved in `file`.
 
-    Raises BadInputError where one of both cannot be read, or the task is another now.
+    Raises BadInputError if run or file cannot be read, or the task has changed since.
     """
     state = module_of(directory, file).state_dict()
-    return {name: tensor.clone() for name, tensor in state.items()}  # each with a storage of its own
+    return {name: tensor.clone() for name, tensor in state.items()}  # no shared storage
 
 
 def task_of(topology: Topology, directory: RunDirectory) -> Task:
-    """The task of a run; a user's own is imported from the run's copy of the code."""
+    """Build the task of a run; a user's own task is imported from the run's copy of the code."""
     agents.own_code.use(str(directory.code) if directory.code.is_dir() else None)
     return agents.own_code.build(topology.task.named, TASKS, Task)
 
 
 def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
-    """The module with a model that the run has kept; raises as `state_of`."""
+    """Build the module with a model that the run saved; raises as `state_of`."""
     if not directory.topology.is_file():
         raise BadInputError(
-            f"{file} is a model of a run, and {directory.topology}, which says of which task, is not "
-            "there: take it where the run left it, or save it by name (testbed export --model)"
+            f"{file} is a model of a run, but {directory.topology}, which names its task, does not "
+            "exist: use the file in the run's directory, or save it by name (testbed export --model)"
         )
     topology = load(directory.topology)
     try:
@@ -156,7 +156,7 @@ def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
         start = start_of(topology, directory)
         module = first_module(task_of(topology, directory), topology.seed, start)
         if metadata.get("schema") != schema_hash(module):
-            raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
+            raise ValueError(f"its parameters do not match the present code of {topology.task.name}")
         FlatModule(module, trained=False).load(vector, buffers)
     except (OSError, ValueError, RuntimeError, SafetensorError, payloads.WireError) as error:
         raise BadInputError(f"{file} cannot be read as a model of {directory.path}: {error}") from error

@@ -19,8 +19,10 @@ _OPTIONAL = (
 
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
-    """A row per device with what it is given, for `testbed plan`: values that no device has get no
-    column."""
+    """Return one row per device with what it gets, for `testbed plan`.
+
+    Columns in which no device has a value are left out.
+    """
     names = {node.id: node.name for node in plan.nodes}
     rows = [
         {**_row(device, plan.traits), "node": names.get(plan.placement.get(device.name, ""))}
@@ -31,8 +33,10 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
 
 
 def by_node(plan: Plan) -> list[dict[str, Any]]:
-    """A row for each of several machines: what its devices ask for, and what it has for them; its `core`
-    is in cores of this host, where that is known."""
+    """Return one row per node: what its devices request, and what it has for them.
+
+    `core` is the speed of its cores relative to this host's, if it was measured.
+    """
     on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
     for device in plan.devices:
         on[plan.placement[device.name]].append(device)

@@ -1,4 +1,4 @@
-"""What a plan is: devices with quotas and limits, on the cores of one host or of several."""
+"""The plan: devices with quotas and limits, on the cores of one host or of several."""
 
 from __future__ import annotations
 
@@ -23,89 +23,98 @@ from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
 
 SHARES_OF_A_PROCESS, _SHARES_OF_A_CORE, _MAX_SHARES = 1024, 10_000, 262_144
-"""CPU weight, as engines take it: of a single process, of a device with a whole core among others of its
-run, and the kernel's most."""
+"""CPU weights as engines take them: of a single process; of a device with a whole core, among the
+devices of its run; and the kernel's maximum."""
 DEVICES_WEIGHT = 50.0
-"""CPU weight of all devices of a run, per core, in those of a single process of the host."""
+"""CPU weight of all devices of a run per core, relative to a single process of the host."""
 _MIN_SLICE_MICROSECONDS = 5_000
-"""Of work at a time: each begins with cold caches, which take some of it."""
+"""Shortest slice of work: each slice begins with cold caches, which cost some of it."""
 _MIN_RATE_BITS_PER_SECOND = 8
-"""The kernel counts in bytes per second."""
+"""Lowest rate: the kernel counts in bytes per second."""
 
 
 def weight_alone(weight: int) -> int:
-    """CPU weight of a device that is in no control group of its run, from its `weight` among the others:
-    a part of what the group would have."""
+    """CPU weight of a device outside its run's control group, from its `weight` among the devices.
+
+    It is the device's part of the weight that the group would have.
+    """
     return min(_MAX_SHARES, round(weight * DEVICES_WEIGHT * SHARES_OF_A_PROCESS / _SHARES_OF_A_CORE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
+    """A device with every number that its host needs."""
+
     name: str
+    """Name of the device."""
     group: str
+    """Name of its device group."""
     cpu: float | None
-    """Share of one core in device time; given where the runtime is real."""
+    """CPU share in device time, in cores; None only in virtual time."""
     memory: int
-    """Bytes."""
+    """Memory limit in bytes."""
     local: Local
+    """Local training."""
     cores: str = ""
-    """cpuset, as in `1-3`; empty in virtual time."""
+    """cpuset, such as `1-3`; empty in virtual time."""
     core_speed: float = 1.0
-    """Speed of a core of its machine, in cores of this host."""
+    """Speed of a core of its machine, relative to a core of this host."""
     link: Link | None = None
-    """Its own, as the run begins."""
+    """Its own link at the start of the run; None: not shaped."""
     trace: tuple[Trace, ...] = ()
-    """What that link does in the course of the run."""
+    """Changes of its own link during the run."""
     access: Access | None = None
-    """Its access link, shared with others."""
+    """Access link that it shares with others; None: none."""
     think: Duration | None = None
+    """Pause after each update; None: no pause."""
     timing: Duration | None = None
-    """Of a training at the least, from when it could begin; still to be divided by `speed`."""
+    """Minimum duration of a training, from when it could begin; to be divided by `speed`. None: no
+    minimum."""
     gflops: float | None = None
-    """1e9 operations per second; still to be multiplied by `speed`."""
+    """Speed in 1e9 operations per second; to be multiplied by `speed`. None: not given."""
     speed: float = 1.0
-    """This device's own, as drawn."""
+    """This device's own factor of speed, as drawn."""
     steps: tuple[Named, ...] = ()
-    """What it does to its updates (`agents.pipeline`), beside what all devices do."""
+    """Its own pipeline steps (`agents.pipeline`), in addition to those of all devices."""
     power: Mapping[str, float] | None = None
-    """Watts, by state."""
+    """State -> watts; None: unknown."""
     thermal: Thermal | None = None
-    """Loss of CPU share by heat."""
+    """Loss of CPU share by heat; None: none."""
     gpu: PlannedGpu | None = None
-    """What it trains on in place of the CPU."""
+    """GPU that it trains on; None: it trains on the CPU."""
     dilation: float = 1.0
-    """Seconds of the host that make one of the device's: it gets as much less of everything."""
+    """Host seconds per second of device time; all its rates are divided by this."""
 
     def step_kind(self, step: str) -> str | None:
-        """The kind of `step` among what it does to its updates; None: it does not do that."""
+        """Kind of its own pipeline step `step`; None if it has no such step."""
         return next((one.params["kind"] for one in self.steps if one.name == step), None)
 
     @property
     def host_cpu(self) -> float:
-        """Share of a core in the host's time. Raises ValueError where it has no cpu."""
+        """CPU share in the host's time, in cores. Raises ValueError if it has no cpu."""
         if self.cpu is None:
             raise ValueError(f"{self.name} has no cpu: it exists in virtual time only")
         return self.cpu / self.dilation
 
     @property
     def host_link(self) -> Link | None:
-        """The link as the host has to make it."""
+        """Its own link in the host's time."""
         return None if self.link is None else Link(**dilated(asdict(self.link), self.dilation))
 
     @property
     def host_access(self) -> Access | None:
-        """As the host has to make it."""
+        """Its access link in the host's time."""
         return None if self.access is None else Access(**dilated(asdict(self.access), self.dilation))
 
     @property
     def end_to_end(self) -> Link | None:
-        """The whole path from device to server as the run begins, for a device alone on it; None: it is
-        not shaped."""
+        """The whole path between device and server at the start of the run, if no other device uses it;
+        None: not shaped."""
         return None if self.direct else (self.link or Link()).behind(self.access)
 
     @property
     def host_end_to_end(self) -> Link | None:
-        """The same as the host has to make it."""
+        """The whole path in the host's time; None: not shaped."""
         return None if self.direct else (self.host_link or Link()).behind(self.host_access)
 
     @property
@@ -115,14 +124,17 @@ class PlannedDevice:
 
     @property
     def shared(self) -> str:
-        """Name of the part of that path that it shares with other devices; else its own name."""
+        """Name of the part of that path that it shares with others; else its own name."""
         return self.name if self.access is None else self.access.name
 
     @property
     def period(self) -> int:
-        """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in; the kernel
-        takes no more than 1 s. In stretched time there is more time between two slices, and caches are
-        colder: as much work gets done in a second of CPU if slices are longer (`make dilation`)."""
+        """CFS period in µs: at least 10 ms, longer if a slice would be too short; the kernel's maximum
+        is 1 s.
+
+        In stretched time the pauses between slices are longer and caches are colder, so slices are made
+        longer, too: then a CPU second does as much work (`make dilation`).
+        """
         least = _MIN_SLICE_MICROSECONDS * math.sqrt(self.dilation)
         return min(max(10_000, round(least / self.host_cpu)), 1_000_000)
 
@@ -133,18 +145,20 @@ class PlannedDevice:
 
     @property
     def weight(self) -> int:
-        """CPU weight against other devices that want a core at once: as the shares are, so that a
-        period's quota is met also where another's slice is as long as the period."""
+        """CPU weight against other devices that want the same core, proportional to the share.
+
+        So a device gets its quota in each period even if another's slice is as long as the period.
+        """
         return min(max(2, round(_SHARES_OF_A_CORE * self.host_cpu)), _MAX_SHARES)
 
     @property
     def threads(self) -> int:
-        """Torch threads: more than the quota's cores only wait for each other."""
+        """Number of torch threads: more threads than cores in the quota would only wait."""
         return max(1, -(-self.quota // self.period))
 
     @property
     def profile(self) -> str:
-        """This device's hardware in a table: `0.25 cpu, 512 MiB` or `10 gflops`."""
+        """Its hardware as text: `0.25 cpu, 512 MiB` or `10 gflops`."""
         facts = (
             f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB" if self.cpu is not None else "",
             f"{self.gflops:g} gflops" if self.gflops is not None else "",
@@ -155,46 +169,49 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will be launched. In virtual time nothing is, and no cores are assigned."""
+    """What a run will launch. In virtual time nothing is launched, and no cores are assigned."""
 
     runtime: str
-    """Its name in `testbed.traits.RUNTIMES`."""
+    """Name of the runtime in `testbed.traits.RUNTIMES`."""
     devices: tuple[PlannedDevice, ...]
+    """The devices, in the topology's order."""
     infrastructure_cpus: str = ""
-    """cpuset of broker and aggregator, as in `0` or `0-1`."""
+    """cpuset of broker and aggregator, such as `0` or `0-1`."""
     device_cpus: str = ""
     """cpuset of the devices."""
     evaluation_cpus: str = ""
     """cpuset of the aggregator's evaluations; empty: the aggregator's."""
     device_capacity: float = 0.0
-    """Cores that the devices can have in all."""
+    """Cores that all devices together can have."""
     dilation: float = 1.0
-    """Seconds of the host that make one of device time."""
+    """Host seconds per second of device time."""
     shaper: Shaper | None = None
-    """The links' shaper; None where no device has a link."""
+    """The links' shaper; None if no device has a link."""
     oversubscribed: bool = False
-    """Whether the devices may ask for more than `device_capacity`."""
+    """Whether the devices may request more than `device_capacity`."""
     hints: tuple[str, ...] = ()
-    """Sentences on words of the version before this one in the files of traces."""
+    """Sentences on outdated notation in the files of traces."""
     notes: tuple[str, ...] = ()
-    """Sentences on what of the devices' profiles is emulated in another way, or not at all."""
+    """Sentences on properties of devices that are emulated differently, or not at all."""
     nodes: tuple[PlannedNode, ...] = ()
-    """The machines, where there are several: this one first."""
+    """The machines, this one first; empty if the runtime uses one machine."""
     placement: Mapping[str, str] = field(default_factory=dict)
-    """Id of each device's node, where there are several."""
+    """Device -> node's id; empty if the runtime uses one machine."""
     aggregator_memory: int | None = None
-    """Bytes that the aggregator's container may take (`memory.left`); None: in virtual time."""
+    """Memory limit of the aggregator's container in bytes (`memory.left`); None in virtual time."""
     cpu_notes: tuple[str, ...] = ()
-    """Sentences on how the CPU shares of profiles were found."""
+    """Sentences on how the CPU shares of profiles were computed."""
     profiles: Profiles = field(default_factory=Profiles)
     """The device profiles and link classes that were used."""
     measured: Measured = field(default_factory=Measured)
-    """What was measured for the plan: on this host, or when the run that it repeats was made."""
+    """Measurements for the plan: on this host, or by the run that this one repeats."""
     virtual: Virtual = field(default_factory=Virtual)
-    """What virtual time takes as given: the topology's, else as measured; None: to be measured."""
+    """Costs in virtual time: the topology's, else measured ones; None: still to be measured."""
     routed: bool = False
-    """Whether devices reach the broker through a router: any of them has a link, or will, or they are on
-    several machines, each with a router of its own."""
+    """Whether devices reach the broker through a router.
+
+    They do if any of them has a link, or gets one later, or if there are several machines.
+    """
     absent: frozenset[str] = frozenset()
     """Devices that join later."""
 
@@ -210,7 +227,7 @@ class Plan:
 
     @property
     def compromises(self) -> tuple[str, ...]:
-        """Sentences on what a host with more cores would do without."""
+        """Sentences on compromises that a host with more cores would not need."""
         shares = self.device_cpus != "" and self.device_cpus == self.infrastructure_cpus
         return (
             *(("Broker and aggregator share the only core with the devices",) if shares else ()),
@@ -218,27 +235,28 @@ class Plan:
         )
 
     def node_of(self, device: str) -> PlannedNode | None:
-        """The machine that `device` is on, where there are several."""
+        """Return the machine of `device`; None if the runtime uses one machine."""
         return next((node for node in self.nodes if node.id == self.placement[device]), None)
 
     @property
     def measures_steps(self) -> bool:
-        """Whether virtual time has to measure what a step takes here: it stands for containers then."""
+        """Whether virtual time has to measure the time of a step on this host, as it stands for a
+        container."""
         shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
         return shares and self.virtual.step_time is None
 
     @property
     def packets(self) -> bool:
-        """Whether transfers in virtual time are in packets, as on emulated links."""
+        """Whether virtual time simulates transfers packet by packet, as on emulated links."""
         return self.measures_steps if self.virtual.packets is None else self.virtual.packets
 
     def with_measured(self, virtual: Virtual) -> Plan:
-        """With costs that were measured."""
+        """Return the plan with measured costs."""
         return replace(self, virtual=virtual, measured=Measured(cpu=self.measured.cpu, virtual=virtual))
 
     @property
     def netem(self) -> bool:
-        """Whether devices make delay, jitter and loss themselves."""
+        """Whether devices make delay, jitter and loss themselves, by netem."""
         return self.shaper is not None and self.shaper.netem
 
     @property
@@ -250,28 +268,28 @@ class Plan:
 
     @property
     def shared_gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that devices share by MPS's limits."""
+        """UUIDs of the GPUs that devices share under MPS's limits."""
         gpus = [device.gpu for device in self.devices if device.gpu is not None]
         return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu.limited))
 
     @property
     def traits(self) -> Traits:
-        """What the runtime can do."""
+        """Capabilities of the runtime."""
         return traits(self.runtime)
 
     def too_much(self, shares: Iterable[float]) -> str | None:
-        """What is wrong with `shares` of the devices, in cores of device time; None where they fit."""
+        """Return what is wrong with CPU `shares` of the devices, in device time; None if they fit."""
         if self.oversubscribed:
             return None
         return feasibility.too_much(shares, self.device_capacity * self.dilation)
 
     def too_little(self, share: float) -> str | None:
-        """What is wrong with a device's `share` of a core, in device time; None where it can be had."""
+        """Return what is wrong with a device's CPU `share`, in device time; None if it is possible."""
         return feasibility.too_little(share, self.dilation) if self.traits.cgroups else None
 
 
 def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
-    """Fields of a link in device time, as the host has to make them."""
+    """Convert fields of a link from device time to the host's time."""
     made = in_host_time(changes, dilation)
     for name in ("up", "down"):
         if made.get(name) is not None:
@@ -280,7 +298,7 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
 
 
 def told_duration(duration: Duration | None) -> str | None:
-    """`200ms`, or the name of the distribution."""
+    """Format as `200ms`, or as the name of the distribution; None stays None."""
     if duration is None:
         return None
     if duration.distribution == "constant":

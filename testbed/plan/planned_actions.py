@@ -1,4 +1,4 @@
-"""What happens to the devices of a run in the course of time: scenario, churn, heat and link traces."""
+"""Actions on the devices during a run: scenario, churn, heat and link traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.topology.action_timeline import Heat, Step, timeline
 
 
 def steps(topology: Topology, plan: Plan) -> Iterator[Step]:
-    """The steps that act on the devices, in the order of their times."""
+    """Yield the steps that act on the devices, in the order of their times."""
     heat = {
         device.name: Heat(device.cpu, device.thermal)
         for device in plan.devices
@@ -30,8 +30,10 @@ def has_steps(topology: Topology, plan: Plan) -> bool:
 
 
 def slowest(topology: Topology, plan: Plan) -> dict[str, float]:
-    """The least rate, in bits per second, that the path of each device has in the run, outages aside;
-    infinite where none is given. By hand (`testbed set`) it may become less."""
+    """Return the lowest rate of each device's path during the run, in bit/s, without outages.
+
+    Infinite if no rate is given. A user may lower it further (`testbed set`).
+    """
     rates: dict[str, list[float | None]] = {
         device.name: [
             *(

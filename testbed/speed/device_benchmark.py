@@ -225,8 +225,7 @@ def entry(name: str, found: dict[str, Any]) -> str:
         f"    training: {{{training}, error: {_error(found):.2g}}}",
         f"    source: measured, {today}, PyTorch {found['torch']}, {found['cores']} threads. A training",
         f"      step took {1e3 * found['step']:.3g} ms; these speeds predict "
-        f"{1e3 * found['predicted']:.3g} ms. "
-        "gflops",
+        f"{1e3 * found['predicted']:.3g} ms. gflops",
         "      are of double-precision products in PyTorch, not of HPL",
     ]
     return "\n".join(lines) + "\n"
