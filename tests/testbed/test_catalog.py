@@ -128,10 +128,10 @@ def test_a_profile_gives_the_heat_that_the_topology_does_not(tmp_path: Path) -> 
     assert heat == [(300, 0.6), (1, 0.5), None]
     notes = made.notes
     assert notes[0] == (
-        "a: 5min after the start of the run 0.6 of its cpu remains (thermal), whether it has trained "
-        "until then or not."
+        "a: 5min after the start of the run, its cpu drops to 0.6 of its value (thermal), whether it "
+        "has trained until then or not."
     )
-    assert notes[-1] == "What else a device has (GPU, caches, memory bandwidth) is not emulated."
+    assert notes[-1] == "Other properties of a device (GPU, caches, memory bandwidth) are not emulated."
 
 
 def test_a_container_may_have_too_little_left_by_heat(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_profile_is_a_share_of_this_hosts_core(tmp_path: Path) -> None:
     assert [device.cpu for device in made.devices] == [0.2, 0.3]  # 11.9 of 59.5 Gflop/s
     (sentence,) = made.cpu_notes
     assert sentence.startswith("a: 0.2 cpu for plain by HPL alone")
-    assert "no training times of it are known" in sentence
+    assert "its training times are not known" in sentence
 
 
 def test_on_several_machines_a_profile_is_a_share_of_each_ones_core(tmp_path: Path) -> None:
@@ -175,13 +175,13 @@ def test_with_training_times_the_share_is_that_of_the_task(tmp_path: Path) -> No
     share, sentences = found.cpu["a"][HERE], found.cpu_notes
     assert 0.2 < share < 0.25  # products are 5 times as slow, memory traffic 4 times
     assert [sentence.partition(". ")[0] for sentence in sentences] == [
-        f"a: {share:g} cpu is as fast as known in training digits-logreg, by its speeds in training",
+        f"a: {share:g} cpu is as fast as known in training digits-logreg, by its training speeds",
         f"b: {found.cpu['b'][HERE]:g} cpu is as fast as raspberry-pi-4 in training digits-logreg, by "
-        "its speeds in training (times that these predict were off by 9%)",
+        "its speeds in training (predicted training times were off by 9%)",
     ]
     assert "A step's time on this host: memory traffic" in sentences[0]
     assert "convolutions" not in sentences[0]  # it has none
-    assert sentences[0].endswith("tell nothing, take most of it.")
+    assert sentences[0].endswith("which these speeds do not cover.")
 
 
 def test_a_step_of_some_size_is_not_called_small(
@@ -198,7 +198,7 @@ def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest
     found = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
     assert found.cpu["a"] == {HERE: 0.2}
     (sentence,) = found.cpu_notes
-    assert "what a step of digits-logreg consists of is not known" in sentence
+    assert "the work in a step of digits-logreg is not known" in sentence
 
 
 def test_plan_up_and_manifest_say_how_a_share_was_found(
@@ -234,7 +234,7 @@ def test_users_profiles_lie_beside_the_topology(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "told"),
     [
-        ("{name: a, profile: pi-4}", "6:24: devices[0].profile: no profile is called this; did you"),
+        ("{name: a, profile: pi-4}", "6:24: devices[0].profile: there is no such profile; did you"),
         ("{name: a, cpu: 1, link: {class: ltee}}", "6:37: devices[0].link.class"),
         ("{name: a, cpu: 1, link: {trace: {csv: no.csv}}}", "no.csv: No such file or directory"),
         ("{name: a, cpu: 1, link: {trace: {csv: topology.yaml}}}", "topology.yaml: line 1: "),

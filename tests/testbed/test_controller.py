@@ -77,7 +77,7 @@ AS_REQUESTED = {
         (SLEEP, "import os; os.kill(os.getpid(), 9)", "perhaps it needs more memory"),
         (FAIL, SLEEP, r"(?s)the aggregator ended with exit code 1.*aggregator\.log:\n *it broke"),
         ("", SLEEP, "aggregator ended before the run clock could start"),
-        (SLEEP, OWN, r"(?s)own code failed on d-\d, and so the run ends\..*d-\d\.log:\n *a mistake$"),
+        (SLEEP, OWN, r"(?s)own code failed on d-\d, so the run ends\..*d-\d\.log:\n *a mistake$"),
         (OWN, SLEEP, r"(?s)own code failed on aggregator, and so the run ends\..*\n *a mistake$"),
     ],
     ids=[
@@ -200,7 +200,7 @@ def test_an_order_that_could_not_be_done_is_noted_and_held_against_the_run(tmp_p
     written: list[str] = []
     said = Received(names.failure("d-1"), b"`tc qdisc` failed", 0)
     controller._received(said, written.append)
-    told = "d-1 could not do as it was told: `tc qdisc` failed"
+    told = "d-1 could not carry out an order: `tc qdisc` failed"
     assert controller.failures == [told]
     assert controller._orders == [("aggregator", Note(told))]
     assert written == []
@@ -260,7 +260,7 @@ def test_a_client_that_floods_is_ended_and_the_aggregator_told_when_the_flood_is
     run.directory.events.write_text(crash % "hand" + crash % "aggregator")
     controller._read_records()
     assert runtime.done == [("d-1", Crash())]
-    told = "d-1 sent far more than it may, and its client was ended"
+    told = "d-1 sent far more than allowed, and its client was ended"
     assert controller.failures == [told]
     assert controller._postponed == []
     controller._received(Received(names.status("aggregator"), b"ready", 0), lambda _: None)
@@ -309,7 +309,7 @@ def test_nothing_is_done_to_the_devices_of_a_run_that_only_waits_for_its_last_ev
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     controller._received(Received(names.status("aggregator"), b"over", 0), lambda _: None)
-    with pytest.raises(BadInputError, match="is over but for its last evaluation"):
+    with pytest.raises(BadInputError, match="is over except for its last evaluation"):
         controller._execute({"device": "d-1", "action": "crash"})
 
 

@@ -153,7 +153,7 @@ def test_a_recording_of_a_rule_with_other_parameters_is_refused(tmp_path: Path) 
     path = fuzz_directories.whole_run(tmp_path)
     (setup, _), *rest = raw(path / "inputs.bin")
     write(path / "inputs.bin", [(setup.replace(b"buffer_size", b"buffer|size"), b""), *rest])
-    with pytest.raises(BadInputError, match=r"inputs\.bin names no rule of ours"):
+    with pytest.raises(BadInputError, match=r"inputs\.bin names an unknown rule"):
         replay.replay(RunDirectory(path))
 
 

@@ -511,8 +511,8 @@ def test_an_image_that_cannot_be_a_device_is_refused_with_its_group(
     with pytest.raises(BadInputError) as caught:
         own.of_groups(engine, read, built, print, dict([label.split("=")]))
     text = str(caught.value)
-    assert "devices[0].image: a is to run in no-such-image:1, and the engine has no such image" in text
-    assert f"devices[1].image: {built.broker} cannot be a device: it lacks torch" in text
+    assert "devices[0].image: a: the engine has no image no-such-image:1" in text
+    assert f"devices[1].image: {built.broker} cannot run a device: it lacks torch" in text
     events = engine.events(
         begun, int(time.time()) + 1, {"type": "container", "label": label}, decode=True
     )

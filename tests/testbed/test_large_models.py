@@ -30,7 +30,7 @@ def test_plan_tells_what_a_device_needs_against_its_limit(memory: str, warned: b
     told = [note for note in notes if "it would be killed" in note]
     assert bool(told) is warned
     if warned:
-        assert "a has 512MiB of memory, and a client of cifar10-resnet18 needs about 536MiB" in told[0]
+        assert "a has 512MiB of memory, but a client of cifar10-resnet18 needs about 536MiB" in told[0]
     unlimited = plan(topology, "process", host, catalog).notes
     assert "killed" not in " ".join(unlimited)
 

@@ -124,7 +124,7 @@ def test_a_run_goes_on_from_the_model_of_another_and_both_load_in_torch(
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.full((10,), torch.nan)},
             "1.bias has values there that are not finite",
         ),
-        ([1, 2], "no map of names to tensors"),
+        ([1, 2], "not a mapping of names to tensors"),
     ],
     ids=["missing", "shape", "unknown", "not finite", "list"],
 )
@@ -175,7 +175,7 @@ def test_first_model_that_is_damaged_is_an_error_of_its_place(name: str, tmp_pat
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        ({1: torch.zeros(10)}, "no map of names to tensors"),
+        ({1: torch.zeros(10)}, "not a mapping of names to tensors"),
         ({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10).to_sparse()}, "1.bias is sparse"),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10, dtype=torch.complex64)},

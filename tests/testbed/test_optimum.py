@@ -138,7 +138,7 @@ def test_what_people_read(tmp_path: Path) -> None:
     assert found.lines() == [
         "final model       (1, 2)  0.447 from the optimum",
         "optimum           (1.2, 1.6)",
-        "surrogate optimum (4, 0)  3.22 from it, where the run heads by theory",
+        "surrogate optimum (4, 0)  3.22 from it, where the run converges by theory",
     ]
 
 

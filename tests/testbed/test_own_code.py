@@ -309,8 +309,8 @@ def test_parameters_come_from_the_annotations(tmp_path: Path) -> None:
         ({"devices": [{"name": "a", "count": 3, "timing": "1s"}]}, "task: three is a crowd"),
         ({"task": task("Mein")}, "task.name: the module own has no class Mein; it has Mine, Few, "),
         ({"task": task("NoModel")}, "t.yaml:4:9: task.name: own:NoModel has no method model"),
-        ({"task": task("NoDataset")}, "own:NoDataset does not say its dataset"),
-        ({"task": task("Unknown")}, "its parameter call (Callable[[], int]) is nothing that a topology"),
+        ({"task": task("NoDataset")}, "own:NoDataset has no dataset"),
+        ({"task": task("Unknown")}, "its parameter call (Callable[[], int]) has a type that a topology"),
         ({"task": task("Taken")}, "own:Taken: its parameter local has a name that a topology uses"),
         ({"task": task("Elsewhere")}, "task.name: own:Elsewhere learns from 'nowhere', expected digits"),
         ({"task": task("Bare")}, "Bare is no dataclass"),
@@ -320,12 +320,15 @@ def test_parameters_come_from_the_annotations(tmp_path: Path) -> None:
         ({"rule": {"name": "other:Plain"}}, "rule.name: the code has no module other"),
         ({"rule": {"name": "subprocess:Popen"}}, "rule.name: the code has no module subprocess"),
         ({"rule": {"name": "own:Silent"}}, "rule: its update returns None, expected a list of actions"),
-        ({"rule": {"name": "own:Lambda"}}, "rule: its state cannot be kept for the case of a crash"),
+        (
+            {"rule": {"name": "own:Lambda"}},
+            "rule: its state cannot be saved for a restart after a",
+        ),
         ({"rule": {"name": "own:Partial"}}, "Can't instantiate abstract class Abstract"),
         ({"code": None}, "own:Mine is a class of your own: add code with its file"),
         ({"code": "nowhere.py"}, "t.yaml:2:7: code: there is no "),
         ({"requirements": ["numpy", "-r x"]}, "requirements[1]: found '-r x', expected a package as"),
-        ({"requirements": ["no-such==9"]}, "requirements[0]: no-such is not installed here: "),
+        ({"requirements": ["no-such==9"]}, "requirements[0]: no-such is not installed: "),
         ({"requirements": ["numpy<1"]}, f"{sys.executable} -m pip install 'numpy<1'"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
@@ -359,10 +362,10 @@ def test_code_that_ends_its_process_is_told(testbed: Testbed, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"queue.py": ""}, "has a module queue, and so has Python here"),
+        ({"queue.py": ""}, "has a module queue, a name that Python already uses"),
         ({"torch/__init__.py": ""}, "has a module torch, and so has Python here"),
         ({"notes.txt": ""}, "has no Python module"),
-        ({"a.py": "", "data.bin": "x" * (1 + 16 * 2**20)}, "holds more than 1000 files or 16 MiB"),
+        ({"a.py": "", "data.bin": "x" * (1 + 16 * 2**20)}, "has more than 1000 files or 16 MiB"),
     ],
     ids=["standard library", "installed", "nothing", "too much"],
 )
@@ -395,10 +398,13 @@ def test_a_package_is_imported_by_its_name(tmp_path: Path) -> None:
         ("Few", "cannot run: found class 9, and the model has 9 outputs, for classes 0 to 8"),
         ("Wide", "its model does not take inputs of shape 8×8, float32: mat1 and mat2 shapes "),
         ("Looking", r"inputs of shape 8×8, float32: shape '\[-1, 3\]' is .* \(own.py, line 63\)"),
-        ("Single", r"returns has the shape \(65,\), and the cross-entropy takes scores of the shape"),
-        ("Pair", "what its model returns has the type tuple, and the cross-entropy takes scores"),
+        (
+            "Single",
+            r"returns a tensor of shape \(65,\), but the cross-entropy takes scores of",
+        ),
+        ("Pair", "its model returns a tuple, but the cross-entropy takes scores"),
         ("NotANumber", "t.yaml:4:9: task.name: own:NotANumber cannot run: its loss is nan"),
-        ("Mean", r"its loss has the shape \(\), expected one of each of \d+ samples"),
+        ("Mean", r"its loss has the shape \(\), expected one value for each of \d+ samples"),
     ],
 )
 def test_a_step_is_tried_before_anything_is_launched(name: str, said: str, tmp_path: Path) -> None:
@@ -525,7 +531,7 @@ def fresh(folder: Path, name: str) -> dict[str, torch.Tensor]:
     [
         (
             {"frozen": ["9.*"]},
-            "t.yaml:10:5: task.frozen[0]: found '9.*', and no parameter of own:Normed",
+            "t.yaml:10:5: task.frozen[0]: found '9.*', which matches no parameter of own:Normed",
         ),
         ({"frozen": ["*"]}, "own:Normed cannot run: the model has no parameters to learn"),
         (
@@ -643,7 +649,7 @@ def test_a_last_mini_batch_of_one_sample_is_tried_where_there_is_one(tmp_path: P
     for one in plain, normed:
         one["local"] = {"epochs": 1, "batch_size": 3}
     model_check.try_step(read(tmp_path, task=plain), prepared)
-    with pytest.raises(BadInputError, match="of a-1 has no more: it has 10 samples"):
+    with pytest.raises(BadInputError, match="of a-1 has only one: it has 10 samples"):
         model_check.try_step(read(tmp_path, task=normed), prepared)
 
 
@@ -663,9 +669,15 @@ def test_shards_of_other_parameters_stay_as_they_are(tmp_path: Path) -> None:
     [
         ("del found[1]", "its shards has 1, expected one for each of 2 devices"),
         ("found[1] = 1", "its shards has 1, expected an agents.shards.Shard each"),
-        ("found[1] = Shard(x[:0], y[:0])", "its shards[1] has 0 inputs and 0 labels, expected as many"),
-        ("found[1] = Shard(x, y[:1])", "its shards[1] has 2 inputs and 1 labels, expected as many"),
-        ("found[1] = Shard(x, y, 0.5)", "scale 0.5, and the first inputs float32 of shape (8, 8), lab"),
+        (
+            "found[1] = Shard(x[:0], y[:0])",
+            "its shards[1] has 0 inputs and 0 labels, expected the same",
+        ),
+        ("found[1] = Shard(x, y[:1])", "its shards[1] has 2 inputs and 1 labels, expected the same"),
+        (
+            "found[1] = Shard(x, y, 0.5)",
+            "scale 0.5, but the first has inputs float32 of shape (8, 8)",
+        ),
         ("found[1] = Shard(x.astype(np.uint8), y)", "its shards[1] has inputs uint8 of shape (8, 8), "),
         ("found[1] = Shard(x[:, 0], y)", "its shards[1] has inputs float32 of shape (8,), labels int64"),
         ("found[1] = Shard(x, y[:, None])", "labels int64 of shape (1,), scale 1.0, and the first"),
@@ -752,7 +764,7 @@ def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
     assert kept.code == str(directory.code)
     preparing.check_code(kept, directory)
     (directory.code / "own.py").write_text(MODULE + "# changed\n")
-    with pytest.raises(BadInputError, match="code was changed since the run began"):
+    with pytest.raises(BadInputError, match="code has changed since the run began"):
         preparing.check_code(topology.load(directory.topology), directory)
 
 

@@ -106,7 +106,7 @@ def test_a_run_that_goes_on_with_other_data_files_says_so(folder: Path) -> None:
     assert told == []
     np.savez(folder / "mine" / "all.npz", x=np.zeros((90, 8, 8), np.uint8), y=np.arange(90) % 10)
     preparing.own_data(read, directory, Told())
-    assert ["than when the run began" in message for message in told] == [True]
+    assert ["have changed since the run began" in message for message in told] == [True]
 
 
 def test_a_run_learns_from_a_folder_beside_its_topology(

@@ -46,7 +46,7 @@ def test_an_entry_is_a_profile() -> None:
     assert (device.training.memory, device.training.error) == (0.446, 0.1)
     assert device.description == 'Board "A": rev 1'
     busy, slower = device_benchmark.remarks(found)
-    assert "Other programs ran on 2.4 cores" in busy
+    assert "Other programs used 2.4 cores" in busy
     assert "1.50 times as long at the end" in slower
     quiet = {**found, "slower": 1.05, "busy": 0.1}
     assert device_benchmark.remarks(quiet) == []

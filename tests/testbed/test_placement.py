@@ -134,7 +134,7 @@ def test_what_fits_nowhere_is_refused_with_the_numbers_of_each_node() -> None:
     told = str(refused.value)
     assert "4:11: devices[0]: a-8 needs 0.9 cores and 1.0 GiB" in told
     assert "node-0 0.3 of 3 cores and 4.5 of 7.5 GiB; node-1 0.4 of 4 cores and 3.5 of 7.5 GiB" in told
-    with pytest.raises(BadInputError, match="no node is as its hosts or placement ask"):
+    with pytest.raises(BadInputError, match="no node matches its hosts or placement"):
         planned("{name: a, cpu: 0.1, placement: {rack: c}}", nodes(2, 2))
     over = planned("{name: a, count: 9, cpu: 0.9, memory: 1GiB}", nodes(4, 5), oversubscribe=True)
     assert len(over.placement) == 9
@@ -223,7 +223,7 @@ def test_a_share_is_of_a_core_of_the_devices_own_node() -> None:
 
 
 def test_what_fits_on_no_node_is_told_with_what_it_needs_on_each() -> None:
-    with pytest.raises(BadInputError, match=r"pi-5 needs cores by the speed of each node's .*node-0"):
+    with pytest.raises(BadInputError, match=r"pi-5 needs cores by each node's speed .*node-0"):
         planned("{name: pi, count: 5, cpu: 0.9}", nodes(3, 2), cpu={"pi": {"id-0": 0.9, "id-1": 0.45}})
 
 

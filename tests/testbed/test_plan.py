@@ -197,7 +197,7 @@ def test_an_image_is_for_containers(tmp_path: Path) -> None:
     relative = fleet("{name: pi, cpu: 1, image: a/Dockerfile}").to_yaml().replace(f"{Path.cwd()}/", "")
     file.write_text(relative)
     with pytest.raises(
-        BadInputError, match=f"devices.0..image: there is no file {tmp_path}/a/Dockerfile"
+        BadInputError, match=f"devices.0..image: the file {tmp_path}/a/Dockerfile does not exist"
     ):
         catalog.read(topology.load(file))
     (tmp_path / "a").mkdir()

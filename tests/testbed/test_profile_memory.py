@@ -88,7 +88,7 @@ def test_a_limit_that_is_not_the_profiles_is_explained() -> None:
     told = {note.partition(":")[0]: note for note in reversed(notes)}
     assert "4GiB of memory, not pi-5's 8GiB: this host has 10.5 GiB free" in told["a"]
     assert "512MiB of memory, the default: the profile silent says none" in told["b"]
-    assert "512MiB of memory, the default: the profile unheard-of is not known here" in told["c"]
+    assert "512MiB of memory, the default: the profile unheard-of is unknown" in told["c"]
     assert "of memory" not in told["d"]
 
 

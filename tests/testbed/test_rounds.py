@@ -95,8 +95,8 @@ def test_what_is_not_known_is_said() -> None:
     planned = plan(wanted, "virtual", HOST)
     found = rounds.expected(wanted, planned, PARAMETERS, None)
     samples, step = rounds.remarks(wanted, found)
-    assert "samples a device has is known once the first run" in samples
-    assert "a step of pi-1, pi-2, pi-3, pi-4 and 2 more takes on this host is not known" in step
+    assert "number of samples per device is known once a run" in samples
+    assert "a step of pi-1, pi-2, pi-3, pi-4 and 2 more on this host is unknown" in step
     assert rounds.by_group(planned, found) == [
         {"group": "pi", "devices": 6, "samples": None, "transfer": None, "round": None}
     ]
@@ -176,7 +176,7 @@ def test_a_round_takes_as_long_as_planned(testbed: Testbed, tmp_path: Path) -> N
     before = testbed("plan", file, "--runtime", "virtual", "--json")
     (row,) = json.loads(before.out)
     assert (row["samples"], row["lacks"]) == (None, ["step time"])
-    assert "How long a step of pi takes on this host is not known" in before.err
+    assert "The time of a step of pi on this host is unknown" in before.err
     assert testbed("up", file, "--runtime", "virtual", "--runs", runs).code == 0
     records = events.read(next(runs.iterdir()) / "events.jsonl")
     (update,) = (record for record in records if isinstance(record, events.UpdateApplied))

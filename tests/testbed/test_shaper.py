@@ -50,7 +50,7 @@ def test_netem_that_the_kernel_lacks_is_refused_with_the_mend() -> None:
     with pytest.raises(BadInputError) as refused:
         plan(asking("netem"), "docker", LACKING)
     assert (
-        f"5:19: runtime.shaper: found netem, but {LACKING.lack_of_netem}: take auto or tbf+delay, or "
+        f"5:19: runtime.shaper: found netem, but {LACKING.lack_of_netem}: use auto or tbf+delay, or "
         "see `testbed doctor` for the fix"
     ) in str(refused.value)
 

@@ -79,7 +79,7 @@ def test_two_variants_that_are_the_same_run_are_told(testbed: Testbed) -> None:
     )
     code, out, _ = testbed("sweep", "study.yaml", *ONE_JOB)
     assert code == 0
-    assert out.count("usual asks for the same run as plain: it is done once, as that") == 1
+    assert out.count("usual is the same run as plain: it runs once, as plain") == 1
     assert "4 of 4  slow, seed 2" in out
     rows = [line.split()[:2] for line in out.splitlines() if "±" in line]
     assert rows[-2:] == [["plain", "2"], ["slow", "2"]]
@@ -213,7 +213,7 @@ def test_a_run_that_is_not_valid_is_repeated(testbed: Testbed, monkeypatch: pyte
     folder = Path("runs/study")
     code, out, _ = testbed("sweep", "study.yaml", "--strict")
     assert code == 0
-    assert "seed 1 begins again, as its run is not valid: try 2 of at most 2" in out
+    assert "seed 1 is repeated, as its run is not valid: try 2 of at most 2" in out
     assert "3 of 3  fedavg, seed 1: loss" in out
     assert out.index("fedavg, seed 2 begins") < out.index("begins again")  # after all the others
     heading, row = (line.split() for line in out.splitlines()[-3:-1])
@@ -489,7 +489,7 @@ def test_a_damaged_run_is_told_with_its_file(
     ("arguments", "told"),
     [
         (["sweep", "no-such.yaml"], "no-such.yaml"),
-        (["sweep", "base.yaml"], "this is a topology, and no sweep"),
+        (["sweep", "base.yaml"], "this is a topology, not a sweep"),
         (["sweep", "study.yaml", "--figure", "story.gif"], ".png, .pdf or .svg"),
         (["sweep", "study.yaml", "--figure", "no-such/story.png"], "there is no folder no-such"),
         (["sweep", "study.yaml", "--jobs", "0"], "--jobs"),

@@ -156,8 +156,8 @@ grid:
     ("text", "told"),
     [
         ("grid: {seed: [1]}", "topology is missing"),
-        ("name: x\ndevices: []", "this is a topology, and no sweep: testbed up"),
-        ("topology: nowhere.yaml", "there is no file"),
+        ("name: x\ndevices: []", "this is a topology, not a sweep: run testbed up"),
+        ("topology: nowhere.yaml", "the file "),
         ("topology: base.yaml\ngrid: {seed: 3}", "found 3, expected a list"),
         ("topology: base.yaml\ngrid: {seed: []}", "expected at least one value"),
         ("topology: base.yaml\ngird: {seed: [1]}", "did you mean grid?"),

@@ -162,7 +162,7 @@ def test_the_users_settings_of_pip_win(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         found = torch_index.for_cpu(cpu)
     assert found.options == ()
-    assert "your settings of pip say (PIP_NO_INDEX, install.extra-index-url);" in found.reason
+    assert "the source in your pip settings (PIP_NO_INDEX, install.extra-index-url);" in found.reason
 
 
 def test_the_makefile_gets_the_options_on_stdout_and_the_user_one_line() -> None:

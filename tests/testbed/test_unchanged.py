@@ -56,7 +56,7 @@ def test_changed_topology_is_refused_with_what_differs(
 
 def test_of_many_differences_five_are_listed(begun: RunDirectory) -> None:
     begun.topology.write_text("{a: 1, b: 2, c: 3}")
-    with pytest.raises(BadInputError, match=r"; 4 more differences\. A run continues"):
+    with pytest.raises(BadInputError, match=r"; 4 more differences\. A resumed run"):
         unchanged.check(begun)
 
 
@@ -69,10 +69,10 @@ def test_comments_and_the_order_of_keys_do_not_count(begun: RunDirectory) -> Non
 def test_what_differs_is_not_guessed_where_its_own_copy_was_changed(begun: RunDirectory) -> None:
     for text in (begun.state / "topology.yaml", begun.topology):
         text.write_text(BEGAN.replace("seed: 7", "seed: 8"))
-    with pytest.raises(BadInputError, match=r"with which one is not known: .* was changed, too"):
+    with pytest.raises(BadInputError, match=r"the change is not known: .* was changed, too"):
         unchanged.check(begun)
     (begun.state / "topology.yaml").unlink()
-    with pytest.raises(BadInputError, match=r"with which one is not known: .* cannot be read"):
+    with pytest.raises(BadInputError, match=r"the change is not known: .* cannot be read"):
         unchanged.check(begun)
 
 
@@ -81,5 +81,5 @@ def test_other_state_to_start_from_is_refused(begun: RunDirectory) -> None:
     with pytest.raises(BadInputError, match=r"start\.safetensors, the state that the run's module"):
         unchanged.check(begun)
     begun.start.unlink()
-    with pytest.raises(BadInputError, match="is not what it was when the run began: put a copy back"):
+    with pytest.raises(BadInputError, match="has changed since the run began: put a copy back"):
         unchanged.check(begun)
