@@ -236,7 +236,7 @@ class ClientConfig:
     timeout_s: float = 30.0
     """Within which the broker must answer: it is the last to become reachable."""
     code: str | None = None
-    """Path of the folder of own code (`agents.own_code`)."""
+    """Path of the folder of own code (`agents.user_code`)."""
     clock: str | None = None
     """Path of the estimate of the aggregator's clock (`agents.timing`), if that is another host's."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -331,7 +331,7 @@ class AggregatorConfig:
     last_evaluation_timeout_s: float = 30.0
     """Seconds of the host that a run which is over waits for its last evaluation."""
     code: str | None = None
-    """Path of the folder of own code (`agents.own_code`)."""
+    """Path of the folder of own code (`agents.user_code`)."""
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """What clients do to their updates: one of each step of the run, in the order of
     `agents.pipeline.STEPS`."""

@@ -5,9 +5,9 @@
     python -m benchmarks.profiles host     steps on this host, compared with predictions; needs timm
 
 training_times.csv has, for each network, Gflop and GB of one step with 16 images of 224×224, as
-testbed.plan.work counts them in timm's networks (1.0.31), and the seconds of such a step if they are
-published: github.com/jafermarq/federated-embedded-vision, 20 steps in PyTorch on all cores, SGD without
-momentum, images read from files. Raspberry Pi 5: its README.md and plot.ipynb. Raspberry Pi 4:
+testbed.plan.step_work counts them in timm's networks (1.0.31), and the seconds of such a step if they
+are published: github.com/jafermarq/federated-embedded-vision, 20 steps in PyTorch on all cores, SGD
+without momentum, images read from files. Raspberry Pi 5: its README.md and plot.ipynb. Raspberry Pi 4:
 plot.ipynb; for MnasNet and GhostNetV2 the results behind it (results/blog/rpi4_bench_results.pkl).
 
 The model: a time is the sum of work ÷ speed over the kinds of work. The fit keeps speeds positive and
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from testbed.plan import work
+from testbed.plan import step_work
 from testbed.speed import calibration
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import profiles
@@ -161,7 +161,7 @@ def _rounded(value: float, digits: int = 3) -> float:
 
 def _count() -> None:
     for row in _rows():
-        found = work.count(_step(row["network"], "meta"))
+        found = step_work.count(_step(row["network"], "meta"))
         print(row["network"], *(f"{getattr(found, kind):.4g}" for kind in KINDS), sep=",")
 
 
@@ -186,7 +186,7 @@ def _step(network: str, device: str) -> Callable[[], None]:
     net = create_model(_TIMM.get(network, network), num_classes=1000).to(device)
     x = torch.zeros(_BATCH, 3, 224, 224, device=device)
     y = torch.zeros(_BATCH, dtype=torch.int64, device=device)
-    return partial(work.step, net, x, y, torch.nn.functional.cross_entropy)
+    return partial(step_work.step, net, x, y, torch.nn.functional.cross_entropy)
 
 
 _TIMM = {f"vit_{size}": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")}

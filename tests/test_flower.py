@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agents import events, own_code
+from agents import events, user_code
 from agents.client.training import FitTrainer, trainer_of
 from agents.config import Local
 from agents.device_actions import Crash, SetCpu
@@ -88,7 +88,7 @@ def test_the_message_api_in_virtual_time(tmp_path: Path) -> None:
 def test_a_fit_is_what_the_app_does(tmp_path: Path) -> None:
     """The arrays that come out are those of the partition's training, BatchNorm's buffers included."""
     written(tmp_path)
-    own_code.use(str(tmp_path))
+    user_code.use(str(tmp_path))
     try:
         task = Flower("flower_app.client_app:app", "flower_app.task:Net", "local-epochs=1")
         torch.manual_seed(1)
@@ -98,7 +98,7 @@ def test_a_fit_is_what_the_app_does(tmp_path: Path) -> None:
         trainer.warm_up()
         assert np.array_equal(trainer.flat.w.numpy(), start)
         result = trainer.train(start, np.random.default_rng(0))
-        moved = own_code.attribute("flower_app.task:Net")()
+        moved = user_code.attribute("flower_app.task:Net")()
         names = [name for name, _ in moved.named_parameters()]
         assert [name for name, _ in trainer.flat.module.named_parameters()] == names
         assert result.steps == 1
@@ -109,7 +109,7 @@ def test_a_fit_is_what_the_app_does(tmp_path: Path) -> None:
         end = clipped.train(start, np.random.default_rng(0)).end
         assert np.linalg.norm(end - start) == pytest.approx(0.01, rel=1e-3)
     finally:
-        own_code.use(None)
+        user_code.use(None)
 
 
 @pytest.mark.parametrize(

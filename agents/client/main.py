@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents import config, own_code, process, shards
+from agents import config, process, shards, user_code
 from agents.client import accelerator, core, making, memory_file, randomness
 from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def main() -> None:
     cfg = config.load(ClientConfig, Path(sys.argv[1]))
     process.keep_freed_memory()
-    own_code.use(cfg.code)
+    user_code.use(cfg.code)
     try:
         client = Client(cfg)
     except ConnectionFailedError as error:
@@ -91,7 +91,7 @@ class Client:
         self._resend()  # an update of a former process comes before it is known that that has ended
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
-        with own_code.running(cfg.task.name), accelerator.memory_named(cfg):
+        with user_code.running(cfg.task.name), accelerator.memory_named(cfg):
             self._trainer = _trainer(cfg, shard)
         self._cut = False
         self._memory = None if cfg.memory is None else Path(cfg.memory)
@@ -100,7 +100,7 @@ class Client:
         begun = 0 if self._begun is None else memory_file.count(self._begun)
         self._timing = making.timing(self._setup, begun)
         self._publish_key()
-        with own_code.running(self._setup.rule.name):
+        with user_code.running(self._setup.rule.name):
             self._core = making.core(self._setup, len(shard), self._wait, steps, known)
         self._pace = Pace()
         self._busy_since = time.monotonic()
@@ -232,7 +232,7 @@ class Client:
             self._prepare(self._exchange, model.dispatch)
         started, rng = self._clock.now(), making.rng(self._setup, randomness.TRAINING, sequence)
         name = self._config.task.name
-        with own_code.running(name), accelerator.memory_named(self._config):
+        with user_code.running(name), accelerator.memory_named(self._config):
             if self._core.sends_gradients:
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
@@ -313,7 +313,7 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
 
         torch.set_num_threads(cfg.threads)
         accelerator.prepare(cfg)
-        task = own_code.build(cfg.task, TASKS, Task)
+        task = user_code.build(cfg.task, TASKS, Task)
         trainer = trainer_of(task, shard, cfg.setup.local, cfg.start, cfg.device)
         trainer.warm_up()
         gc.freeze()

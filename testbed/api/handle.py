@@ -284,9 +284,9 @@ class RunHandle:
         """Evaluate the models that a run which is over has kept, on its test set: `model`, `version`,
         `part`, `name`, `samples`, `loss`, `accuracy`. With `classes` also on each class, with `devices`
         on at most so many training samples of each device. `data` as of `up`. Raises BadInputError."""
-        from testbed.run import kept_models
+        from testbed.run import saved_models
 
-        return kept_models.of_run(self._directory, data_root(data), classes=classes, devices=devices)
+        return saved_models.of_run(self._directory, data_root(data), classes=classes, devices=devices)
 
     def shell(self, device: str, command: Sequence[str] = ()) -> int:
         """Give the user of this terminal a shell in the container of `device`, or of the only one of the

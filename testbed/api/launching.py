@@ -18,7 +18,7 @@ from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, writable_file
-from testbed.plan import Plan, by_node, catalog, describe, drawing, here, memory, model_check
+from testbed.plan import Plan, by_node, catalog, describe, drawing, memory, model_check, plan_on_host
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
 from testbed.run import live_runs, planning
@@ -224,7 +224,7 @@ def validated(topology: TopologyLike) -> Topology:
     given = text_of(topology)
     found = topologies.parse(given.text, given.name)
     catalog.read(found)
-    here.check_model(found)
+    plan_on_host.check_model(found)
     return found
 
 

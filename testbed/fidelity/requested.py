@@ -15,7 +15,7 @@ from testbed.fidelity.validity import StepDone, Training
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.placement import PlannedNode
-from testbed.plan.planned import weight_alone
+from testbed.plan.planned_devices import weight_alone
 
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:

@@ -54,7 +54,7 @@ class Images:
     gpu: str = ""
     """As `agent`, with CUDA; empty if no device of the run has a GPU."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Device group -> its own image (`testbed.images.own`); only groups that have one."""
+    """Device group -> its own image (`testbed.images.device_images`); only groups that have one."""
 
 
 @dataclass(frozen=True, slots=True)

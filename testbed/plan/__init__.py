@@ -6,7 +6,7 @@ from testbed.plan.assignment import plan
 from testbed.plan.catalog import Catalog
 from testbed.plan.host import Host, this_host
 from testbed.plan.plan_tables import by_node, describe
-from testbed.plan.planned import Plan, PlannedDevice, dilated
+from testbed.plan.planned_devices import Plan, PlannedDevice, dilated
 
 __all__ = [
     "Catalog",

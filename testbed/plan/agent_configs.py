@@ -31,7 +31,7 @@ from agents.timing import durations
 from testbed.broker import SOCKET, Account, Limits, init_user
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import model_check, planned_actions, rounds
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, seeds
 
@@ -351,7 +351,7 @@ def _client(
 
 def _code(spec: RunSpec, places: Places) -> str | None:
     """Folder from which a process imports own code; None without own code."""
-    return None if spec.topology.own_code is None else places.path(spec.directory.code, CODE)
+    return None if spec.topology.user_code is None else places.path(spec.directory.code, CODE)
 
 
 def _start(spec: RunSpec, places: Places) -> Start:

@@ -11,10 +11,10 @@ from testbed.plan import feasibility, gpu_placement, memory, notes
 from testbed.plan.catalog import HERE, Catalog
 from testbed.plan.gpu_placement import PlannedGpu
 from testbed.plan.host import Host
-from testbed.plan.measured import Measured
+from testbed.plan.measurements import Measured
 from testbed.plan.placement import SHARED_CAPACITY, PlannedNode, Unplaced, Wish, place
 from testbed.plan.placement import planned as planned_node
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.plan.shaper import choose
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup

@@ -13,8 +13,8 @@ from pathlib import Path
 from agents import config
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
-from testbed.plan.measured import Measured
-from testbed.plan.work import of_step
+from testbed.plan.measurements import Measured
+from testbed.plan.step_work import of_step
 from testbed.speed.calibration import Calibration, seconds, share
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, link_traces, profiles

@@ -20,7 +20,7 @@ from agents.tasks.interface import Task
 from agents.wire import payloads
 from testbed.host import cache
 from testbed.plan import model_check
-from testbed.plan.planned import PlannedDevice
+from testbed.plan.planned_devices import PlannedDevice
 from testbed.speed import calibration
 from testbed.topology import Virtual
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from xml.sax.saxutils import escape
 
 from agents.config import Access, Link
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 from testbed.topology.units import format_duration, format_rate
 

@@ -26,9 +26,9 @@ from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, listed
 from testbed.host import cache
-from testbed.own_code import stand_ins
-from testbed.own_code.stand_ins import StandIn
 from testbed.topology import Topology
+from testbed.user_code import stand_ins
+from testbed.user_code.stand_ins import StandIn
 
 _TRIED = 64
 """Maximum number of samples in a trial step, and again of samples added to have every label."""

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-import agents.own_code
+import agents.user_code
 from agents.aggregator.actions import Save
 from agents.disk import files
 from agents.models.flat import FlatModule, first_module, schema_hash
@@ -25,11 +25,11 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.wire import payloads
 from testbed.errors import BadInputError
-from testbed.own_code import stand_ins
-from testbed.own_code.stand_ins import StandIn
 from testbed.plan.agent_configs import start_of
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, load
+from testbed.user_code import stand_ins
+from testbed.user_code.stand_ins import StandIn
 
 State = Mapping[str, torch.Tensor]
 
@@ -139,8 +139,8 @@ def state_of(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
 
 def task_of(topology: Topology, directory: RunDirectory) -> Task:
     """Build the task of a run; a user's own task is imported from the run's copy of the code."""
-    agents.own_code.use(str(directory.code) if directory.code.is_dir() else None)
-    return agents.own_code.build(topology.task.named, TASKS, Task)
+    agents.user_code.use(str(directory.code) if directory.code.is_dir() else None)
+    return agents.user_code.build(topology.task.named, TASKS, Task)
 
 
 def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:

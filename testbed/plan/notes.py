@@ -11,7 +11,7 @@ from testbed.plan import memory
 from testbed.plan.catalog import Catalog
 from testbed.plan.feasibility import gib
 from testbed.plan.host import Host
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.profiles import DeviceProfile

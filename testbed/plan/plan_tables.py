@@ -8,7 +8,7 @@ from typing import Any
 from agents.config import Link, Local
 from testbed.host.cpusets import cpuset
 from testbed.plan.feasibility import gib
-from testbed.plan.planned import Plan, PlannedDevice, told_duration
+from testbed.plan.planned_devices import Plan, PlannedDevice, told_duration
 from testbed.topology.units import format_duration, format_rate, format_size
 from testbed.traits import Traits
 

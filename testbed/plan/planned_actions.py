@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from agents.config import OUTAGE_RATE
-from testbed.plan.planned import Plan
+from testbed.plan.planned_devices import Plan
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.action_timeline import Heat, Step, timeline
 

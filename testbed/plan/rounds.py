@@ -29,7 +29,7 @@ from testbed.plan.costs import (
     on_link,
 )
 from testbed.plan.plan_tables import describe
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 
 _MAX_NAMED = 4

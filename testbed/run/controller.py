@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Never
 
-from agents import events, own_code
+from agents import events, user_code
 from agents.config import LOGGED, Broker, Link
 from agents.device_actions import Crash, DeviceState, SetCpu
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
@@ -389,7 +389,7 @@ class Controller:
         if self._ended is None:
             raise RunFailedError(f"the aggregator ended before the run did.{self._log_tail(AGGREGATOR)}")
         if self._ended.reason == "no clients left":
-            if own_code.is_own(self._spec.topology.task.name):
+            if user_code.is_own(self._spec.topology.task.name):
                 self._await_devices(_END_TIMEOUT_SECONDS)
             raise RunFailedError(f"no clients left. See {self._spec.directory.logs}.")
         return self._ended
@@ -502,7 +502,7 @@ class Controller:
         for name, code in self._runtime.ended().items():
             if name in self._exit_codes:
                 continue
-            if code == own_code.FAILED:
+            if code == user_code.FAILED:
                 what, told = self._own_code_on(name), self._log_tail(name, _TRACEBACK_LINES)
                 raise RunFailedError(f"{what} failed on {name}, so the run ends.{told}")
             if name in (BROKER, ROUTER, MPS) or (name == AGGREGATOR and code != 0):
@@ -548,7 +548,7 @@ class Controller:
         """Return the names of the user's classes that run in `component`."""
         task, rule = self._spec.topology.task.name, self._spec.topology.rule.name
         names = (task,) if component in self._devices else (task, rule)
-        return " or ".join(filter(own_code.is_own, names)) or "own code"
+        return " or ".join(filter(user_code.is_own, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:
         """Restart broker or aggregator if the run can continue after it; return whether it was

@@ -18,7 +18,7 @@ import psutil
 from agents import events
 from agents.events import COMPLETE
 from testbed.errors import BadInputError, HostError
-from testbed.run import unchanged
+from testbed.run import resume_check
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, emulator
@@ -139,7 +139,7 @@ def resumable(runs: Path, run: str) -> RunDirectory:
         snapshot.check(directory.checkpoint)
     except (OSError, snapshot.SnapshotError) as error:
         raise BadInputError(f"{directory.run} cannot be resumed: {error}") from error
-    unchanged.check(directory)
+    resume_check.check(directory)
     directory.open()
     return directory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from testbed import console
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
-from testbed.plan import Plan, catalog, here
+from testbed.plan import Plan, catalog, plan_on_host
 from testbed.run.options import Options
 from testbed.runtimes import emulator
 from testbed.speed.calibration import Calibration, calibrate
@@ -25,12 +25,12 @@ def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
 def plan_topology(topology: Topology, options: Options) -> Plan:
     """Plan `topology` on this host. Raises BadInputError."""
     found = catalog.read(topology)
-    here.check_model(topology)
+    plan_on_host.check_model(topology)
     runtime = chosen_runtime(options, topology.runtime.name)
     if not traits(runtime).images:
-        here.check_requirements(topology)
+        plan_on_host.check_requirements(topology)
     nodes = _nodes(runtime, options)
-    return here.plan_here(
+    return plan_on_host.plan_here(
         topology,
         found,
         runtime,

@@ -11,7 +11,7 @@ from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError
 from testbed.plan import Plan, model_check
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import provenance, unchanged
+from testbed.run import provenance, resume_check
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, yamlfile
@@ -38,7 +38,7 @@ def prepare(
 
             models.write_start(topology, directory)
         if not plan.traits.simulated:
-            unchanged.keep(directory)
+            resume_check.keep(directory)
     directory.claim()
     task = topology.task
     chosen = datasets.source(topology)
@@ -85,7 +85,7 @@ def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[st
 def write(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
     """Write what is needed to repeat the run: the topology, the profiles and measurements that it uses,
     and a copy of its own code."""
-    code = topology.own_code
+    code = topology.user_code
     if code is not None:
         code.copy(directory.code)
         directory.write_manifest(code=code.digest)
@@ -99,6 +99,6 @@ def write(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
 
 def check_code(topology: Topology, directory: RunDirectory) -> None:
     """Raise BadInputError if the run's own code has changed since the run began."""
-    code = topology.own_code
+    code = topology.user_code
     if code is not None and directory.read_manifest().get("code") != code.digest:
         raise BadInputError(f"{directory.code} has changed since the run began: start a new run with it")

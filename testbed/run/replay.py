@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agents import events, own_code
+from agents import events, user_code
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, recording
 from agents.aggregator.core import AggregatorCore, Setup
@@ -67,7 +67,7 @@ def replay(directory: RunDirectory) -> Replayed:
     if directory.controller() is not None:
         raise BadInputError(f"{directory.run} is still running: replay it after its end")
     replay = _Replay(directory)
-    own_code.use(str(directory.code) if directory.code.is_dir() else None)
+    user_code.use(str(directory.code) if directory.code.is_dir() else None)
     try:
         return replay.run()
     except (RecordingError, payloads.WireError, ValueError, OSError) as error:

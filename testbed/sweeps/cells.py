@@ -221,7 +221,7 @@ def _cells(
 
 
 def _fingerprint(read: Topology, plan: Plan, files: str) -> str:
-    code = read.own_code  # its content counts, not its path
+    code = read.user_code  # its content counts, not its path
     text = read.to_yaml(None if code is None else code.digest)
     facts = f"{plan.runtime}\n{text}{files}{plan.profiles!r}{plan.measured!r}"
     return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -30,7 +30,7 @@ from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan
 from testbed.plan.costs import step_time, step_work, timed
-from testbed.plan.measured import Measured
+from testbed.plan.measurements import Measured
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
@@ -337,7 +337,7 @@ def _protocol_work(cell: Cell) -> str:
 
 
 def _task(cell: Cell) -> tuple[Any, ...]:
-    code = cell.topology.own_code
+    code = cell.topology.user_code
     return cell.topology.task.named, None if code is None else code.digest
 
 

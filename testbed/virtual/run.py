@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from agents import events, own_code, pipeline
+from agents import events, pipeline, user_code
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
 from agents.aggregator.core import Setup
@@ -74,7 +74,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     run directory is whole.
     """
     recorder = Recorder(spec.directory, view)
-    own_code.use(None if spec.topology.own_code is None else str(spec.directory.code))
+    user_code.use(None if spec.topology.user_code is None else str(spec.directory.code))
     gc.freeze()  # what is there by now stays, and need not be looked through time and again
     try:
         with interrupt_flag() as interrupted:
@@ -82,10 +82,10 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
             simulation.run(time.time(), interrupted)
     except Exception as error:
         task = spec.topology.task.name
-        if not own_code.caused(error, task):
+        if not user_code.caused(error, task):
             raise
-        names = " and ".join(filter(own_code.is_own, (task, spec.topology.rule.name)))
-        raise RunFailedError(f"{names} failed:\n{own_code.told(error)}") from error
+        names = " and ".join(filter(user_code.is_own, (task, spec.topology.rule.name)))
+        raise RunFailedError(f"{names} failed:\n{user_code.told(error)}") from error
     finally:
         gc.unfreeze()
         recorder.close()
@@ -142,7 +142,7 @@ class Recorder:
 
 def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorder) -> Simulation:
     topology, run_id = spec.topology, spec.directory.run
-    task = own_code.build(topology.task.named, TASKS, Task)
+    task = user_code.build(topology.task.named, TASKS, Task)
     side: ClientSide = topology.rule.build().client_side
     start = start_of(topology, spec.directory)
     w, buffers, schema = first_model(task, topology.seed, start)
@@ -317,7 +317,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         view.progress("Measuring how long a step takes here: a few seconds")
         beginning = start_of(topology, spec.directory)
         trainer_of(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
-        code = None if topology.own_code is None else str(spec.directory.code)
+        code = None if topology.user_code is None else str(spec.directory.code)
         whole, sliced = slices.measured(
             slices.Work(
                 task=topology.task.named, code=code, shard=shard, local=device.local, start=beginning

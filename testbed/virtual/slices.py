@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from agents import own_code, process
+from agents import process, user_code
 from agents.client.training import trainer_of
 from agents.config import Local, Named, Start
 from agents.models.flat import initial
@@ -82,8 +82,8 @@ def measured(work: Work) -> tuple[float, float]:
 def main() -> None:
     work: Work = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
     process.keep_freed_memory()
-    own_code.use(work.code)
-    task = own_code.build(work.task, TASKS, Task)
+    user_code.use(work.code)
+    task = user_code.build(work.task, TASKS, Task)
     trainer = trainer_of(task, work.shard, work.local, work.start)
     begin = initial(trainer.flat.module)
     if sys.platform == "linux":

@@ -14,7 +14,7 @@ from agents.timing.nanoseconds import SECOND
 from testbed import plan
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
-from testbed.plan import Plan, catalog, here
+from testbed.plan import Plan, catalog
 from testbed.plan.catalog import HERE, Catalog, needs_speeds, read, with_cpu
 from testbed.run import planning, preparing, up
 from testbed.run.options import Options
@@ -204,7 +204,7 @@ def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest
 def test_plan_up_and_manifest_say_how_a_share_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here, "calibrate", lambda: HOST)
+    monkeypatch.setattr(plan_on_host, "calibrate", lambda: HOST)
     file = tmp_path / "topology.yaml"
     _topology(tmp_path, "{name: a, profile: raspberry-pi-zero-2w}")
     with file.open("a") as text:

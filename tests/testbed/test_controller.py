@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agents import own_code
+from agents import user_code
 from agents.config import Broker, Link
 from agents.device_actions import Action, Crash, SetLink
 from agents.mqtt.topics import Topics
@@ -32,7 +32,7 @@ from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 
 FAIL = "import sys; sys.exit('it broke')"
-OWN = f"import sys; sys.stderr.write('a mistake'); sys.exit({own_code.FAILED})"
+OWN = f"import sys; sys.stderr.write('a mistake'); sys.exit({user_code.FAILED})"
 
 
 class Asked(Connection):

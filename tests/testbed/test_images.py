@@ -24,7 +24,16 @@ from docker.errors import ContainerError
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, subprocesses
-from testbed.images import build_time, building, debian, image_check, in_use, inventory, own, wheels
+from testbed.images import (
+    build_time,
+    building,
+    debian,
+    device_images,
+    image_check,
+    in_use,
+    inventory,
+    wheels,
+)
 from testbed.topology import parse
 from tests.waiting import eventually
 
@@ -447,10 +456,10 @@ def sensor(tmp_path: Path) -> Path:
 
 def test_a_users_image_is_made_anew_when_what_goes_into_it_changes(sensor: Path) -> None:
     def tag(base: str = "testbed-agent:1") -> str:
-        return own.Context.read(sensor).tag(base)
+        return device_images.Context.read(sensor).tag(base)
 
     first = tag()
-    assert own.Context.read(sensor).files == (".dockerignore", "Dockerfile", "driver.py")
+    assert device_images.Context.read(sensor).files == (".dockerignore", "Dockerfile", "driver.py")
     (sensor.parent / "data" / "large.bin").write_bytes(b"another")
     assert tag() == first
     assert tag("testbed-agent:2") != first
@@ -462,18 +471,18 @@ def test_what_is_no_file_cannot_go_into_an_image(sensor: Path) -> None:
     (sensor.parent / "driver").symlink_to("driver.py")
     os.mkfifo(sensor.parent / "pipe")
     with pytest.raises(BadInputError, match=r"sensor/pipe is neither a file nor a link"):
-        own.Context.read(sensor)
+        device_images.Context.read(sensor)
     with (sensor.parent / ".dockerignore").open("a") as ignored:
         ignored.write("pipe\n")
-    assert "driver" in own.Context.read(sensor).files
+    assert "driver" in device_images.Context.read(sensor).files
 
 
 def test_a_folder_too_large_for_an_image_is_refused(
     sensor: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own, "_MAX_BYTES", 10)
+    monkeypatch.setattr(device_images, "_MAX_BYTES", 10)
     with pytest.raises(BadInputError, match=r"put the Dockerfile into a folder .* \.dockerignore"):
-        own.Context.read(sensor)
+        device_images.Context.read(sensor)
 
 
 def test_what_an_image_lacks_is_named() -> None:
@@ -484,8 +493,8 @@ def test_what_an_image_lacks_is_named() -> None:
     )
     assert seen["agents"] == image_check.digest(images.AGENTS)
     assert {lack for lack in seen["lacks"] if not lack.startswith("the program ")} == set()
-    assert list(own._faults({"lacks": [], "agents": "mine"}, "mine")) == []
-    old = list(own._faults({"lacks": ["torch (ImportError: no)"], "agents": "other"}, "mine"))
+    assert list(device_images._faults({"lacks": [], "agents": "mine"}, "mine")) == []
+    old = list(device_images._faults({"lacks": ["torch (ImportError: no)"], "agents": "other"}, "mine"))
     assert old[0] == "torch (ImportError: no)"
     assert "of this version of the testbed" in old[1]
     nothing = subprocess.run(
@@ -509,7 +518,7 @@ def test_an_image_that_cannot_be_a_device_is_refused_with_its_group(
     )
     begun, label = int(time.time()), f"testbed.run={uuid.uuid4()}"
     with pytest.raises(BadInputError) as caught:
-        own.of_groups(engine, read, built, print, dict([label.split("=")]))
+        device_images.of_groups(engine, read, built, print, dict([label.split("=")]))
     text = str(caught.value)
     assert "devices[0].image: a: the engine has no image no-such-image:1" in text
     assert f"devices[1].image: {built.broker} cannot run a device: it lacks torch" in text

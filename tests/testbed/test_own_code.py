@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from agents import own_code
+from agents import user_code
 from agents.aggregator import snapshot
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.models.flat import first_model
@@ -31,13 +31,13 @@ from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, RunFailedError
 from testbed.images import tags as image_tags
 from testbed.images import wheels
-from testbed.own_code.code import Code
 from testbed.plan import Plan, model_check
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
+from testbed.user_code.code import Code
 from tests.running import Testbed
 
 MODULE = """
@@ -250,7 +250,7 @@ class LateState(PlainState):
 def nothing_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    own_code.use(None)
+    user_code.use(None)
 
 
 def write(folder: Path, module: str = MODULE, **changes: Any) -> Path:
@@ -339,7 +339,7 @@ def test_what_does_not_fit_is_refused_with_its_place(
     with pytest.raises(BadInputError) as refused:
         planning.plan_file(write(tmp_path, **changes), Options())
     assert said in str(refused.value)
-    assert "inspection.py" not in str(refused.value)
+    assert "inspection_process.py" not in str(refused.value)
 
 
 def test_what_an_import_raises_is_shown_as_it_is_and_once(testbed: Testbed, tmp_path: Path) -> None:
@@ -443,17 +443,17 @@ def test_what_is_wrong_in_an_evaluation_is_own_codes(tmp_path: Path) -> None:
 
 def test_an_aggregator_tells_what_was_wrong_in_an_evaluation(tmp_path: Path) -> None:
     write(tmp_path)
-    own_code.use(str(tmp_path))
-    mine = own_code.find("own:Unscored", TASKS, Task)()
+    user_code.use(str(tmp_path))
+    mine = user_code.find("own:Unscored", TASKS, Task)()
     samples = Shard(np.ones((100, 8, 8), np.float32), np.zeros(100, np.int64))
     done: Future[Future[Evaluation]] = Future()
     Evaluator(mine, samples, done.set_result).submit(3, first_model(mine, 0)[0])
     error = done.result(timeout=30).exception()
     assert error is not None
-    assert own_code.caused(error, "own:Unscored")
-    assert not own_code.caused(error, "digits-logreg")
+    assert user_code.caused(error, "own:Unscored")
+    assert not user_code.caused(error, "digits-logreg")
     told = "AttributeError: 'float' object has no attribute 'double'\nin the evaluation of version 3"
-    assert own_code.told(error) == told
+    assert user_code.told(error) == told
 
 
 def learning(name: str, **more: Any) -> dict[str, Any]:
@@ -520,9 +520,9 @@ def saved(testbed: Testbed, path: Path, *options: str) -> dict[str, torch.Tensor
 def fresh(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """A state of the model of `name`, other than the one that a run begins with."""
     write(folder)
-    own_code.use(str(folder))
+    user_code.use(str(folder))
     torch.manual_seed(99)
-    state: dict[str, torch.Tensor] = own_code.find(f"own:{name}", TASKS, Task)().model().state_dict()
+    state: dict[str, torch.Tensor] = user_code.find(f"own:{name}", TASKS, Task)().model().state_dict()
     return state
 
 
@@ -552,7 +552,7 @@ def test_what_an_own_task_does_not_take_is_refused(
     told = testbed("up", file, "--runs", tmp_path / "runs")
     assert told.code == 2
     assert said in " ".join(told.err.split())
-    assert "inspection.py" not in told.err
+    assert "inspection_process.py" not in told.err
 
 
 def test_an_own_task_learns_from_the_topologys_own_data(testbed: Testbed, tmp_path: Path) -> None:
@@ -619,7 +619,7 @@ def test_what_is_no_dataset_is_refused(wrong: str, said: str, tmp_path: Path) ->
         model_check.try_step(parsed, preparation.prepare(parsed, None))
     told = str(refused.value)
     assert said in told
-    assert "inspection.py" not in told
+    assert "inspection_process.py" not in told
     assert ("t.yaml:4:9: task.name: " in told) == ("Traceback" not in told)
 
 
@@ -711,27 +711,27 @@ def test_a_client_ends_with_the_traceback_of_own_code_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path)
-    own_code.use(str(tmp_path))
-    mine = own_code.find("own:Mine", TASKS, Task)
-    with pytest.raises(SystemExit) as ended, own_code.running("own:Mine"):
+    user_code.use(str(tmp_path))
+    mine = user_code.find("own:Mine", TASKS, Task)
+    with pytest.raises(SystemExit) as ended, user_code.running("own:Mine"):
         mine(fails=True).loss(None, [1, 2, 3])  # type: ignore[call-arg, arg-type]
-    assert ended.value.code == own_code.FAILED
+    assert ended.value.code == user_code.FAILED
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
     assert said.count("File ") == 2
     assert said.endswith("RuntimeError: this cannot be\n")
-    with pytest.raises(RuntimeError), own_code.running("digits-logreg"):  # ours is ours
+    with pytest.raises(RuntimeError), user_code.running("digits-logreg"):  # ours is ours
         raise RuntimeError
 
 
 def test_a_state_of_own_classes_is_kept_and_read_back(tmp_path: Path) -> None:
     write(tmp_path)
-    own_code.use(str(tmp_path))
-    rule = own_code.find("own:Plain", RULES, Rule)()
+    user_code.use(str(tmp_path))
+    rule = user_code.find("own:Plain", RULES, Rule)()
     server = Server(np.ones(2, np.float32), {"a": 1.0}, np.random.default_rng(0))
     snapshot.save(rule.begin(server), tmp_path / "state")
     assert snapshot.load(tmp_path / "state").server.w.tolist() == [1, 1]
-    own_code.use(None)
+    user_code.use(None)
     with pytest.raises(snapshot.SnapshotError, match=r"own\.PlainState"):
         snapshot.load(tmp_path / "state")
 
@@ -740,8 +740,8 @@ def test_one_process_runs_one_version_after_the_other(tmp_path: Path) -> None:
     versions = []
     for period in ("2.0", "5.0"):
         write(tmp_path / period, MODULE.replace("2.0", period))
-        own_code.use(str(tmp_path / period))
-        versions.append(own_code.find("own:Plain", RULES, Rule)().period)  # type: ignore[attr-defined]
+        user_code.use(str(tmp_path / period))
+        versions.append(user_code.find("own:Plain", RULES, Rule)().period)  # type: ignore[attr-defined]
     assert versions == [2.0, 5.0]
     assert not list(tmp_path.rglob("*.pyc"))
 

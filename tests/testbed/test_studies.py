@@ -16,7 +16,7 @@ import pytest
 
 from analysis import comparison
 from testbed.plan import Plan
-from testbed.plan.measured import Measured
+from testbed.plan.measurements import Measured
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory

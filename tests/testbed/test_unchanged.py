@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.run import unchanged
+from testbed.run import resume_check
 from testbed.rundir.directory import RunDirectory
 
 BEGAN = """
@@ -26,8 +26,8 @@ def begun(tmp_path: Path) -> RunDirectory:
     directory.path.mkdir()
     directory.topology.write_text(BEGAN)
     directory.start.write_bytes(b"weights")
-    unchanged.keep(directory)
-    unchanged.check(directory)
+    resume_check.keep(directory)
+    resume_check.check(directory)
     return directory
 
 
@@ -49,7 +49,7 @@ def test_changed_topology_is_refused_with_what_differs(
 ) -> None:
     begun.topology.write_text(BEGAN.replace(old, new))
     with pytest.raises(BadInputError) as raised:
-        unchanged.check(begun)
+        resume_check.check(begun)
     assert f"topology.yaml is not the topology that the run began with: {told}" in str(raised.value)
     assert "undo the change, or start a new run with it" in str(raised.value)
 
@@ -57,29 +57,29 @@ def test_changed_topology_is_refused_with_what_differs(
 def test_of_many_differences_five_are_listed(begun: RunDirectory) -> None:
     begun.topology.write_text("{a: 1, b: 2, c: 3}")
     with pytest.raises(BadInputError, match=r"; 4 more differences\. A resumed run"):
-        unchanged.check(begun)
+        resume_check.check(begun)
 
 
 def test_comments_and_the_order_of_keys_do_not_count(begun: RunDirectory) -> None:
     *rest, stop = BEGAN.splitlines()
     begun.topology.write_text("\n".join(["# by hand", stop, *rest]))
-    unchanged.check(begun)
+    resume_check.check(begun)
 
 
 def test_what_differs_is_not_guessed_where_its_own_copy_was_changed(begun: RunDirectory) -> None:
     for text in (begun.state / "topology.yaml", begun.topology):
         text.write_text(BEGAN.replace("seed: 7", "seed: 8"))
     with pytest.raises(BadInputError, match=r"the change is not known: .* was changed, too"):
-        unchanged.check(begun)
+        resume_check.check(begun)
     (begun.state / "topology.yaml").unlink()
     with pytest.raises(BadInputError, match=r"the change is not known: .* cannot be read"):
-        unchanged.check(begun)
+        resume_check.check(begun)
 
 
 def test_other_state_to_start_from_is_refused(begun: RunDirectory) -> None:
     begun.start.write_bytes(b"Weights")
     with pytest.raises(BadInputError, match=r"start\.safetensors, the state that the run's module"):
-        unchanged.check(begun)
+        resume_check.check(begun)
     begun.start.unlink()
     with pytest.raises(BadInputError, match="has changed since the run began: put a copy back"):
-        unchanged.check(begun)
+        resume_check.check(begun)

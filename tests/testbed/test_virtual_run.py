@@ -15,7 +15,7 @@ from agents import events
 from analysis.load import Run, load
 from testbed.errors import BadInputError, RunFailedError
 from testbed.plan import costs
-from testbed.plan.measured import Measured
+from testbed.plan.measurements import Measured
 from testbed.run import live_runs, planning, up
 from testbed.run.optimum import ending
 from testbed.run.options import Options

@@ -35,7 +35,7 @@ from testbed.host.gpus import MPS
 from testbed.plan import Plan, PlannedDevice, agent_configs, memory
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.plan.gpu_placement import PlannedGpu
-from testbed.plan.planned import DEVICES_WEIGHT
+from testbed.plan.planned_devices import DEVICES_WEIGHT
 from testbed.runtimes.docker.containers import (
     COMPONENT_LABEL,
     DIRECTORY_LABEL,

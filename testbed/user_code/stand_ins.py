@@ -1,7 +1,7 @@
 """Stand-ins for a user's tasks and rules: dataclasses with the same parameters, without the user's code.
 
 Topologies are checked against them, and the plan gets its facts from them. A separate process, which
-does import the code, answers their questions (`testbed.own_code.inspector`).
+does import the code, answers their questions (`testbed.user_code.inspector`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 
 import numpy as np
 
-from agents import own_code, shards
+from agents import shards, user_code
 from agents.rules.interface import ClientSide, Sums
 from agents.shards import Shard
 from agents.tasks.interface import Splits
 from testbed.errors import BadInputError
-from testbed.own_code.code import Code, root_of
-from testbed.own_code.inspector import Inspector, RaisedError
+from testbed.user_code.code import Code, root_of
+from testbed.user_code.inspector import Inspector, RaisedError
 
 Kind = Literal["task", "rule"]
 _LITERAL: Any = Literal
@@ -90,7 +90,8 @@ class RuleStandIn(StandIn):
 
 
 def ask(one: StandIn, question: str, **facts: Any) -> Any:
-    """Ask `question` (see `testbed.own_code.inspection`) about the object that `one` stands for.
+    """Ask `question` (see `testbed.user_code.inspection_process`) about the object that `one` stands
+    for.
 
     Raises ValueError if its class refuses; BadInputError, with the traceback, if its code raises.
     """
@@ -105,7 +106,7 @@ def _ask(code: Code, question: str, kind: Kind, name: str, **facts: Any) -> Any:
     """Ask about a class. Raises ValueError if the class refuses, RaisedError with the traceback if its
     code raises."""
     request = {"question": question, "kind": kind, "name": name, **facts}
-    return _inspector(code).ask(own_code.plain(request))
+    return _inspector(code).ask(user_code.plain(request))
 
 
 @functools.lru_cache(maxsize=8)
@@ -139,7 +140,7 @@ def stand_in(code: Code, kind: Kind, name: str) -> type[StandIn]:
 
 
 def _type(described: Any) -> Any:
-    """Return the type hint that `testbed.own_code.inspection` has described."""
+    """Return the type hint that `testbed.user_code.inspection_process` has described."""
     match described:
         case str():
             return _TYPES[described]

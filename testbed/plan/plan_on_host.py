@@ -14,7 +14,7 @@ from testbed.plan import model_check
 from testbed.plan.assignment import plan
 from testbed.plan.catalog import HERE, Catalog, needs_speeds, with_cpu
 from testbed.plan.host import this_host
-from testbed.plan.planned import Plan
+from testbed.plan.planned_devices import Plan
 from testbed.speed.calibration import Calibration, calibrate
 from testbed.topology import Topology
 from testbed.traits import traits

@@ -15,9 +15,9 @@ from agents.shards import inputs
 from agents.tasks.interface import Task
 from testbed.data.datasets import DATASETS
 from testbed.host import cache
-from testbed.own_code.stand_ins import StandIn
 from testbed.plan.model_check import fingerprint
 from testbed.speed.kinds import KINDS, Work
+from testbed.user_code.stand_ins import StandIn
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
-"""The process that imports a user's code, started by `testbed.own_code.inspector`.
+"""The process that imports a user's code, started by `testbed.user_code.inspector`.
 
-    python -m testbed.own_code.inspection FOLDER
+    python -m testbed.user_code.inspection_process FOLDER
 
 The modules are in FOLDER/code. Each line of standard input is a question (a key of `_QUESTIONS`, with
 its arguments). Each is answered by a line of JSON: `{"answer": ...}`; `{"refused": reason}` if the class
@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from agents import own_code, shards
+from agents import shards, user_code
 from agents.aggregator import snapshot
 from agents.rules import RULES
 from agents.rules import interface as rules
@@ -60,7 +60,7 @@ class _RefusedError(Exception):
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    own_code.use(str(folder / "code"))
+    user_code.use(str(folder / "code"))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the code prints must not look like an answer
     while select.select([sys.stdin], [], [], _IDLE_S)[0] and (line := sys.stdin.readline()):
@@ -75,16 +75,16 @@ def _answer(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     except _RefusedError as error:
         return {"refused": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's code may raise anything
-        return {"raised": own_code.told(error)[-_MAX_TRACEBACK:]}
+        return {"raised": user_code.told(error)[-_MAX_TRACEBACK:]}
 
 
 def _found(kind: str, name: str) -> Any:
     is_task = kind == "task"
     base, method = (Task, "model") if is_task else (Rule, "begin")
     try:
-        cls: Any = own_code.find(name, TASKS if is_task else RULES, base)
+        cls: Any = user_code.find(name, TASKS if is_task else RULES, base)
     except LookupError as error:
-        if own_code.raised(error):
+        if user_code.raised(error):
             raise
         raise _RefusedError(str(error)) from error
     if getattr(cls, method) is getattr(base, method):
@@ -137,7 +137,7 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _described(hint: Any) -> Any:
-    """Describe `hint` in JSON, for `testbed.own_code.stand_ins`. Raises TypeError for what YAML cannot
+    """Describe `hint` in JSON, for `testbed.user_code.stand_ins`. Raises TypeError for what YAML cannot
     express."""
     arguments = get_args(hint)
     match get_origin(hint):
@@ -225,7 +225,7 @@ def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tup
     try:
         return flat.extent(task, frozen)
     except ValueError as error:
-        if own_code.raised(error):
+        if user_code.raised(error):
             raise
         raise _RefusedError(str(error)) from error
 
@@ -325,7 +325,7 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
     try:
         outputs = module(x)
     except (IndexError, RuntimeError, ValueError) as error:  # torch refuses shapes and types by these
-        reason = str(error).partition("\n")[0] + own_code.place(error)
+        reason = str(error).partition("\n")[0] + user_code.place(error)
         raise _RefusedError(f"its model {not_taken(x, reason)}") from error
     shape = getattr(outputs, "shape", ())
     if cls.loss is Task.loss and len(shape) < 2:

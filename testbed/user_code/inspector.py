@@ -1,4 +1,4 @@
-"""Client of the process that imports a user's code (`testbed.own_code.inspection`).
+"""Client of the process that imports a user's code (`testbed.user_code.inspection_process`).
 
 That process, and not the controller, runs the code. It ends by itself when it gets no question for some
 seconds, and when the controller ends; the next question starts another. Each question has a time limit,
@@ -87,7 +87,7 @@ class Inspector:
 
 class _Process:
     def __init__(self, folder: Path) -> None:
-        module = run_module.command("testbed.own_code.inspection", str(folder))
+        module = run_module.command("testbed.user_code.inspection_process", str(folder))
         self._popen = subprocess.Popen(
             [*die_with_parent.prefix(), *module],
             stdin=subprocess.PIPE,

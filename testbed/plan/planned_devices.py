@@ -12,7 +12,7 @@ from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import feasibility
 from testbed.plan.gpu_placement import PlannedGpu
-from testbed.plan.measured import Measured
+from testbed.plan.measurements import Measured
 from testbed.plan.placement import PlannedNode
 from testbed.plan.shaper import Shaper
 from testbed.topology import Virtual
