@@ -25,7 +25,7 @@ class BuildTime:
             self._seconds = dict(json.loads((cache.folder() / _FILE).read_bytes()))
         self._mark = time.monotonic()
 
-    def built(self, kind: str) -> None:
+    def record_built(self, kind: str) -> None:
         """Record that an image is finished, and the seconds since the previous image or the start."""
         now = time.monotonic()
         self._left.discard(kind)

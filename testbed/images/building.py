@@ -31,12 +31,12 @@ from testbed.images.tags import (
     FOLDER,
     LABEL,
     OWN,
-    Own,
+    ImageAdditions,
     Tags,
-    modules,
-    of_agents,
+    agent_kind,
+    build_files,
+    module_files,
     parent_of,
-    recipe,
 )
 
 _BUILD_LABEL = "testbed.build"
@@ -49,25 +49,25 @@ _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 Progress = Callable[[str], None]
 
 
-def missing(client: docker.DockerClient, tags: Tags) -> set[str]:
+def missing_kinds(client: docker.DockerClient, tags: Tags) -> set[str]:
     """Return the kinds of image to build: missing images, and missing parents of missing images."""
     found: set[str] = set()
-    with_cuda = (of_agents(tags, CUDA),) if f"agent{CUDA}" in tags else ()
-    for used in (of_agents(tags), *with_cuda, "broker"):
+    with_cuda = (agent_kind(tags, CUDA),) if f"agent{CUDA}" in tags else ()
+    for used in (agent_kind(tags), *with_cuda, "broker"):
         kind: str | None = used
-        while kind is not None and kind not in found and not exists(client, tags[kind]):
+        while kind is not None and kind not in found and not image_exists(client, tags[kind]):
             found.add(kind)
             kind = parent_of(kind, tags)
     return found
 
 
-def exists(client: docker.DockerClient, tag: str) -> bool:
+def image_exists(client: docker.DockerClient, tag: str) -> bool:
     """Return whether the engine has the image `tag`."""
     return bool(client.images.list(name=tag))
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
+def build_lock() -> Iterator[None]:
     """Hold the build lock: if two runs start at once, the second waits for the first one's images."""
     cache.folder().mkdir(parents=True, exist_ok=True)
     with (cache.folder() / "images.lock").open("w") as lock:
@@ -100,13 +100,13 @@ class Builder:
     scratch: Path
     progress: Progress
     expected: BuildTime
-    own: Own | None = None
+    own: ImageAdditions | None = None
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""
 
     def build(self, kinds: set[str]) -> None:
         names = ", ".join(kind for kind in self.tags if kind in kinds)
-        self._tell(f"Container images to build: {names}")
+        self._report(f"Container images to build: {names}")
         architecture = self.client.version()["Arch"]
         if architecture not in _MACHINES:
             raise HostError(
@@ -131,7 +131,7 @@ class Builder:
                     if (kind := f"libraries{variant}") in kinds:
                         self._image(kind, libraries[kind].result(), "base")
                     if (kind := f"agent{variant}") in kinds:
-                        context = self._context(kind, modules(AGENTS))
+                        context = self._context(kind, module_files(AGENTS))
                         self._image(kind, context, f"libraries{variant}")
                     for kind in (f"{own}{variant}" for own in OWN):
                         if kind in kinds and self.own is not None:
@@ -143,19 +143,21 @@ class Builder:
 
     def _libraries_context(self, kind: str, machine: str, stop: threading.Event) -> Path:
         inputs = FOLDER / kind
-        fetched = self._fetched(kind, machine, stop, again=self.force)
+        fetched = self._fetch_wheels(kind, machine, stop, again=self.force)
         context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:
             wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
         return context
 
-    def _fetched(self, kind: str, machine: str, stop: threading.Event, *, again: bool = False) -> Path:
+    def _fetch_wheels(
+        self, kind: str, machine: str, stop: threading.Event, *, again: bool = False
+    ) -> Path:
         """Return the folder with the wheels of `libraries` or `libraries-cuda`."""
         requirements = FOLDER / kind / "requirements.txt"
         cuda = kind.endswith(CUDA)
-        return wheels.fetch(requirements, machine, self.scratch, stop, cuda=cuda, again=again)
+        return wheels.fetch_wheels(requirements, machine, self.scratch, stop, cuda=cuda, again=again)
 
-    def _own_context(self, kind: str, own: Own, machine: str, stop: threading.Event) -> Path:
+    def _own_context(self, kind: str, own: ImageAdditions, machine: str, stop: threading.Event) -> Path:
         plain = kind.removesuffix(CUDA)
         libraries = kind.replace(plain, "libraries")
         if plain == "code":
@@ -163,8 +165,8 @@ class Builder:
             own.copy(folder)
             return self._context(kind, {"code": folder})
         inputs = FOLDER / libraries
-        ours = self._fetched(libraries, machine, stop)
-        fetched = wheels.fetch_more(own.requirements, ours, machine, self.scratch, stop)
+        ours = self._fetch_wheels(libraries, machine, stop)
+        fetched = wheels.fetch_more_wheels(own.requirements, ours, machine, self.scratch, stop)
         context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:
             wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
@@ -177,7 +179,7 @@ class Builder:
         """
         context = self.scratch / f"{kind}.tar"
         with tarfile.open(context, "w") as archive:
-            dockerfile = recipe(FOLDER, kind)["Dockerfile"]
+            dockerfile = build_files(FOLDER, kind)["Dockerfile"]
             for name, path in {"Dockerfile": dockerfile, **files}.items():
                 archive.add(path, name, filter=_readable_by_all)
         return context
@@ -185,7 +187,7 @@ class Builder:
     def _base(self, architecture: str, stop: threading.Event) -> None:
         """Pull and extend Debian's image; bootstrap it if no registry answers."""
         packages = FOLDER / "base" / "packages.txt"
-        if exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
+        if image_exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
             return
         with self._step("base", "bootstrapped from Debian's packages, as no registry answers"):
@@ -215,10 +217,10 @@ class Builder:
         yield
         size = self.client.images.get(self.tags[kind]).attrs["Size"]
         seconds = time.monotonic() - start
-        self.expected.built(kind)
-        self._tell(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
+        self.expected.record_built(kind)
+        self._report(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         """Report progress, with the time left if it is known."""
         self.progress("; ".join(filter(None, (text, str(self.expected)))))
 

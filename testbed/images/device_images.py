@@ -34,7 +34,7 @@ _CLIENT = "10001:10001"
 """User and group of the devices' clients (`testbed.plan.agent_configs.CLIENT_USER`)."""
 
 
-def of_groups(
+def group_images(
     client: docker.DockerClient,
     topology: Topology,
     ours: Images,
@@ -52,7 +52,7 @@ def of_groups(
             continue
         base = ours.agent if group.gpu is None else ours.gpu
         try:
-            tag = _tag_of(client, group, base, progress, with_code=topology.code is not None)
+            tag = _group_tag(client, group, base, progress, with_code=topology.code is not None)
             _check(client, tag, base, labels)
             tags[group.name] = tag
         except BadInputError as error:
@@ -64,11 +64,11 @@ def of_groups(
     return tags
 
 
-def _tag_of(
+def _group_tag(
     client: docker.DockerClient, group: DeviceGroup, base: str, progress: Progress, *, with_code: bool
 ) -> str:
     if group.dockerfile is not None:
-        return _built(client, Context.read(group.dockerfile), base, progress)
+        return _build(client, BuildContext.read(group.dockerfile), base, progress)
     tag = group.image or ""
     if with_code:
         raise BadInputError(
@@ -86,7 +86,7 @@ def _tag_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class BuildContext:
     """Files that a user's image is built from: the folder of its Dockerfile."""
 
     dockerfile: Path
@@ -96,7 +96,7 @@ class Context:
     """Hash of the files' contents."""
 
     @classmethod
-    def read(cls, dockerfile: Path) -> Context:
+    def read(cls, dockerfile: Path) -> BuildContext:
         """Read the folder, without what its .dockerignore names.
 
         Raises BadInputError if it is too large, or contains something other than files and links.
@@ -136,16 +136,16 @@ class Context:
         return f"testbed-{KIND}:{made.hexdigest()[:12]}"
 
 
-def _built(client: docker.DockerClient, context: Context, base: str, progress: Progress) -> str:
+def _build(client: docker.DockerClient, context: BuildContext, base: str, progress: Progress) -> str:
     """Build the user's image on top of `base` if it is missing. Raises BadInputError with the engine's
     last lines."""
     tag, folder = context.tag(base), str(context.dockerfile.parent)
-    images.register({KIND: tag}, str(context.dockerfile))
-    if images.exists(client, tag):
+    images.register_images({KIND: tag}, str(context.dockerfile))
+    if images.image_exists(client, tag):
         return tag
     progress(f"Building {tag} by {context.dockerfile}")
     # The archive goes to the disk: it may be larger than the free memory.
-    with images.one_at_a_time(), tempfile.TemporaryFile(dir=cache.folder()) as file:
+    with images.build_lock(), tempfile.TemporaryFile(dir=cache.folder()) as file:
         docker_build.create_archive(folder, [*context.files], fileobj=file)
         file.seek(0)
         try:
@@ -176,7 +176,7 @@ def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str
             f"{tag} has an ENTRYPOINT ({' '.join(entrypoint)}), but the testbed starts devices by its "
             "own command: write ENTRYPOINT [] at the end of its Dockerfile"
         )
-    if faults := list(_faults(_seen_inside(client, tag, labels), expected)):
+    if faults := list(_faults(_inspect_inside(client, tag, labels), expected)):
         raise BadInputError(
             f"{tag} cannot run a device: it lacks {', '.join(faults)}. Build it on top of the testbed's "
             "image: give here the path of a Dockerfile with ARG BASE and FROM ${BASE}, or use "
@@ -185,7 +185,9 @@ def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str
     cache.keep(known, "")
 
 
-def _seen_inside(client: docker.DockerClient, tag: str, labels: Mapping[str, str]) -> dict[str, object]:
+def _inspect_inside(
+    client: docker.DockerClient, tag: str, labels: Mapping[str, str]
+) -> dict[str, object]:
     script = Path(image_check.__file__).read_text(encoding="utf-8")
     try:
         output = docker_engine.output(

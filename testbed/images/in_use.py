@@ -16,7 +16,7 @@ _REGISTER = "images-in-use"
 """Folder in the cache with one file per checkout: the images that it uses."""
 
 
-def register(tags: Tags, own: str = "") -> None:
+def register_images(tags: Tags, own: str = "") -> None:
     """Register `tags` as used by this checkout, or by the code or Dockerfile at the path `own`.
 
     `prune` keeps registered images.
@@ -26,7 +26,7 @@ def register(tags: Tags, own: str = "") -> None:
     cache.keep(cache.folder() / _REGISTER / f"{name}.json", json.dumps(entry))
 
 
-def registered() -> dict[str, str]:
+def registered_images() -> dict[str, str]:
     """Return the images in use: tag -> path of the checkout, code or Dockerfile that uses it.
 
     Entries whose path no longer exists are left out.

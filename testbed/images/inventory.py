@@ -23,7 +23,7 @@ _OURS = re.compile(r"testbed-.*|.+/(testbed-[a-z-]+:[0-9a-f]{12})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class StoredImage:
     """One tag of one of the testbed's images."""
 
     image: str
@@ -46,21 +46,21 @@ class Listed:
         return {"image": self.image, **sizes, "used by": self.user or "nobody"}
 
 
-def listed(client: docker.DockerClient) -> list[Listed]:
+def list_images(client: docker.DockerClient) -> list[StoredImage]:
     """List the testbed's images, largest first. Raises HostError."""
     here = set(images.current_tags(images.FOLDER, images.AGENTS).values())
     with _as_host_error("list the images"):
         found = client.df()["Images"] or []
         in_containers = {str(one["ImageID"]) for one in client.api.containers(all=True)}
-    return entries(found, here, images.registered(), in_containers)
+    return image_entries(found, here, images.registered_images(), in_containers)
 
 
-def entries(
+def image_entries(
     found: Sequence[Mapping[str, Any]],
     here: Collection[str],
     registered: Mapping[str, str],
     in_containers: Collection[str],
-) -> list[Listed]:
+) -> list[StoredImage]:
     """Select the testbed's images from `found`, the engine's list of images with their disk usage.
 
     `here`: tags of this checkout. `registered`: tags in use -> path of their user. `in_containers`: ids
@@ -76,24 +76,24 @@ def entries(
                 user = "containers" if used else registered.get(plain, "")
                 if plain in here and not used:
                     user = "this checkout"
-                ours.append(Listed(tag, size, size - shared, user, used or plain in here))
+                ours.append(StoredImage(tag, size, size - shared, user, used or plain in here))
     return sorted(ours, key=lambda one: (-one.size, one.image))
 
 
-def prune(client: docker.DockerClient, *, everything: bool) -> tuple[list[Listed], int]:
+def prune(client: docker.DockerClient, *, everything: bool) -> tuple[list[StoredImage], int]:
     """Remove unused images of the testbed, and what builds left over more than an hour ago.
 
     `everything`: also remove images of other checkouts, code and Dockerfiles. Images that a container
     uses are kept. Returns the removed images and the number of bytes freed. Raises HostError.
     """
-    with _as_host_error("remove images"), images.one_at_a_time():
+    with _as_host_error("remove images"), images.build_lock():
         before = int(client.df()["LayersSize"])
-        gone = removed(client, removable(listed(client), everything=everything))
+        gone = remove_images(client, removable_images(list_images(client), everything=everything))
         images.remove_untagged(client, images.LABEL, until="1h")  # others may be building
         return gone, max(0, before - int(client.df()["LayersSize"]))
 
 
-def removed(client: docker.DockerClient, chosen: Sequence[Listed]) -> list[Listed]:
+def remove_images(client: docker.DockerClient, chosen: Sequence[StoredImage]) -> list[StoredImage]:
     """Remove the `chosen` images; return those that were removed. Raises docker_engine.ERRORS."""
     gone = []
     for one in chosen:
@@ -103,7 +103,7 @@ def removed(client: docker.DockerClient, chosen: Sequence[Listed]) -> list[Liste
     return gone
 
 
-def removable(found: Sequence[Listed], *, everything: bool) -> list[Listed]:
+def removable_images(found: Sequence[StoredImage], *, everything: bool) -> list[StoredImage]:
     """Return the images that `prune` removes."""
     return [one for one in found if not one.kept and (everything or not one.user)]
 

@@ -58,7 +58,7 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class ImageAdditions:
     """Code and packages that a run adds to the agents' image."""
 
     name: str
@@ -75,10 +75,12 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
     """Compute the tag of each image from the build inputs in `folder` and the package at `sources`."""
     base = _tag("base", _inputs(folder / "base"), repr(debian.OPTIONS))
     libraries = _tag("libraries", _inputs(folder / "libraries"), base)
-    agent = _tag("agent", _inputs(folder / "agent") | modules(sources), libraries)
+    agent = _tag("agent", _inputs(folder / "agent") | module_files(sources), libraries)
     broker = _tag("broker", _inputs(folder / "broker"), base)
-    of_cuda = _tag("libraries-cuda", recipe(folder, "libraries-cuda"), base)
-    agent_of_cuda = _tag("agent-cuda", recipe(folder, "agent-cuda") | modules(sources), of_cuda)
+    of_cuda = _tag("libraries-cuda", build_files(folder, "libraries-cuda"), base)
+    agent_of_cuda = _tag(
+        "agent-cuda", build_files(folder, "agent-cuda") | module_files(sources), of_cuda
+    )
     return {
         "base": base,
         "libraries": libraries,
@@ -89,7 +91,7 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
     }
 
 
-def recipe(folder: Path, kind: str) -> dict[str, Path]:
+def build_files(folder: Path, kind: str) -> dict[str, Path]:
     """Return the files that an image of `kind` is built from: file name -> path.
 
     A kind with CUDA uses the files of the kind without CUDA, except for those it has itself.
@@ -98,7 +100,7 @@ def recipe(folder: Path, kind: str) -> dict[str, Path]:
     return _inputs(folder / kind.removesuffix(CUDA)) | (_inputs(own) if own.is_dir() else {})
 
 
-def own_tags(own: Own, agent: str) -> dict[str, str]:
+def added_tags(own: ImageAdditions, agent: str) -> dict[str, str]:
     """Compute the tags of the images that `own` adds on top of `agent`."""
     tags, parent = {}, agent
     if own.requirements:
@@ -109,7 +111,7 @@ def own_tags(own: Own, agent: str) -> dict[str, str]:
     return tags
 
 
-def of_agents(tags: Tags, variant: str = "") -> str:
+def agent_kind(tags: Tags, variant: str = "") -> str:
     """Return the kind of image that clients and aggregator are started from."""
     return f"code{variant}" if f"code{variant}" in tags else f"agent{variant}"
 
@@ -131,7 +133,7 @@ def _inputs(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in folder.iterdir() if path.is_file()}
 
 
-def modules(package: Path) -> dict[str, Path]:
+def module_files(package: Path) -> dict[str, Path]:
     """Return the modules of `package`, without byte code or other files: path in the image -> path
     here."""
     return {str(path.relative_to(package.parent)): path for path in package.rglob("*.py")}

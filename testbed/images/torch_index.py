@@ -29,7 +29,7 @@ _SETTINGS = ("index-url", "extra-index-url", "no-index", "find-links")
 """pip's settings for where packages come from."""
 
 
-class Choice(NamedTuple):
+class TorchSource(NamedTuple):
     """Source of PyTorch for pip."""
 
     options: tuple[str, ...]
@@ -38,24 +38,26 @@ class Choice(NamedTuple):
     """One line: which build this is, and why."""
 
 
-def for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> Choice:
+def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> TorchSource:
     """Choose for this machine: CPU builds, unless it has an NVIDIA driver or does not run Linux."""
     if sys.platform != "linux":
-        return Choice((), "the Python Package Index's build, which has CUDA on Linux only")
+        return TorchSource((), "the Python Package Index's build, which has CUDA on Linux only")
     if driver := next((path for path in drivers if path.exists()), None):
-        return Choice((), f"the Python Package Index's build with CUDA: NVIDIA driver found ({driver})")
-    choice = for_cpu(index)
+        return TorchSource(
+            (), f"the Python Package Index's build with CUDA: NVIDIA driver found ({driver})"
+        )
+    choice = cpu_source(index)
     return choice._replace(reason=f"{choice.reason}; no NVIDIA driver found")
 
 
-def for_cpu(index: str = CPU_INDEX) -> Choice:
+def cpu_source(index: str = CPU_INDEX) -> TorchSource:
     """Choose the CPU builds of `index`, unless the user's pip settings name a source of packages, or the
     index does not answer in time."""
     if settings := ", ".join(_settings()):
-        return Choice((), f"from the source in your pip settings ({settings}); CPU builds: {index}")
+        return TorchSource((), f"from the source in your pip settings ({settings}); CPU builds: {index}")
     if (problem := _problem(index)) is None:
-        return Choice(("--extra-index-url", index), f"the CPU build, as {index} answers")
-    return Choice(
+        return TorchSource(("--extra-index-url", index), f"the CPU build, as {index} answers")
+    return TorchSource(
         (),
         "the Python Package Index's build, which on Linux brings gigabytes of CUDA: the index of CPU "
         f"builds, {index}, does not answer ({problem})",
@@ -95,6 +97,6 @@ def _problem(index: str) -> str | None:
 
 
 if __name__ == "__main__":
-    choice = for_host()
+    choice = source_for_host()
     print("PyTorch:", choice.reason, file=sys.stderr)  # noqa: T201
     print(*choice.options)  # noqa: T201

@@ -30,7 +30,7 @@ _GLIBC = 36
 """Minor version of glibc 2.x in Debian bookworm."""
 
 
-def fetch(
+def fetch_wheels(
     requirements: Path,
     machine: str,
     scratch: Path,
@@ -58,7 +58,7 @@ def fetch(
         run(command, temporary=scratch, stop=stop)
         require_cuda([wheel.name for wheel in partial.glob("*.whl")])
     else:
-        index = torch_index.for_cpu()
+        index = torch_index.cpu_source()
         if not any(line.endswith("+cpu") for line in wanted):
             refuse_cuda(_resolve([*index.options, *options, *wanted], scratch, stop), index.reason)
         try:
@@ -71,7 +71,7 @@ def fetch(
     return folder
 
 
-def fetch_more(
+def fetch_more_wheels(
     requirements: Sequence[str], ours: Path, machine: str, scratch: Path, stop: threading.Event
 ) -> Path:
     """Download the wheels for a user's `requirements`, once; return their folder.
@@ -174,14 +174,14 @@ def platform_options(machine: str) -> list[str]:
     return [*options, *(f"--platform={tag}" for tag in tags)]
 
 
-def _of_cuda(packages: Sequence[str]) -> list[str]:
+def _cuda_packages(packages: Sequence[str]) -> list[str]:
     """Return the names of packages or wheels that are CUDA libraries."""
     return sorted(name for name in packages if name.startswith(("nvidia", "cuda")))
 
 
 def require_cuda(wheels: Sequence[str]) -> None:
     """Raise HostError if none of the wheels is a CUDA library."""
-    if not _of_cuda(wheels):
+    if not _cuda_packages(wheels):
         raise HostError(
             "The torch that pip finds brings no CUDA libraries, but devices with a GPU need them: let "
             "pip find PyTorch's wheels with CUDA, such as those of the Python Package Index for x86_64 "
@@ -191,7 +191,7 @@ def require_cuda(wheels: Sequence[str]) -> None:
 
 def refuse_cuda(packages: Sequence[str], reason: str) -> None:
     """Raise HostError if one of the packages is a CUDA library. `reason`: why pip chooses that build."""
-    if cuda := _of_cuda(packages):
+    if cuda := _cuda_packages(packages):
         raise HostError(
             f"The torch that pip finds brings {len(cuda)} CUDA libraries ({cuda[0]}, ...): gigabytes "
             f"that devices without a GPU cannot use. PyTorch: {reason}. Let pip find a CPU build, for "

@@ -21,7 +21,7 @@ from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
 from testbed.topology.schema import SOURCE, USER_CODE, Runtime, Stop, Topology, Virtual
 from testbed.topology.yamlfile import Document, Problem
-from testbed.user_code.code import Code
+from testbed.user_code.code import UserCode
 from testbed.user_code.inspector import RaisedError
 from testbed.user_code.stand_ins import Kind, StandIn, stand_in
 
@@ -86,14 +86,14 @@ def checked(document: Document) -> Topology:
 
 def _read_user_code(
     document: Document,
-) -> tuple[Code | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
+) -> tuple[UserCode | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
     """The code of a topology not yet validated; its classes by name, of task and rule; and what is wrong
     with these."""
     data, source = document.data if isinstance(document.data, dict) else {}, document.source
     path, code = data.get("code"), None
     if isinstance(path, str):
         try:
-            code = Code.read((Path(source.name).parent / path).absolute())
+            code = UserCode.read((Path(source.name).parent / path).absolute())
         except (ValueError, OSError) as error:
             reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
             return None, {}, [source.problem(("code",), reason)]

@@ -38,7 +38,7 @@ from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, Entry
 from testbed.topology.yamlfile import Source
 from testbed.traits import RUNTIMES
-from testbed.user_code.code import Code
+from testbed.user_code.code import UserCode
 
 
 def _with_length(local: Local) -> Local:
@@ -329,7 +329,7 @@ class Topology(Model):
     runtime: Runtime = Runtime()
     virtual: Virtual = Field(default=Virtual(), exclude_if=lambda virtual: virtual == Virtual())
     _source: Source = PrivateAttr(default=Source())
-    _user_code: Code | None = PrivateAttr(default=None)
+    _user_code: UserCode | None = PrivateAttr(default=None)
 
     @property
     def source(self) -> Source:
@@ -342,7 +342,7 @@ class Topology(Model):
         return tuple(dict.fromkeys(self._source.hints))
 
     @property
-    def user_code(self) -> Code | None:
+    def user_code(self) -> UserCode | None:
         """What `code` names, as it was when this was read."""
         return self._user_code
 

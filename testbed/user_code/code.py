@@ -16,7 +16,7 @@ _TAKEN = sys.stdlib_module_names | {"agents", "analysis", "testbed"}
 
 
 @dataclass(frozen=True)
-class Code:
+class UserCode:
     """A user's modules, with their contents at the time they were read."""
 
     path: Path = field(compare=False)
@@ -27,7 +27,7 @@ class Code:
     """Path relative to the folder that modules are imported from -> content."""
 
     @classmethod
-    def read(cls, path: Path) -> Code:
+    def read(cls, path: Path) -> UserCode:
         """Read the code at `path`. Raises ValueError that says what is wrong with it."""
         files: dict[str, bytes] = {}
         size = 0
@@ -73,7 +73,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
         return
     if not path.is_dir():
         raise ValueError(f"{path} does not exist; give a .py file or folder, relative to this file")
-    root = root_of(path)
+    root = import_folder(path)
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
         for name in sorted(names):
@@ -82,7 +82,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
                 yield str(file.relative_to(root)), file
 
 
-def root_of(path: Path) -> Path:
+def import_folder(path: Path) -> Path:
     """Return the folder from which the modules at `path` are imported."""
     return path if path.is_dir() and not (path / "__init__.py").is_file() else path.parent
 

@@ -71,14 +71,14 @@ def main() -> None:
 def _answer(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     question, kind, name = (request.pop(key) for key in ("question", "kind", "name"))
     try:
-        return {"answer": _QUESTIONS[question](_found(kind, name), folder, **request)}
+        return {"answer": _QUESTIONS[question](_find_class(kind, name), folder, **request)}
     except _RefusedError as error:
         return {"refused": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's code may raise anything
         return {"raised": user_code.told(error)[-_MAX_TRACEBACK:]}
 
 
-def _found(kind: str, name: str) -> Any:
+def _find_class(kind: str, name: str) -> Any:
     is_task = kind == "task"
     base, method = (Task, "model") if is_task else (Rule, "begin")
     try:
@@ -96,7 +96,7 @@ def _found(kind: str, name: str) -> Any:
     return cls
 
 
-def _made(cls: Any, params: Mapping[str, Any]) -> Any:
+def _make(cls: Any, params: Mapping[str, Any]) -> Any:
     try:
         return cls(**params)
     except ValueError as error:  # the class refuses its parameters
@@ -126,7 +126,7 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         default = field.default_factory()
     required = default is dataclasses.MISSING
     try:
-        found = {"name": field.name, "type": _described(hint), "required": required}
+        found = {"name": field.name, "type": _describe_type(hint), "required": required}
         json.dumps(default := None if required else default)
     except TypeError:
         raise _RefusedError(
@@ -136,20 +136,20 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     return {**found, "default": default}
 
 
-def _described(hint: Any) -> Any:
+def _describe_type(hint: Any) -> Any:
     """Describe `hint` in JSON, for `testbed.user_code.stand_ins`. Raises TypeError for what YAML cannot
     express."""
     arguments = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
             mark = next((mark for mark in arguments[1:] if isinstance(mark, str)), "")
-            return {"of": _described(arguments[0]), "mark": mark}
+            return {"of": _describe_type(arguments[0]), "mark": mark}
         case origin if origin is Literal:
             return {"literal": list(arguments)}
         case origin if origin in (Union, types.UnionType):
-            return {"either": [_described(option) for option in arguments]}
+            return {"either": [_describe_type(option) for option in arguments]}
         case origin if origin is list or (origin is tuple and arguments[1:] == (...,)):
-            return {"list": _described(arguments[0])}
+            return {"list": _describe_type(arguments[0])}
     if not isinstance(hint, type) or hint not in _SIMPLE:
         raise TypeError
     return _SIMPLE[hint]
@@ -157,7 +157,7 @@ def _described(hint: Any) -> Any:
 
 def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
     """Answer with the properties that depend on the parameters."""
-    made = _made(cls, params)
+    made = _make(cls, params)
     if Rule not in cls.__mro__:
         return {}
     side = dataclasses.asdict(made.client_side)
@@ -171,7 +171,7 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
 
 def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
     """Check that the task or rule can work with `clients` clients."""
-    made = _made(cls, params)
+    made = _make(cls, params)
     try:
         made.check(clients)
     except ValueError as error:
@@ -221,7 +221,7 @@ def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tup
     """Answer with `agents.models.flat.extent`."""
     from agents.models import flat
 
-    task = _made(cls, params)
+    task = _make(cls, params)
     try:
         return flat.extent(task, frozen)
     except ValueError as error:
@@ -234,7 +234,7 @@ def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -
     """Answer with `agents.models.flat.write_start`."""
     from agents.models import flat
 
-    return flat.write_start(_made(cls, params), seed, **files)
+    return flat.write_start(_make(cls, params), seed, **files)
 
 
 def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> list[str]:
@@ -242,7 +242,7 @@ def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> lis
 
     Each answer gets a folder of its own, because answers are cached.
     """
-    brought = [*_made(cls, params).shards_for(clients)]
+    brought = [*_make(cls, params).shards_for(clients)]
     if len(brought) != clients:
         raise _RefusedError(f"its shards has {len(brought)}, expected one for each of {clients} devices")
     paths, own = [], Path(tempfile.mkdtemp(dir=folder))
@@ -254,7 +254,7 @@ def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> lis
                 f"its shards[{number}] has {len(shard.x)} inputs and {len(shard.y)} labels, expected "
                 "the same number of both, at least one"
             )
-        if (found := _form(shard)) != (first := _form(brought[0])):
+        if (found := _shard_layout(shard)) != (first := _shard_layout(brought[0])):
             raise _RefusedError(
                 f"its shards[{number}] has {found}, but the first has {first}: make them alike"
             )
@@ -263,7 +263,7 @@ def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> lis
     return [*map(str, paths)]
 
 
-def _form(shard: Shard) -> str:
+def _shard_layout(shard: Shard) -> str:
     """Describe the properties that all shards of a task must share."""
     x, y = (f"{each.dtype} of shape {each.shape[1:]}" for each in (shard.x, shard.y))
     return f"inputs {x}, labels {y}, scale {shard.scale}"
@@ -272,15 +272,15 @@ def _form(shard: Shard) -> str:
 def _dataset(cls: Any, _: Path, params: dict[str, Any], to: str) -> list[str]:
     """Write each split of the dataset that the task brings to SPLIT.npz in the folder `to`; answer with
     the names of the splits."""
-    splits = _keyed("its dataset()", _made(cls, params).dataset(), _SPLITS)
+    splits = _check_keys("its dataset()", _make(cls, params).dataset(), _SPLITS)
     for split, value in splits.items():
-        arrays = _keyed(split, value, _ARRAYS)
+        arrays = _check_keys(split, value, _ARRAYS)
         whole = {name: _array(f"{name} of {split}", array, name) for name, array in arrays.items()}
         np.savez(Path(to, f"{split}.npz"), **whole)
     return [*splits]
 
 
-def _keyed(what: str, value: Any, keys: Iterable[str]) -> Mapping[str, Any]:
+def _check_keys(what: str, value: Any, keys: Iterable[str]) -> Mapping[str, Any]:
     first, *_ = keys
     if not isinstance(value, Mapping) or first not in value:
         found = (
@@ -318,7 +318,7 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
     import torch
 
     torch.manual_seed(seed)
-    task: Task = _made(cls, params)
+    task: Task = _make(cls, params)
     module, shard = task.model().train(trains), shards.load(Path(samples))
     y = torch.from_numpy(shard.y)
     x = shards.inputs(torch.from_numpy(shard.x), shard.scale)

@@ -75,7 +75,7 @@ class Inspector:
     def _answer(self, line: str, name: str, patience: float) -> dict[str, Any]:
         printed = ""
         for _ in range(2):  # the process may just have ended because it had no questions
-            if self._process is None or not self._process.lives:
+            if self._process is None or not self._process.is_alive:
                 self._process = _Process(self._folder)
             if (answer := self._process.answer(line, patience)) is not None:
                 found: dict[str, Any] = json.loads(answer)
@@ -103,7 +103,7 @@ class _Process:
         self._reader.start()
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         return self._popen.poll() is None
 
     def answer(self, line: str, patience: float) -> bytes | None:
@@ -140,7 +140,7 @@ class _Process:
 
     def printed(self) -> str:
         """Return the last lines that the code printed, indented."""
-        if not self.lives:
+        if not self.is_alive:
             self._reader.join(1)
         lines = bytes(self._printed).decode(errors="replace").splitlines()[-15:]
         return "\n".join(f"    {line}" for line in lines)

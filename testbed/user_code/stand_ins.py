@@ -22,7 +22,7 @@ from agents.rules.interface import ClientSide, Sums
 from agents.shards import Shard
 from agents.tasks.interface import Splits
 from testbed.errors import BadInputError
-from testbed.user_code.code import Code, root_of
+from testbed.user_code.code import UserCode, import_folder
 from testbed.user_code.inspector import Inspector, RaisedError
 
 Kind = Literal["task", "rule"]
@@ -35,7 +35,7 @@ _TYPES: Mapping[str, Any] = {"bool": bool, "float": float, "int": int, "str": st
 class StandIn:
     """Stand-in for an object of a user's class: a dataclass with the same parameters."""
 
-    stands_for: ClassVar[tuple[Code, Kind, str]]
+    stands_for: ClassVar[tuple[UserCode, Kind, str]]
     """The class that this stands for: its code, its kind, and its name."""
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ def ask(one: StandIn, question: str, **facts: Any) -> Any:
         raise BadInputError(f"{name} in {code.path} failed:\n{error}") from error
 
 
-def _ask(code: Code, question: str, kind: Kind, name: str, **facts: Any) -> Any:
+def _ask(code: UserCode, question: str, kind: Kind, name: str, **facts: Any) -> Any:
     """Ask about a class. Raises ValueError if the class refuses, RaisedError with the traceback if its
     code raises."""
     request = {"question": question, "kind": kind, "name": name, **facts}
@@ -110,12 +110,12 @@ def _ask(code: Code, question: str, kind: Kind, name: str, **facts: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _inspector(code: Code) -> Inspector:
-    return Inspector(code.copy, root_of(code.path))
+def _inspector(code: UserCode) -> Inspector:
+    return Inspector(code.copy, import_folder(code.path))
 
 
 @functools.lru_cache(maxsize=64)
-def stand_in(code: Code, kind: Kind, name: str) -> type[StandIn]:
+def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
     """Return the stand-in for the class `name`.
 
     Raises ValueError that says what is wrong with the class, RaisedError if importing it raises.
@@ -123,7 +123,7 @@ def stand_in(code: Code, kind: Kind, name: str) -> type[StandIn]:
     found = _ask(code, "class", kind, name)
     fields = []
     for parameter in found["parameters"]:
-        default = dataclasses.MISSING if parameter["required"] else _frozen(parameter["default"])
+        default = dataclasses.MISSING if parameter["required"] else _as_tuples(parameter["default"])
         made: Any = field() if default is dataclasses.MISSING else field(default=default)
         fields.append((parameter["name"], _type(parameter["type"]), made))
     base = TaskStandIn if kind == "task" else RuleStandIn
@@ -155,5 +155,5 @@ def _type(described: Any) -> Any:
     raise ValueError(f"{described} does not describe a type")
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

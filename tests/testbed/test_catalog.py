@@ -14,7 +14,7 @@ from agents.timing.nanoseconds import SECOND
 from testbed import plan
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
-from testbed.plan import Plan, catalog
+from testbed.plan import Plan, catalog, plan_on_host
 from testbed.plan.catalog import HERE, Catalog, needs_speeds, read, with_cpu
 from testbed.run import planning, preparing, up
 from testbed.run.options import Options

@@ -55,13 +55,13 @@ def test_the_time_left_is_by_how_long_each_image_took_the_last_time(
     monkeypatch.setattr(build_time, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     first = build_time.BuildTime(["base", "agent"])
     assert str(first) == ""
-    first.built("base")
-    first.built("agent")
+    first.record_built("base")
+    first.record_built("agent")
     again = build_time.BuildTime(["base", "agent"])
     assert str(again) == "about 65 s left"
-    again.built("base")
+    again.record_built("base")
     assert str(again) == "about 25 s left"
-    again.built("agent")
+    again.record_built("agent")
     assert str(again) == ""
 
 
@@ -159,7 +159,7 @@ def test_a_torch_of_the_hosts_version_is_refused_too_where_it_brings_cuda(
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("torch==2.13.0\n")
     with pytest.raises(HostError, match="1 CUDA libraries"):
-        wheels.fetch(requirements, "x86_64", tmp_path, threading.Event())
+        wheels.fetch_wheels(requirements, "x86_64", tmp_path, threading.Event())
 
 
 def test_wheels_are_downloaded_once_and_again_where_that_is_asked_for(
@@ -177,7 +177,7 @@ def test_wheels_are_downloaded_once_and_again_where_that_is_asked_for(
             about = f"Metadata-Version: 2.1\nName: thing\nVersion: {version}\n"
             wheel.writestr(f"thing-{version}.dist-info/METADATA", about)
             wheel.writestr(f"thing-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
-        folder = wheels.fetch(requirements, "x86_64", tmp_path, threading.Event(), again=again)
+        folder = wheels.fetch_wheels(requirements, "x86_64", tmp_path, threading.Event(), again=again)
         return [path.name for path in folder.iterdir()]
 
     (tmp_path / "testbed").mkdir()
@@ -212,7 +212,7 @@ def test_only_what_a_run_needs_is_missing() -> None:
             return [name] if name in self.has else []
 
     def missing(tags: dict[str, str], *has: str) -> set[str]:
-        return building.missing(Engine(*has), tags)  # type: ignore[arg-type]
+        return building.missing_kinds(Engine(*has), tags)  # type: ignore[arg-type]
 
     every = images.current_tags(images.FOLDER, images.AGENTS)
     plain = {kind: tag for kind, tag in every.items() if not kind.endswith("-cuda")}
@@ -373,7 +373,7 @@ def test_pruning_leaves_what_anyone_uses() -> None:
     def image(number: int, *tags: str, shared: int = 600) -> dict[str, object]:
         return {"Id": f"sha256:{number}", "RepoTags": [*tags], "Size": 1000, "SharedSize": shared}
 
-    found = inventory.entries(
+    found = inventory.image_entries(
         [
             image(1, "testbed-agent:here"),
             image(2, "testbed-agent:running", "somebody-elses:1"),
@@ -398,7 +398,7 @@ def test_pruning_leaves_what_anyone_uses() -> None:
     ]
 
     def removed(*, everything: bool) -> list[str]:
-        return [one.image for one in inventory.removable(found, everything=everything)]
+        return [one.image for one in inventory.removable_images(found, everything=everything)]
 
     old = f"{pushed}0123456789ab"
     assert removed(everything=False) == [old, "testbed-broker:old"]
@@ -415,13 +415,13 @@ def test_an_unused_image_is_listed_and_removed_and_no_other(
     user = engine.containers.create(built.broker, "mosquitto")
     engine.images.get(built.broker).tag(*old.split(":"))
     try:
-        (found,) = [one for one in inventory.listed(engine) if one.image == old]
+        (found,) = [one for one in inventory.list_images(engine) if one.image == old]
         assert (found.user, found.kept) == ("containers", True)
-        assert found not in inventory.removable([found], everything=True)
+        assert found not in inventory.removable_images([found], everything=True)
     finally:
         user.remove()
-    assert inventory.removed(engine, [found]) == [found]
-    tags = {one.image for one in inventory.listed(engine)}
+    assert inventory.remove_images(engine, [found]) == [found]
+    tags = {one.image for one in inventory.list_images(engine)}
     assert old not in tags
     assert {built.agent, built.broker} <= tags
 
@@ -434,10 +434,10 @@ def test_images_of_all_checkouts_that_are_there_are_in_use(
     for checkout in checkouts:
         checkout.mkdir()
         monkeypatch.setattr(in_use, "FOLDER", checkout)
-        images.register({"agent": f"testbed-agent:{checkout.name}-before"})
-        images.register({"agent": f"testbed-agent:{checkout.name}"})
+        images.register_images({"agent": f"testbed-agent:{checkout.name}-before"})
+        images.register_images({"agent": f"testbed-agent:{checkout.name}"})
     checkouts[2].rmdir()
-    assert images.registered() == {
+    assert images.registered_images() == {
         f"testbed-agent:{name}": str(tmp_path / name) for name in ("one", "other")
     }
 
@@ -456,10 +456,10 @@ def sensor(tmp_path: Path) -> Path:
 
 def test_a_users_image_is_made_anew_when_what_goes_into_it_changes(sensor: Path) -> None:
     def tag(base: str = "testbed-agent:1") -> str:
-        return device_images.Context.read(sensor).tag(base)
+        return device_images.BuildContext.read(sensor).tag(base)
 
     first = tag()
-    assert device_images.Context.read(sensor).files == (".dockerignore", "Dockerfile", "driver.py")
+    assert device_images.BuildContext.read(sensor).files == (".dockerignore", "Dockerfile", "driver.py")
     (sensor.parent / "data" / "large.bin").write_bytes(b"another")
     assert tag() == first
     assert tag("testbed-agent:2") != first
@@ -471,10 +471,10 @@ def test_what_is_no_file_cannot_go_into_an_image(sensor: Path) -> None:
     (sensor.parent / "driver").symlink_to("driver.py")
     os.mkfifo(sensor.parent / "pipe")
     with pytest.raises(BadInputError, match=r"sensor/pipe is neither a file nor a link"):
-        device_images.Context.read(sensor)
+        device_images.BuildContext.read(sensor)
     with (sensor.parent / ".dockerignore").open("a") as ignored:
         ignored.write("pipe\n")
-    assert "driver" in device_images.Context.read(sensor).files
+    assert "driver" in device_images.BuildContext.read(sensor).files
 
 
 def test_a_folder_too_large_for_an_image_is_refused(
@@ -482,7 +482,7 @@ def test_a_folder_too_large_for_an_image_is_refused(
 ) -> None:
     monkeypatch.setattr(device_images, "_MAX_BYTES", 10)
     with pytest.raises(BadInputError, match=r"put the Dockerfile into a folder .* \.dockerignore"):
-        device_images.Context.read(sensor)
+        device_images.BuildContext.read(sensor)
 
 
 def test_what_an_image_lacks_is_named() -> None:
@@ -518,7 +518,7 @@ def test_an_image_that_cannot_be_a_device_is_refused_with_its_group(
     )
     begun, label = int(time.time()), f"testbed.run={uuid.uuid4()}"
     with pytest.raises(BadInputError) as caught:
-        device_images.of_groups(engine, read, built, print, dict([label.split("=")]))
+        device_images.group_images(engine, read, built, print, dict([label.split("=")]))
     text = str(caught.value)
     assert "devices[0].image: a: the engine has no image no-such-image:1" in text
     assert f"devices[1].image: {built.broker} cannot run a device: it lacks torch" in text

@@ -37,7 +37,7 @@ from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
-from testbed.user_code.code import Code
+from testbed.user_code.code import UserCode
 from tests.running import Testbed
 
 MODULE = """
@@ -376,7 +376,7 @@ def test_a_folder_that_cannot_be_taken_is_refused(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
-        Code.read(tmp_path)
+        UserCode.read(tmp_path)
 
 
 def test_a_package_is_imported_by_its_name(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_a_package_is_imported_by_its_name(tmp_path: Path) -> None:
     (package / "own.py").write_text(MODULE)
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "own.pyc").write_bytes(b"")
-    code = Code.read(package)
+    code = UserCode.read(package)
     assert sorted(code.files) == ["pack/__init__.py", "pack/own.py"]
     found = read(tmp_path, code="pack", task=task() | {"name": "pack.own:Mine"}, rule={"name": "fedavg"})
     assert found.task.build().dataset == "digits"
@@ -770,8 +770,8 @@ def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
 
 def test_a_change_of_the_code_makes_its_own_layer_anew_alone() -> None:
     def tags(digest: str, *requirements: str) -> dict[str, str]:
-        own = images.Own("mine", digest, lambda _: None, requirements)
-        return image_tags.own_tags(own, "testbed-agent:1")
+        own = images.ImageAdditions("mine", digest, lambda _: None, requirements)
+        return image_tags.added_tags(own, "testbed-agent:1")
 
     plain, changed = tags("a"), tags("b")
     assert plain.keys() == {"code"}
@@ -803,10 +803,10 @@ def test_wheels_of_requirements_are_fetched_or_pip_is_quoted(
             wheel.writestr(f"{info}/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    found = wheels.fetch_more(("thing",), ours, "x86_64", scratch, threading.Event())
+    found = wheels.fetch_more_wheels(("thing",), ours, "x86_64", scratch, threading.Event())
     assert [wheel.name for wheel in found.iterdir()] == ["thing-1.0-py3-none-any.whl"]
     with pytest.raises(BadInputError, match=r"(?s)cannot be installed.*No matching .*absent"):
-        wheels.fetch_more(("absent",), ours, "x86_64", scratch, threading.Event())
+        wheels.fetch_more_wheels(("absent",), ours, "x86_64", scratch, threading.Event())
 
 
 @pytest.mark.parametrize("kind", ["task", "rule", "topology"])

@@ -32,11 +32,13 @@ def ensure_images(
     code = spec.topology.user_code
     added = None
     if code is not None:
-        added = images.Own(str(code.path), code.digest, code.copy, spec.topology.requirements)
+        added = images.ImageAdditions(str(code.path), code.digest, code.copy, spec.topology.requirements)
     with_gpus = any(device.gpu is not None for device in spec.plan.devices)
     built = images.ensure(engine, progress, added, cuda=with_gpus)
     labels = executor.helper(spec.directory.run)
-    return replace(built, groups=device_images.of_groups(engine, spec.topology, built, progress, labels))
+    return replace(
+        built, groups=device_images.group_images(engine, spec.topology, built, progress, labels)
+    )
 
 
 def owner() -> tuple[int, int]:
