@@ -161,7 +161,7 @@ def _rounded(value: float, digits: int = 3) -> float:
 
 def _count() -> None:
     for row in _rows():
-        found = step_work.count(_step(row["network"], "meta"))
+        found = step_work.count_work(_step(row["network"], "meta"))
         print(row["network"], *(f"{getattr(found, kind):.4g}" for kind in KINDS), sep=",")
 
 
@@ -186,7 +186,7 @@ def _step(network: str, device: str) -> Callable[[], None]:
     net = create_model(_TIMM.get(network, network), num_classes=1000).to(device)
     x = torch.zeros(_BATCH, 3, 224, 224, device=device)
     y = torch.zeros(_BATCH, dtype=torch.int64, device=device)
-    return partial(step_work.step, net, x, y, torch.nn.functional.cross_entropy)
+    return partial(step_work.gradient_step, net, x, y, torch.nn.functional.cross_entropy)
 
 
 _TIMM = {f"vit_{size}": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")}

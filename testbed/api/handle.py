@@ -273,7 +273,7 @@ class RunHandle:
         from testbed.plan import models
 
         path = self.path / "model.pt" if to is None else Path(to)
-        state = models.state_of(self._directory, models.kept(self._directory, version))
+        state = models.saved_state(self._directory, models.saved_model(self._directory, version))
         with files.whole(path) as partial, partial.open("wb") as file:
             torch.save(state, file)
         return path

@@ -18,7 +18,16 @@ from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, writable_file
-from testbed.plan import Plan, by_node, catalog, describe, drawing, memory, model_check, plan_on_host
+from testbed.plan import (
+    Plan,
+    catalog,
+    device_table,
+    drawing,
+    memory,
+    model_check,
+    node_table,
+    plan_on_host,
+)
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
 from testbed.run import live_runs, planning
@@ -55,17 +64,17 @@ class Launch:
         """How long a round of each device is expected to take. Raises BadInputError."""
         topology = self.topology
         samples = preparation.known_samples(topology, self.options.data_root)
-        return expected.expected(topology, self.plan, model_check.check(topology), samples)
+        return expected.estimate_rounds(topology, self.plan, model_check.check(topology), samples)
 
     def devices(self) -> list[dict[str, Any]]:
         """A row for each device, with what it gets and its expected round. Raises BadInputError."""
-        return expected.by_device(self.plan, self.rounds())
+        return expected.device_rows(self.plan, self.rounds())
 
     def tables(self) -> list[list[dict[str, Any]]]:
         """For people: what each group gets, the rounds expected of it, and who is placed on which node,
         where there are several. Raises BadInputError."""
-        tables = [describe(self.plan), expected.by_group(self.plan, self.rounds())]
-        return [*tables, by_node(self.plan)] if self.plan.nodes else tables
+        tables = [device_table(self.plan), expected.group_rows(self.plan, self.rounds())]
+        return [*tables, node_table(self.plan)] if self.plan.nodes else tables
 
     def notes(self) -> list[str]:
         """What is worth to be known before a launch, in sentences. Raises BadInputError."""

@@ -95,7 +95,7 @@ class _Device:
 
     def __post_init__(self) -> None:
         self._request_cpu(0.0)
-        if not self.planned.direct:
+        if not self.planned.is_direct:
             self._request_link(0.0)
         if self.away:
             self._begin_absence("down", 0.0)

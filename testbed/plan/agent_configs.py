@@ -125,7 +125,7 @@ SERVER, CONTROL = "server", "control"
 MQTT_PORT, TLS_PORT = 1883, 8883
 
 
-def in_containers(certificate: str | None) -> Places:
+def container_places(certificate: str | None) -> Places:
     """Places of the `docker` runtime. `certificate`: the broker's, as PEM; None: no TLS."""
     return Places(
         clients=(SERVER, MQTT_PORT if certificate is None else TLS_PORT),
@@ -137,9 +137,9 @@ def in_containers(certificate: str | None) -> Places:
     )
 
 
-def sent(spec: RunSpec, device: str) -> dict[str, Path]:
+def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
     """Return the files to send to a device on another host: path in the container -> path here."""
-    weights = start_of(spec.topology, spec.directory).weights
+    weights = model_start(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
     return {SHARD: spec.directory.shard(device), **start}
 
@@ -174,7 +174,7 @@ def update_steps(topology: Topology, plan: Plan) -> list[Named]:
     return pipeline.ordered([*own.values(), *topology.update_steps])
 
 
-def start_of(topology: Topology, directory: RunDirectory) -> Start:
+def model_start(topology: Topology, directory: RunDirectory) -> Start:
     """Return what the processes of a run build the model from, with the host's paths."""
     weights = str(directory.start) if directory.start.is_file() else None
     return Start(weights, topology.task.frozen)
@@ -199,8 +199,8 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     for device in spec.plan.devices:
         spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
     topology, parameters = spec.topology, model_check.check(spec.topology)
-    expected = rounds.expected(topology, spec.plan, parameters, spec.samples)
-    slowest, size = planned_actions.slowest(topology, spec.plan), 4 * parameters
+    expected = rounds.estimate_rounds(topology, spec.plan, parameters, spec.samples)
+    slowest, size = planned_actions.lowest_rates(topology, spec.plan), 4 * parameters
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
@@ -216,10 +216,12 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
 
 def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
     """Write the router's configuration. `addresses`: device -> IP address."""
-    dump(router(spec, account.at(*places.router), places, addresses), spec.directory.config(ROUTER))
+    dump(
+        router_config(spec, account.at(*places.router), places, addresses), spec.directory.config(ROUTER)
+    )
 
 
-def router(
+def router_config(
     spec: RunSpec,
     login: Broker,
     places: Places,
@@ -241,7 +243,7 @@ def router(
         links={
             name: {field: getattr(link, field) for field in IMPAIRMENTS}
             for name, link in links.items()
-            if not spec.plan.netem
+            if not spec.plan.uses_netem
         },
         access={d.name: d.host_access for d in devices if d.host_access is not None},
         seed=seed if node is None else int(seeds.generator(seed, node, "router").integers(2**62)),
@@ -355,7 +357,7 @@ def _code(spec: RunSpec, places: Places) -> str | None:
 
 
 def _start(spec: RunSpec, places: Places) -> Start:
-    start = start_of(spec.topology, spec.directory)
+    start = model_start(spec.topology, spec.directory)
     weights = None if start.weights is None else places.path(Path(start.weights), START)
     return replace(start, weights=weights)
 
@@ -369,10 +371,10 @@ def _device(
         broker=account.at(*places.inits),
         data_address=places.clients[0],
         link=device.host_link,
-        netem=spec.plan.netem,
+        netem=spec.plan.uses_netem,
         probed=device.host_end_to_end,
         telemetry_every=device.dilation,
-        shared=device.shared,
+        shared=device.shared_name,
         present=present,
         timeout_s=spec.topology.start.timeout,
         client_config=CLIENT_CONFIG,
@@ -385,7 +387,7 @@ def _device(
 
 def _hashes(spec: RunSpec, device: str) -> dict[str, str]:
     found = {}
-    for path, source in sent(spec, device).items():
+    for path, source in files_to_send(spec, device).items():
         with source.open("rb") as file:
             found[path] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

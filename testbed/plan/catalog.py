@@ -13,8 +13,8 @@ from pathlib import Path
 from agents import config
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
-from testbed.plan.measurements import Measured
-from testbed.plan.step_work import of_step
+from testbed.plan.measurements import Measurements
+from testbed.plan.step_work import count_step_work
 from testbed.speed.calibration import Calibration, seconds, share
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, link_traces, profiles
@@ -47,7 +47,7 @@ class Catalog:
     """Device group -> its link traces; only groups that have some."""
     hints: tuple[str, ...] = ()
     """Sentences on outdated notation in the files of traces."""
-    measured: Measured = field(default_factory=Measured)
+    measured: Measurements = field(default_factory=Measurements)
     """Measurements beside the topology, as in a run's directory: these are not measured again."""
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Device group -> machine's id -> CPU share that follows from the group's profile, in cores."""
@@ -75,7 +75,7 @@ class Catalog:
             (by_class.loss if link.loss is None else link.loss) or 0.0,
         )
 
-    def used_by(self, topology: Topology) -> Profiles:
+    def used_profiles(self, topology: Topology) -> Profiles:
         """Return the profiles and link classes that `topology` names."""
         devices = {group.profile for group in topology.devices}
         links = {group.link.kind for group in topology.devices if group.link is not None}
@@ -91,7 +91,7 @@ def read(topology: Topology) -> Catalog:
     Raises BadInputError for an unknown profile or link class, and for unreadable files.
     """
     folder = Path(topology.source.name).parent
-    measured = Measured.read(folder)
+    measured = Measurements.read(folder)
     named = any(group.profile or (group.link and group.link.kind) for group in topology.devices)
     catalog = Catalog(profiles=profiles.load(folder) if named else Profiles(), measured=measured)
     problems = [*_unknown(topology, catalog), *_no_dockerfiles(topology)]
@@ -163,7 +163,7 @@ def with_cpu(
             continue
         work = None
         if profile.training is not None:
-            work = of_step(task, group.local.build().batch_size, topology.task.frozen)
+            work = count_step_work(task, group.local.build().batch_size, topology.task.frozen)
         try:
             cpu = {
                 node: round(share(group.profile, profile, speed, work), 4)

@@ -114,13 +114,13 @@ class StepCost:
         return 0.0
 
 
-def on_link(size: int) -> int:
+def bytes_on_link(size: int) -> int:
     """Bytes on a link of a message of `size` bytes, with its own header and those of its packets."""
     size += _MQTT
     return size + _HEADERS * math.ceil(size / MSS)
 
 
-def acknowledged(size: int) -> int:
+def acknowledgement_bytes(size: int) -> int:
     """Bytes on a link in the other direction after a message of `size` bytes: the acknowledgements.
 
     These are MQTT's, and TCP's for each packet except the last. (TCP acknowledges only every second
@@ -129,7 +129,7 @@ def acknowledged(size: int) -> int:
     return _PUBACK + math.ceil((size + _MQTT) / MSS) * _HEADERS
 
 
-def of(virtual: Virtual, flops: float | None) -> StepCost:
+def step_cost(virtual: Virtual, flops: float | None) -> StepCost:
     """Make the costs from the topology's settings `virtual`, and the `flops` of a step.
 
     If `virtual` gives the time of a step, costs besides it are 0 by default, so that the run does not
@@ -154,12 +154,12 @@ def step_time(virtual: Virtual) -> StepTime | None:
     return StepTime(virtual.step_time, virtual.sliced_step_time)
 
 
-def timed(virtual: Virtual, step: StepTime) -> Virtual:
+def with_step_time(virtual: Virtual, step: StepTime) -> Virtual:
     """Return `virtual` with the measured time of a step, and the other costs that were used with it.
 
     With these settings a run can be repeated on any host.
     """
-    beside = of(virtual, None)
+    beside = step_cost(virtual, None)
     found = {
         "step_time": step.whole,
         "sliced_step_time": step.sliced,
@@ -170,18 +170,18 @@ def timed(virtual: Virtual, step: StepTime) -> Virtual:
     return virtual.model_copy(update=found)
 
 
-def step_work(local: Local) -> Local:
+def step_work_key(local: Local) -> Local:
     """Return `local` without the settings that do not change the work of a step."""
     return replace(local, lr=0.0, lr_by_step=None, lr_by_version=None, steps=None, epochs=None)
 
 
-def keep_step_time(task: Task, local: Local, step: StepTime, frozen: Sequence[str] = ()) -> None:
+def cache_step_time(task: Task, local: Local, step: StepTime, frozen: Sequence[str] = ()) -> None:
     """Cache the measured time of a step on this host, for later plans."""
     if (path := _step_time(task, local, frozen)) is not None:
         cache.keep(path, f"{step.whole!r} {step.sliced!r}\n")
 
 
-def kept_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> StepTime | None:
+def cached_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> StepTime | None:
     """Return the time of a step when it was last measured on this host; None if it never was."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
@@ -195,7 +195,7 @@ def kept_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> Step
 def _step_time(task: Task, local: Local, frozen: Sequence[str]) -> Path | None:
     if (fingerprint := model_check.fingerprint(task, frozen)) is None:
         return None
-    facts = repr((fingerprint, step_work(local), calibration.this_host()))
+    facts = repr((fingerprint, step_work_key(local), calibration.this_host()))
     return cache.folder() / "steps" / hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 

@@ -24,7 +24,7 @@ _NO_LIMITS = "no limits"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DrawnGroup:
     """Devices that are drawn as one box."""
 
     title: str
@@ -43,7 +43,7 @@ class Picture:
 
     servers: tuple[str, ...]
     """Servers, from the aggregator to the devices."""
-    groups: tuple[Group, ...]
+    groups: tuple[DrawnGroup, ...]
     """Device groups; groups of one cell are adjacent."""
     cells: Mapping[str, str]
     """Name of a shared access link -> its rates."""
@@ -64,12 +64,12 @@ def picture(topology: Topology, plan: Plan) -> Picture:
             cells[cell] = _rates(device.access)
         count = len(group.device_names)
         image = f", image {group.image}" if group.image and plan.traits.images else ""
-        gpu = f", {device.gpu.told}" if device.gpu else ""
+        gpu = f", {device.gpu.summary}" if device.gpu else ""
         link = "" if device.link is None else _link(device.link, device)
         if group.link is not None and group.link.trace is not None:
             link = f"{link}, by a trace" if link else "by a trace"
         groups.append(
-            Group(
+            DrawnGroup(
                 group.name if count == 1 else f"{group.name} × {count}",
                 f"{device.profile}{gpu}{image}",
                 link or _NO_LIMITS,
@@ -87,23 +87,25 @@ def as_text(drawn: Picture) -> str:
     titles = max(len(group.title) for group in drawn.groups)
     hardware = max(len(group.hardware) for group in drawn.groups)
 
-    def told(group: Group) -> str:
+    def describe(group: DrawnGroup) -> str:
         return f"{group.title:{titles}}  {group.hardware:{hardware}} ── {group.link}"
 
     branches: list[tuple[str, list[str]]] = []
     for cell, members in itertools.groupby(drawn.groups, lambda group: group.cell):
         if cell is None:
-            branches += [(told(group), []) for group in members]
+            branches += [(describe(group), []) for group in members]
         else:
-            branches.append((f"{cell}, shared: {drawn.cells[cell]}", [told(group) for group in members]))
+            branches.append(
+                (f"{cell}, shared: {drawn.cells[cell]}", [describe(group) for group in members])
+            )
     lines = [" ─ ".join(drawn.servers)]
-    for mark, bar, (line, below) in _marked(branches):
+    for mark, bar, (line, below) in _with_branch_marks(branches):
         lines.append(f"{mark} {line}")
-        lines += [f"{bar}  {inner} {each}" for inner, _, each in _marked(below)]
+        lines += [f"{bar}  {inner} {each}" for inner, _, each in _with_branch_marks(below)]
     return "\n".join(lines)
 
 
-def _marked(items: Sequence[T]) -> Iterator[tuple[str, str, T]]:
+def _with_branch_marks(items: Sequence[T]) -> Iterator[tuple[str, str, T]]:
     """Yield each item with the mark of its branch, and the mark beside the lines below it."""
     for number, item in enumerate(items, 1):
         last = number == len(items)

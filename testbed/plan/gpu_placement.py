@@ -30,7 +30,7 @@ class PlannedGpu:
     """Whether MPS limits the device's part."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Text such as `0.25, 2GiB`."""
         limit = "" if self.memory is None else f", {format_size(self.memory)}"
         return f"{self.share:.3g}{limit}"
@@ -55,13 +55,13 @@ class _Room:
             or (limited and (self.clients == 0 or not self.gpu.shares))
         )
 
-    def take(self, share: float, memory: int, *, limited: bool) -> None:
+    def reserve(self, share: float, memory: int, *, limited: bool) -> None:
         self.share -= share
         self.memory -= memory
         self.clients -= limited
 
 
-def problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Problem]:
+def gpu_problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Problem]:
     """Yield reasons, in the host or in the dilation, why devices cannot have the GPU that they
     request."""
     if dilation != 1 and any(group.gpu is not None for group in topology.devices):
@@ -97,7 +97,7 @@ def problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Proble
             )
 
 
-def placed(
+def place_on_gpus(
     topology: Topology, gpus: Gpus, *, oversubscribe: bool
 ) -> tuple[Mapping[str, PlannedGpu], Problem | None]:
     """Assign a GPU to each device that requests one; also return the problem if they do not fit.
@@ -117,7 +117,7 @@ def placed(
             return {}, _too_much(topology, name, gpus)
         usable = [room for room in rooms if room.gpu.shares or not gpu.limited]
         room = fitting[0] if fitting else max(usable, key=lambda room: room.share)
-        room.take(*asked, limited=gpu.limited)
+        room.reserve(*asked, limited=gpu.limited)
         found[name] = PlannedGpu(room.gpu.uuid, gpu.share, gpu.memory, gpu.limited)
     return found, None
 

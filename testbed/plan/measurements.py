@@ -13,7 +13,7 @@ from testbed.topology.fields import Cpu, Model, Name
 FILE = "measured.yaml"
 
 
-class Measured(Model):
+class Measurements(Model):
     """Measurements on a host for a run."""
 
     cpu: dict[Name, Cpu] = Field(
@@ -23,13 +23,13 @@ class Measured(Model):
     virtual: Virtual = Field(default=Virtual(), description="Costs for virtual time")
 
     @classmethod
-    def read(cls, folder: Path) -> Measured:
+    def read(cls, folder: Path) -> Measurements:
         """Read the measurements in a topology's folder; empty if it has none. Raises BadInputError."""
         path = folder / FILE
         return validation_errors.validated(cls, yamlfile.read(path)) if path.is_file() else cls()
 
     def write(self, path: Path) -> None:
         """Write the measurements, if there are any."""
-        if self != Measured():
+        if self != Measurements():
             text = yamlfile.write(self.model_dump(mode="json", exclude_defaults=True))
             path.write_text(text, encoding="utf-8")

@@ -27,7 +27,7 @@ _MPS, _MPS_CLIENT = 4096 * _MIB, 512 * _MIB
 """Limit of the container of NVIDIA's MPS: for itself, and per device. Chosen, not measured."""
 
 
-class Limited(Protocol):
+class HasMemoryLimit(Protocol):
     """Something with a memory limit in bytes."""
 
     @property
@@ -62,7 +62,7 @@ def broker(model: int, devices: int) -> int:
     return _BROKER + model * devices
 
 
-def reserved(model: int, devices: int) -> int:
+def server_memory(model: int, devices: int) -> int:
     """Memory of aggregator and broker together, in bytes: a message in flight is in one of the two."""
     return _RESERVED + model * (7 + devices)
 
@@ -78,7 +78,7 @@ def equal_limit(sizes: Sequence[int], budget: int) -> int:
     return max(sizes, default=0)
 
 
-def left(free: int, devices: Iterable[Limited], reserved: int) -> int:
+def aggregator_limit(free: int, devices: Iterable[HasMemoryLimit], reserved: int) -> int:
     """Memory limit of the aggregator's container on a machine with `free` bytes.
 
     It gets what the limits of the `devices` there leave, or half of `free` if that is more, as devices
@@ -88,11 +88,11 @@ def left(free: int, devices: Iterable[Limited], reserved: int) -> int:
     return max(reserved, free // 2, free - sum(device.memory for device in devices))
 
 
-def router(devices: int) -> int:
+def router_limit(devices: int) -> int:
     """Memory limit of the container of a router of `devices` devices."""
     return _ROUTER + _ROUTED * devices
 
 
-def mps(devices: int) -> int:
+def mps_limit(devices: int) -> int:
     """Memory limit of the container of NVIDIA's MPS, which serves `devices` devices."""
     return _MPS + _MPS_CLIENT * devices

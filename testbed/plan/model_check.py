@@ -73,7 +73,7 @@ def buffers(topology: Topology) -> int:
     return _counts(topology)[2]
 
 
-def freezes(topology: Topology) -> bool:
+def has_frozen_parameters(topology: Topology) -> bool:
     """Whether some parameters are neither trained nor sent. Raises as `check`."""
     return _counts(topology)[1] > 0
 
@@ -128,7 +128,7 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
     sets = (("run", prepared.train, True), ("be evaluated on the test set", prepared.test, False))
     for purpose, whole, trains in sets:
         try:
-            _ask_step(task, _some(whole), topology.seed, trains=trains)
+            _ask_step(task, _sample_shard(whole), topology.seed, trains=trains)
         except ValueError as error:
             message = f"{topology.task.name} cannot {purpose}: {error}"
             problem = topology.source.problem(("task", "name"), message)
@@ -163,7 +163,7 @@ def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
             return
 
 
-def _some(whole: Shard) -> Shard:
+def _sample_shard(whole: Shard) -> Shard:
     """Return the first samples of `whole`, and one of every label if there are not too many."""
     _, first = np.unique(whole.y, return_index=True, axis=0)
     firsts = np.arange(min(len(whole), _TRIED))

@@ -25,7 +25,7 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.wire import payloads
 from testbed.errors import BadInputError
-from testbed.plan.agent_configs import start_of
+from testbed.plan.agent_configs import model_start
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, load
 from testbed.user_code import stand_ins
@@ -102,7 +102,7 @@ def _initial(path: Path) -> State:
         return _pickled(path)
     with files.open_regular(path), safe_open(path, framework="pt") as file:
         of_run = {*file.keys()} in _OF_RUN and "schema" in (file.metadata() or {})
-    return state_of(RunDirectory(path.parent.parent), path) if of_run else load_file(path)
+    return saved_state(RunDirectory(path.parent.parent), path) if of_run else load_file(path)
 
 
 def _pickled(path: Path) -> State:
@@ -118,7 +118,7 @@ def _pickled(path: Path) -> State:
     return found
 
 
-def kept(directory: RunDirectory, version: int | None = None) -> Path:
+def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
     """Return the file of a model that the run saved; None: the final model. Raises BadInputError."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
@@ -128,23 +128,23 @@ def kept(directory: RunDirectory, version: int | None = None) -> Path:
     return path
 
 
-def state_of(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
+def saved_state(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
     """Return the state dict of the model that the run in `directory` saved in `file`.
 
     Raises BadInputError if run or file cannot be read, or the task has changed since.
     """
-    state = module_of(directory, file).state_dict()
+    state = saved_module(directory, file).state_dict()
     return {name: tensor.clone() for name, tensor in state.items()}  # no shared storage
 
 
-def task_of(topology: Topology, directory: RunDirectory) -> Task:
+def run_task(topology: Topology, directory: RunDirectory) -> Task:
     """Build the task of a run; a user's own task is imported from the run's copy of the code."""
     agents.user_code.use(str(directory.code) if directory.code.is_dir() else None)
     return agents.user_code.build(topology.task.named, TASKS, Task)
 
 
-def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
-    """Build the module with a model that the run saved; raises as `state_of`."""
+def saved_module(directory: RunDirectory, file: Path) -> torch.nn.Module:
+    """Build the module with a model that the run saved; raises as `saved_state`."""
     if not directory.topology.is_file():
         raise BadInputError(
             f"{file} is a model of a run, but {directory.topology}, which names its task, does not "
@@ -153,8 +153,8 @@ def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
     topology = load(directory.topology)
     try:
         vector, metadata, buffers = payloads.unpack(files.read(file, _MAX_BYTES))
-        start = start_of(topology, directory)
-        module = first_module(task_of(topology, directory), topology.seed, start)
+        start = model_start(topology, directory)
+        module = first_module(run_task(topology, directory), topology.seed, start)
         if metadata.get("schema") != schema_hash(module):
             raise ValueError(f"its parameters do not match the present code of {topology.task.name}")
         FlatModule(module, trained=False).load(vector, buffers)

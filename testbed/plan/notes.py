@@ -23,7 +23,7 @@ _AMPLE = 384 * _MIB
 8,000 images, and 40 MiB in the device's init. Part of this is code, which the kernel can drop."""
 
 
-def of(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> Iterator[str]:
+def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> Iterator[str]:
     """Yield sentences on properties of profiles that are emulated differently or not at all, on tight
     memory limits, and on evaluations after the run."""
     planned = {device.group: device for device in plan.devices}
@@ -31,7 +31,7 @@ def of(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> Iterator
     if plan.traits.cgroups:
         model = catalog.model
         side: ClientSide = topology.rule.build().client_side
-        reserved, steps = memory.reserved(model, len(plan.devices)), topology.update_steps
+        reserved, steps = memory.server_memory(model, len(plan.devices)), topology.update_steps
         for group, device in groups:
             yield from _memory_notes(group, device, catalog.profile(group), host, reserved)
         for group, device in groups:
@@ -39,7 +39,7 @@ def of(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> Iterator
             if _AMPLE <= device.memory < needed:
                 yield (
                     f"Warning: {group.name} has {format_size(device.memory)} of memory, but a client of "
-                    f"{topology.task.name} needs about {format_size(_rounded(needed))}, without its "
+                    f"{topology.task.name} needs about {format_size(_round_up(needed))}, without its "
                     "data and what a step computes: it would be killed. Raise memory."
                 )
     if topology.evaluate.when == "after" and not plan.traits.simulated:
@@ -109,7 +109,7 @@ def _memory_notes(
         )
 
 
-def _rounded(size: int) -> int:
+def _round_up(size: int) -> int:
     """Round up to whole MiB."""
     return -(-size // _MIB) * _MIB
 

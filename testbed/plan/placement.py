@@ -45,7 +45,7 @@ class PlannedNode:
     """Speed of one of its cores, relative to a core of this machine; None: unknown."""
 
 
-def planned(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
+def divide_node(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
     """Divide `node`: `reserved` bytes of its memory are not for devices, and `evaluating` of its cores
     are for evaluations."""
     cores = node.cpus or tuple(range(node.cores))
@@ -67,7 +67,7 @@ def planned(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class NodeRequest:
     """What a device requests of a node."""
 
     device: str
@@ -98,10 +98,10 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Unplaced:
+class UnplacedDevice:
     """The first device that fits on no node."""
 
-    wish: Wish
+    wish: NodeRequest
     """Its request."""
     why: str
     """Reason, to follow the device's name in a sentence."""
@@ -110,8 +110,8 @@ class Unplaced:
 
 
 def place(
-    wishes: Iterable[Wish], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
-) -> dict[str, str] | Unplaced:
+    wishes: Iterable[NodeRequest], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
+) -> dict[str, str] | UnplacedDevice:
     """Return each device's node: device -> node's id; or the first device that does not fit."""
     cores = {node.id: node.capacity for node in nodes}
     memory = {node.id: node.memory for node in nodes}
@@ -151,12 +151,12 @@ def place(
         if chosen is None:
             allowed = [node for node in nodes if wish.may_be_on(node)]
             roomy = any(wish.memory <= memory[node.id] for node in allowed)
-            return Unplaced(wish, _why(wish, allowed, nodes, cores, memory), roomy)
+            return UnplacedDevice(wish, _why(wish, allowed, nodes, cores, memory), roomy)
     return placed
 
 
 def _why(
-    wish: Wish,
+    wish: NodeRequest,
     allowed: Sequence[PlannedNode],
     nodes: Sequence[PlannedNode],
     cores: Mapping[str, float],
@@ -167,7 +167,7 @@ def _why(
         names = ", ".join(node.name for node in nodes)
         return f"no node matches its hosts or placement; the Swarm has {names}"
     shown = [
-        f"{node.name} {_needed(wish, node)}"
+        f"{node.name} {_share_text(wish, node)}"
         f"{max(0.0, cores[node.id]):.3g} of {node.capacity:g} cores and "
         f"{memory[node.id] / 2**30:.1f} of {node.memory / 2**30:.1f} GiB"
         for node in allowed[:_SHOWN]
@@ -180,7 +180,7 @@ def _why(
     )
 
 
-def _needed(wish: Wish, node: PlannedNode) -> str:
+def _share_text(wish: NodeRequest, node: PlannedNode) -> str:
     """Describe the share that it needs on `node`; empty if it is the same on all nodes."""
     return "" if wish.shares is None else f"({wish.share_on(node.id):.3g} needed) "
 

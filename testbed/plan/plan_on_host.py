@@ -52,7 +52,7 @@ def check_requirements(topology: Topology) -> None:
         raise topology.source.error(problems)
 
 
-def plan_here(
+def plan_on_host(
     topology: Topology,
     catalog: Catalog,
     runtime: str,

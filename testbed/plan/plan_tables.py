@@ -8,7 +8,7 @@ from typing import Any
 from agents.config import Link, Local
 from testbed.host.cpusets import cpuset
 from testbed.plan.feasibility import gib
-from testbed.plan.planned_devices import Plan, PlannedDevice, told_duration
+from testbed.plan.planned_devices import Plan, PlannedDevice, duration_text
 from testbed.topology.units import format_duration, format_rate, format_size
 from testbed.traits import Traits
 
@@ -18,7 +18,7 @@ _OPTIONAL = (
 )
 
 
-def describe(plan: Plan) -> list[dict[str, Any]]:
+def device_table(plan: Plan) -> list[dict[str, Any]]:
     """Return one row per device with what it gets, for `testbed plan`.
 
     Columns in which no device has a value are left out.
@@ -32,7 +32,7 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
-def by_node(plan: Plan) -> list[dict[str, Any]]:
+def node_table(plan: Plan) -> list[dict[str, Any]]:
     """Return one row per node: what its devices request, and what it has for them.
 
     `core` is the speed of its cores relative to this host's, if it was measured.
@@ -64,9 +64,9 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "cpu": device.cpu,
         "quota": quota,
         "memory": format_size(device.memory) if traits.cgroups else None,
-        "gpu": None if device.gpu is None else device.gpu.told,
+        "gpu": None if device.gpu is None else device.gpu.summary,
         "gflops": device.gflops,
-        "timing": told_duration(device.timing),
+        "timing": duration_text(device.timing),
         "speed": None if device.speed == 1 else round(device.speed, 3),
         "up": link.up and format_rate(link.up),
         "down": link.down and format_rate(link.down),
@@ -74,7 +74,7 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "jitter": format_duration(link.jitter) if link.jitter else None,
         "loss": f"{link.loss:.3g}" if link.loss else None,
         "access": None if device.access is None else device.access.name,
-        "think": told_duration(device.think),
+        "think": duration_text(device.think),
         "local": _local(device.local),
         "compression": device.step_kind("compression"),
         "byzantine": device.step_kind("byzantine"),

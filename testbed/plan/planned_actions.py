@@ -29,7 +29,7 @@ def has_steps(topology: Topology, plan: Plan) -> bool:
     return next(steps(topology, plan), None) is not None
 
 
-def slowest(topology: Topology, plan: Plan) -> dict[str, float]:
+def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
     """Return the lowest rate of each device's path during the run, in bit/s, without outages.
 
     Infinite if no rate is given. A user may lower it further (`testbed set`).

@@ -12,7 +12,7 @@ from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import feasibility
 from testbed.plan.gpu_placement import PlannedGpu
-from testbed.plan.measurements import Measured
+from testbed.plan.measurements import Measurements
 from testbed.plan.placement import PlannedNode
 from testbed.plan.shaper import Shaper
 from testbed.topology import Virtual
@@ -99,31 +99,33 @@ class PlannedDevice:
     @property
     def host_link(self) -> Link | None:
         """Its own link in the host's time."""
-        return None if self.link is None else Link(**dilated(asdict(self.link), self.dilation))
+        return None if self.link is None else Link(**to_host_time(asdict(self.link), self.dilation))
 
     @property
     def host_access(self) -> Access | None:
         """Its access link in the host's time."""
-        return None if self.access is None else Access(**dilated(asdict(self.access), self.dilation))
+        return (
+            None if self.access is None else Access(**to_host_time(asdict(self.access), self.dilation))
+        )
 
     @property
     def end_to_end(self) -> Link | None:
         """The whole path between device and server at the start of the run, if no other device uses it;
         None: not shaped."""
-        return None if self.direct else (self.link or Link()).behind(self.access)
+        return None if self.is_direct else (self.link or Link()).behind(self.access)
 
     @property
     def host_end_to_end(self) -> Link | None:
         """The whole path in the host's time; None: not shaped."""
-        return None if self.direct else (self.host_link or Link()).behind(self.host_access)
+        return None if self.is_direct else (self.host_link or Link()).behind(self.host_access)
 
     @property
-    def direct(self) -> bool:
+    def is_direct(self) -> bool:
         """Whether its path to the server is not shaped."""
         return self.link is None and self.access is None
 
     @property
-    def shared(self) -> str:
+    def shared_name(self) -> str:
         """Name of the part of that path that it shares with others; else its own name."""
         return self.name if self.access is None else self.access.name
 
@@ -162,7 +164,7 @@ class PlannedDevice:
         facts = (
             f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB" if self.cpu is not None else "",
             f"{self.gflops:g} gflops" if self.gflops is not None else "",
-            f"timing {told_duration(self.timing)}" if self.timing is not None else "",
+            f"timing {duration_text(self.timing)}" if self.timing is not None else "",
         )
         return ", ".join(filter(None, facts))
 
@@ -198,12 +200,13 @@ class Plan:
     placement: Mapping[str, str] = field(default_factory=dict)
     """Device -> node's id; empty if the runtime uses one machine."""
     aggregator_memory: int | None = None
-    """Memory limit of the aggregator's container in bytes (`memory.left`); None in virtual time."""
+    """Memory limit of the aggregator's container in bytes (`memory.aggregator_limit`); None in virtual
+    time."""
     cpu_notes: tuple[str, ...] = ()
     """Sentences on how the CPU shares of profiles were computed."""
     profiles: Profiles = field(default_factory=Profiles)
     """The device profiles and link classes that were used."""
-    measured: Measured = field(default_factory=Measured)
+    measured: Measurements = field(default_factory=Measurements)
     """Measurements for the plan: on this host, or by the run that this one repeats."""
     virtual: Virtual = field(default_factory=Virtual)
     """Costs in virtual time: the topology's, else measured ones; None: still to be measured."""
@@ -246,25 +249,27 @@ class Plan:
         return shares and self.virtual.step_time is None
 
     @property
-    def packets(self) -> bool:
+    def simulates_packets(self) -> bool:
         """Whether virtual time simulates transfers packet by packet, as on emulated links."""
         return self.measures_steps if self.virtual.packets is None else self.virtual.packets
 
-    def with_measured(self, virtual: Virtual) -> Plan:
+    def with_measurements(self, virtual: Virtual) -> Plan:
         """Return the plan with measured costs."""
-        return replace(self, virtual=virtual, measured=Measured(cpu=self.measured.cpu, virtual=virtual))
+        return replace(
+            self, virtual=virtual, measured=Measurements(cpu=self.measured.cpu, virtual=virtual)
+        )
 
     @property
-    def netem(self) -> bool:
+    def uses_netem(self) -> bool:
         """Whether devices make delay, jitter and loss themselves, by netem."""
-        return self.shaper is not None and self.shaper.netem
+        return self.shaper is not None and self.shaper.is_netem
 
     @property
-    def probed(self) -> frozenset[str]:
+    def probed_devices(self) -> frozenset[str]:
         """Devices that measure their link before the run clock starts."""
         if not self.traits.devices_probe:
             return frozenset()
-        return frozenset(device.name for device in self.devices if not device.direct)
+        return frozenset(device.name for device in self.devices if not device.is_direct)
 
     @property
     def shared_gpus(self) -> tuple[str, ...]:
@@ -288,7 +293,7 @@ class Plan:
         return feasibility.too_little(share, self.dilation) if self.traits.cgroups else None
 
 
-def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
+def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     """Convert fields of a link from device time to the host's time."""
     made = in_host_time(changes, dilation)
     for name in ("up", "down"):
@@ -297,7 +302,7 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     return made
 
 
-def told_duration(duration: Duration | None) -> str | None:
+def duration_text(duration: Duration | None) -> str | None:
     """Format as `200ms`, or as the name of the distribution; None stays None."""
     if duration is None:
         return None

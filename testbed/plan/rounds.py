@@ -23,12 +23,12 @@ from testbed.plan.costs import (
     HOPS,
     StepCost,
     StepTime,
+    bytes_on_link,
+    cached_step_time,
     goodput,
-    kept_step_time,
     message_sizes,
-    on_link,
 )
-from testbed.plan.plan_tables import describe
+from testbed.plan.plan_tables import device_table
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 
@@ -56,7 +56,7 @@ class Round:
     """What is unknown."""
 
 
-def expected(
+def estimate_rounds(
     topology: Topology, plan: Plan, parameters: int, samples: Mapping[str, int] | None
 ) -> dict[str, Round]:
     """Estimate a round of each device.
@@ -76,13 +76,15 @@ def expected(
     server = Link() if topology.server.link is None else topology.server.link.plain()
     one_step = topology.rule.build().client_side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the CPU share decides
-    cost = replace(costs.of(plan.virtual, flops), time=_step_time(topology, plan))
-    rounds = {}
+    cost = replace(costs.step_cost(plan.virtual, flops), time=_step_time(topology, plan))
+    rounds, packets = {}, plan.simulates_packets
     for device in plan.devices:
         own = None if samples is None else samples[device.name]
         training, lacks = _training(device, cost, own, one_step=one_step)
         think = _mean(device.think)
-        transfer = _transfer(device, server, sizes[repr(device.steps)], in_packets=plan.packets)
+        transfer = _transfer(
+            device, server, sizes[repr(device.steps)], in_packets=plan.simulates_packets
+        )
         rounds[device.name] = Round(
             samples=own,
             transfer=transfer,
@@ -100,7 +102,7 @@ def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
     first = next(shares, None)
     if first is None:
         return None
-    return kept_step_time(topology.task.build(), first.local, topology.task.frozen)
+    return cached_step_time(topology.task.build(), first.local, topology.task.frozen)
 
 
 def _training(
@@ -138,12 +140,12 @@ def _transfer(device: PlannedDevice, server: Link, sizes: tuple[int, int], *, in
     `in_packets`: computed as in `testbed.virtual.network`, for links that were idle before.
     """
     link, access = device.link or Link(), device.access or Link()
-    seconds = link.rtt + (2 * HOPS if in_packets and not device.direct else 0.0)
+    seconds = link.rtt + (2 * HOPS if in_packets and not device.is_direct else 0.0)
     ways = zip(
         sizes, (link.down, link.up), (access.down, access.up), (server.up, server.down), strict=True
     )
     for size, own, *shared in ways:
-        bits = 8 * (on_link(size) if in_packets else size)
+        bits = 8 * (bytes_on_link(size) if in_packets else size)
         rate = goodput(own, link.rtt, link.loss)
         at_once = 8 * burst(int(rate)) if rate and in_packets else 0
         passes = [(rate, max(0, bits - at_once)), *((each, bits) for each in shared)]
@@ -171,10 +173,10 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
     return found
 
 
-def by_device(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
+def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """Return the rows of `testbed.plan.describe` with each device's `samples`, `transfer_s`, `round_s`,
     and what the estimate `lacks`. For programs."""
-    return [{**row, **_figures(rounds[row["device"]])} for row in describe(plan)]
+    return [{**row, **_figures(rounds[row["device"]])} for row in device_table(plan)]
 
 
 def _figures(one: Round) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def _figures(one: Round) -> dict[str, Any]:
     return {"samples": one.samples, **rounded, "lacks": sorted(one.lacks)}
 
 
-def by_group(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
+def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """Return one row per group, for people: number of `devices`, and ranges of their figures.
 
     These are `samples`, `transfer` (both directions) and `round`; `> 12s` if part of the round is

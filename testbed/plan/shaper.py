@@ -25,11 +25,13 @@ class Shaper:
     """Why it was chosen."""
 
     @property
-    def netem(self) -> bool:
+    def is_netem(self) -> bool:
         return self.name == "netem"
 
 
-def choose(topology: Topology, runtime: Traits, lack: str | None) -> tuple[Shaper | None, list[Problem]]:
+def choose_shaper(
+    topology: Topology, runtime: Traits, lack: str | None
+) -> tuple[Shaper | None, list[Problem]]:
     """Choose the shaper of the links of `topology`, None if there are none; also return problems.
 
     `lack`: why the kernel's netem cannot be used; None if it can.

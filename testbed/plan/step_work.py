@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def of_step(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | None:
+def count_step_work(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | None:
     """Count the work of one mini-batch step of `task`, with the parameters `frozen` frozen.
 
     None if the shape of its inputs is unknown, or it cannot be run, such as a user's own task.
@@ -56,15 +56,15 @@ def _count_step(task: Task, batch_size: int, frozen: Sequence[str]) -> Work | No
         x = inputs(torch.from_numpy(shard.x[:batch_size]), shard.scale)
         y = torch.from_numpy(shard.y[:batch_size])
     else:
-        known = DATASETS[str(task.dataset)]  # never a method of own code: see `of_step`
+        known = DATASETS[str(task.dataset)]  # never a method of own code: see `count_step_work`
         if known.shape is None:
             return None
         x = torch.zeros(batch_size, *known.shape, dtype=torch.int64 if known.tokens else torch.float32)
         y = torch.zeros(batch_size, dtype=torch.int64)
-    return count(lambda: step(module, x, y, task.loss))
+    return count_work(lambda: gradient_step(module, x, y, task.loss))
 
 
-def step(
+def gradient_step(
     module: torch.nn.Module,
     x: torch.Tensor,
     y: torch.Tensor,
@@ -80,7 +80,7 @@ def step(
                 parameter.sub_(parameter.grad, alpha=0.0)
 
 
-def count(run: Callable[[], object]) -> Work:
+def count_work(run: Callable[[], object]) -> Work:
     """Count the work of PyTorch's operations that `run` calls."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -86,7 +86,7 @@ def launch(
         opened.close()  # only the relay keeps the sockets open, so they close when it ends
         # The relay serves as soon as a byte comes back.
         relay_probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
-        found = _measured(host, ports, [d for d in devices if not d.direct])
+        found = _measured(host, ports, [d for d in devices if not d.is_direct])
     at = time.monotonic()
     probes = [Probe(device, at, figures) for device, figures in found.items()]
     return StartedRelay({name: own[_BROKER] for name, own in ports.items()}, probes, traffic)
@@ -99,7 +99,7 @@ def _measured(
     which take turns. Raises HostError."""
     sharing: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:
-        sharing[device.shared].append(device)
+        sharing[device.shared_name].append(device)
 
     def measure(device: PlannedDevice) -> LinkFigures:
         try:

@@ -112,7 +112,7 @@ class Controller:
         """Devices that must be ready before the run clock starts."""
         self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
         """Device -> its current CPU share, in cores."""
-        self._unmeasured = set(spec.plan.probed)
+        self._unmeasured = set(spec.plan.probed_devices)
         """Devices whose link has not been measured yet."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
         """Device -> planned limits of its container; None if no control group limits it."""

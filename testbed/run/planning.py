@@ -30,7 +30,7 @@ def plan_topology(topology: Topology, options: Options) -> Plan:
     if not traits(runtime).images:
         plan_on_host.check_requirements(topology)
     nodes = _nodes(runtime, options)
-    return plan_on_host.plan_here(
+    return plan_on_host.plan_on_host(
         topology,
         found,
         runtime,

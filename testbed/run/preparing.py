@@ -33,7 +33,7 @@ def prepare(
     else:
         write(topology, plan, directory)
         directory.write_manifest(run=directory.run, created=time.time())
-        if topology.task.initial is not None or model_check.freezes(topology):
+        if topology.task.initial is not None or model_check.has_frozen_parameters(topology):
             from testbed.plan import models
 
             models.write_start(topology, directory)

@@ -79,7 +79,7 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
     """Return the links' shaper, and why it was chosen."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
-    linked = plan.traits.simulated and not all(device.direct for device in plan.devices)
+    linked = plan.traits.simulated and not all(device.is_direct for device in plan.devices)
     return {"shaper": plan.traits.shaper if linked else None}
 
 

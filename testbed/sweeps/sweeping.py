@@ -29,8 +29,8 @@ from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan
-from testbed.plan.costs import step_time, step_work, timed
-from testbed.plan.measurements import Measured
+from testbed.plan.costs import step_time, step_work_key, with_step_time
+from testbed.plan.measurements import Measurements
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
@@ -315,8 +315,8 @@ class _Runner:
             if work == _protocol_work(cell):
                 virtual = virtual.filled((name, getattr(other, name)) for name in _PROTOCOL)
             elif (step := step_time(other)) is not None:
-                virtual = timed(virtual, step)
-        return cell.plan if virtual == cell.plan.virtual else cell.plan.with_measured(virtual)
+                virtual = with_step_time(virtual, step)
+        return cell.plan if virtual == cell.plan.virtual else cell.plan.with_measurements(virtual)
 
 
 def _works(cell: Cell) -> Iterator[str]:
@@ -327,7 +327,7 @@ def _works(cell: Cell) -> Iterator[str]:
     if plan.measures_steps:
         yield _step_work(cell)
     lacks = None in [getattr(plan.virtual, name) for name in _PROTOCOL]
-    if cell.topology.secure is not None and plan.packets and lacks:
+    if cell.topology.secure is not None and plan.simulates_packets and lacks:
         yield _protocol_work(cell)
 
 
@@ -343,14 +343,14 @@ def _task(cell: Cell) -> tuple[Any, ...]:
 
 def _step_work(cell: Cell) -> str:
     """Key that is equal for cells whose training steps are the same work."""
-    return repr((_task(cell), step_work(cell.plan.devices[0].local)))
+    return repr((_task(cell), step_work_key(cell.plan.devices[0].local)))
 
 
 def _measured(cells: Iterable[Cell], index: Index) -> MeasuredCosts:
     """Return the times that finished runs of `cells` have measured."""
     done = [(cell, index.run_of(cell)) for cell in cells if any(_works(cell))]
     return {
-        work: Measured.read(directory.path).virtual
+        work: Measurements.read(directory.path).virtual
         for cell, directory in reversed(done)
         if directory is not None
         for work in _works(cell)

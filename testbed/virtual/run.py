@@ -40,15 +40,15 @@ from testbed.plan.agent_configs import (
     importance,
     keepalive,
     keeps_models,
-    start_of,
+    model_start,
     update_steps,
 )
 from testbed.plan.costs import (
     StepCost,
     StepTime,
-    keep_step_time,
+    cache_step_time,
     message_sizes,
-    timed,
+    with_step_time,
 )
 from testbed.plan.planned_actions import has_steps, steps
 from testbed.rundir.directory import RunDirectory
@@ -144,7 +144,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     topology, run_id = spec.topology, spec.directory.run
     task = user_code.build(topology.task.named, TASKS, Task)
     side: ClientSide = topology.rule.build().client_side
-    start = start_of(topology, spec.directory)
+    start = model_start(topology, spec.directory)
     w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
     stop = topology.stop.build()
@@ -225,10 +225,10 @@ class _Fleet:
             spec.topology.seed,
             link,
             steady=not has_steps(spec.topology, spec.plan),
-            packets=spec.plan.packets,
+            packets=spec.plan.simulates_packets,
         )
         trainer = BatchTrainer(
-            task, prepared.train, start_of(spec.topology, spec.directory), runtime.device
+            task, prepared.train, model_start(spec.topology, spec.directory), runtime.device
         )
         if trainer.remark is not None:
             view.progress(trainer.remark)
@@ -315,7 +315,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         device = next(d for d in plan.devices if d.cpu is not None and d.gflops is None)
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
-        beginning = start_of(topology, spec.directory)
+        beginning = model_start(topology, spec.directory)
         trainer_of(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
         code = None if topology.user_code is None else str(spec.directory.code)
         whole, sliced = slices.measured(
@@ -324,15 +324,15 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
             )
         )
         step = StepTime(whole, sliced)
-        keep_step_time(topology.task.build(), device.local, step, topology.task.frozen)
+        cache_step_time(topology.task.build(), device.local, step, topology.task.frozen)
         view.progress(f"A step takes {whole * 1e3:.2f} ms of a core here (virtual.step_time)")
-        virtual = timed(virtual, step)
-    if plan.packets:
+        virtual = with_step_time(virtual, step)
+    if plan.simulates_packets:
         for one in topology.update_steps:
             virtual = _with_exchange(virtual, pipeline.built(one).exchange_cost(parameters), view)
     if virtual != plan.virtual:
-        plan.with_measured(virtual).measured.write(spec.directory.measured)
-    return costs.of(virtual, topology.task.flops_per_step)
+        plan.with_measurements(virtual).measured.write(spec.directory.measured)
+    return costs.step_cost(virtual, topology.task.flops_per_step)
 
 
 def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:

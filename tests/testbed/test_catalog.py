@@ -177,7 +177,7 @@ def test_with_training_times_the_share_is_that_of_the_task(tmp_path: Path) -> No
     assert [sentence.partition(". ")[0] for sentence in sentences] == [
         f"a: {share:g} cpu is as fast as known in training digits-logreg, by its training speeds",
         f"b: {found.cpu['b'][HERE]:g} cpu is as fast as raspberry-pi-4 in training digits-logreg, by "
-        "its speeds in training (predicted training times were off by 9%)",
+        "its training speeds (predicted training times were off by 9%)",
     ]
     assert "A step's time on this host: memory traffic" in sentences[0]
     assert "convolutions" not in sentences[0]  # it has none
@@ -188,13 +188,13 @@ def test_a_step_of_some_size_is_not_called_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = Work(convolution=1, depthwise=0, matrix=0, memory=0.1)
-    monkeypatch.setattr(catalog, "of_step", lambda task, batch_size, frozen: large)
+    monkeypatch.setattr(catalog, "count_step_work", lambda task, batch_size, frozen: large)
     (sentence,) = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}")).cpu_notes
     assert sentence.endswith("A step's time on this host: memory traffic 71%, convolutions 29%.")
 
 
 def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "of_step", lambda task, batch_size, frozen: None)
+    monkeypatch.setattr(catalog, "count_step_work", lambda task, batch_size, frozen: None)
     found = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
     assert found.cpu["a"] == {HERE: 0.2}
     (sentence,) = found.cpu_notes

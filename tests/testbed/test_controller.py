@@ -78,7 +78,7 @@ AS_REQUESTED = {
         (FAIL, SLEEP, r"(?s)the aggregator ended with exit code 1.*aggregator\.log:\n *it broke"),
         ("", SLEEP, "aggregator ended before the run clock could start"),
         (SLEEP, OWN, r"(?s)own code failed on d-\d, so the run ends\..*d-\d\.log:\n *a mistake$"),
-        (OWN, SLEEP, r"(?s)own code failed on aggregator, and so the run ends\..*\n *a mistake$"),
+        (OWN, SLEEP, r"(?s)own code failed on aggregator, so the run ends\..*\n *a mistake$"),
     ],
     ids=[
         *("device fails", "device is killed", "aggregator fails", "aggregator leaves"),
@@ -319,7 +319,7 @@ def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tm
     linked = [replace(device, link=Link(rtt=0.1)) for device in run.plan.devices]
     run = replace(run, plan=replace(run.plan, runtime="docker", devices=tuple(linked), device_cpus="1"))
     assert run.plan.absent == frozenset({"d-2"})
-    assert run.plan.probed == frozenset({"d-1", "d-2"})
+    assert run.plan.probed_devices == frozenset({"d-1", "d-2"})
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
 
     def say(topic: str, text: str) -> None:

@@ -23,7 +23,7 @@ from testbed.fidelity import Clock, requested, table
 from testbed.fidelity.validity import verdict
 from testbed.host import gpus
 from testbed.host.gpus import Gpu, Gpus, Lack, Meter, Use
-from testbed.plan import Host, Plan, describe, plan
+from testbed.plan import Host, Plan, device_table, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
@@ -108,9 +108,9 @@ def test_each_device_is_on_the_first_gpu_with_room_the_largest_share_first() -> 
         "a-3": "GPU-c",
         "c": None,
     }
-    rows = {row["device"]: row["gpu"] for row in describe(made)}
+    rows = {row["device"]: row["gpu"] for row in device_table(made)}
     assert (rows["a-1"], rows["b"], rows["c"]) == ("0.4", "1", None)
-    assert "gpu" not in describe(planned(fleet("name: c")))[0]
+    assert "gpu" not in device_table(planned(fleet("name: c")))[0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from testbed.broker import Limits
 from testbed.errors import BadInputError
 from testbed.plan import Catalog, Host, agent_configs, model_check, plan
 from testbed.plan.catalog import read
-from testbed.plan.planned_actions import slowest
+from testbed.plan.planned_actions import lowest_rates
 from testbed.topology import Topology, parse
 
 
@@ -59,7 +59,7 @@ def test_the_slowest_rate_of_the_whole_run_counts(tmp_path: Path) -> None:
         "scenario: [{at: 1s, set: a-2, link: {up: 20kbit, down: 40kbit}}]\n"
     )
     made = plan(topology, "docker", Host(cores=(0, 1, 2, 3), memory=2**35), read(topology))
-    assert slowest(topology, made) == {"a-1": 1e6, "a-2": 2e4, "b": 5e5, "c": 700, "d": math.inf}
+    assert lowest_rates(topology, made) == {"a-1": 1e6, "a-2": 2e4, "b": 5e5, "c": 700, "d": math.inf}
 
 
 def test_plan_reserves_memory_for_models_under_way() -> None:

@@ -101,8 +101,8 @@ def test_a_run_goes_on_from_the_model_of_another_and_both_load_in_torch(
         begins = f"initial: {file}\n  frozen: [1.weight]"
         second = simulate(_text("lr_by_version: {over: 40}", begins), runs=tmp_path / str(number))
         directory = RunDirectory(second.path)
-        start = models.state_of(directory, models.kept(directory, 0))
-        end = models.state_of(directory, models.kept(directory))
+        start = models.saved_state(directory, models.saved_model(directory, 0))
+        end = models.saved_state(directory, models.saved_model(directory))
         for name, tensor in module.state_dict().items():
             assert torch.equal(start[name], tensor)
         assert torch.equal(end["1.weight"], start["1.weight"])

@@ -20,9 +20,9 @@ ENTRY = "devices:\n  new:\n    cores: 2\n    source: measured\n"
 def test_the_pieces_of_work_are_what_they_are_counted_as() -> None:
     """The program that is copied to a device has no counter: its amounts are constants."""
     for kind, amount in device_benchmark.WORK.items():
-        counted = step_work.count(device_benchmark.piece(kind))
+        counted = step_work.count_work(device_benchmark.piece(kind))
         assert getattr(counted, kind) == pytest.approx(amount, rel=1e-3), kind
-    counted = step_work.count(device_benchmark.step())
+    counted = step_work.count_work(device_benchmark.step())
     assert pytest.approx(counted.model_dump(), rel=1e-3) == device_benchmark.STEP
     assert min(device_benchmark.STEP.values()) > 0
 

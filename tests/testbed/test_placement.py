@@ -17,7 +17,7 @@ from testbed.errors import BadInputError
 from testbed.host import swarm_nodes
 from testbed.host.nodes import Node
 from testbed.host.swarm_nodes import described
-from testbed.plan import Catalog, Host, Plan, by_node, describe, plan
+from testbed.plan import Catalog, Host, Plan, device_table, node_table, plan
 from testbed.runtimes.docker.specifications import planned_limits
 from testbed.topology import machines
 
@@ -58,7 +58,7 @@ def test_all_nodes_are_equally_busy() -> None:
     assert Counter(found.placement.values()) == {"id-0": 5, "id-1": 5}
     assert {found.placement["big-1"], found.placement["big-2"]} == {"id-0", "id-1"}
     assert (found.infrastructure_cpus, found.device_capacity) == ("0", 8)
-    assert [row["node"] for row in describe(found)][:2] == ["node-0", "node-1"]
+    assert [row["node"] for row in device_table(found)][:2] == ["node-0", "node-1"]
 
 
 def test_each_device_has_the_cpus_of_its_node() -> None:
@@ -219,7 +219,7 @@ def test_a_share_is_of_a_core_of_the_devices_own_node() -> None:
         "pi-3": ("id-0", 1.0, 1.0),
         "own": ("id-1", 0.5, 2.0),
     }
-    assert [row["core"] for row in by_node(found)] == ["1.00", "2.00"]
+    assert [row["core"] for row in node_table(found)] == ["1.00", "2.00"]
 
 
 def test_what_fits_on_no_node_is_told_with_what_it_needs_on_each() -> None:

@@ -8,7 +8,7 @@ from agents.config import Duration, Link
 from testbed import topology
 from testbed.bundle import TOPOLOGIES
 from testbed.errors import BadInputError
-from testbed.plan import Host, catalog, describe, dilated, plan, this_host
+from testbed.plan import Host, catalog, device_table, plan, this_host, to_host_time
 
 GIB = 2**30
 FOUR_CORES = Host(cores=(0, 2, 3, 5), memory=16 * GIB)
@@ -233,7 +233,7 @@ def test_a_virtual_device_is_described_by_what_it_is_given() -> None:
     assert (a.speed, b.speed) == (0.5, 1.0)
     assert b.timing == Duration("exponential", {"mean": None, "rate": 5.0})
     silent = {"up": None, "down": None, "think": None, "local": "20 steps x 32"}
-    assert describe(planned) == [
+    assert device_table(planned) == [
         {"device": "a", "gflops": 10.0, "timing": None, "speed": 0.5, "rtt": "60ms", **silent},
         {"device": "b", "gflops": None, "timing": "exponential", "speed": None, "rtt": None, **silent},
     ]
@@ -262,7 +262,7 @@ def test_quota_and_period(cpu: float, dilation: int, quota: int, period: int, th
 
 def test_a_plan_has_a_row_for_each_device() -> None:
     planned = plan(fleet("{name: pi, cpu: 0.04, link: {up: 5mbit}, think: 200ms}"), "docker", FOUR_CORES)
-    assert describe(planned) == [
+    assert device_table(planned) == [
         {
             "device": "pi",
             "cpu": 0.04,
@@ -303,7 +303,11 @@ def test_time_is_stretched_until_the_devices_fit(asked: str, found: float | None
 
 
 def test_an_outage_of_a_trace_is_never_stretched_to_no_rate_at_all() -> None:
-    assert dilated({"up": 1_000, "down": None, "rtt": 0.5}, 500) == {"up": 8, "down": None, "rtt": 250.0}
+    assert to_host_time({"up": 1_000, "down": None, "rtt": 0.5}, 500) == {
+        "up": 8,
+        "down": None,
+        "rtt": 250.0,
+    }
 
 
 def test_virtual_time_needs_no_stretching() -> None:

@@ -15,7 +15,7 @@ from testbed import broker
 from testbed.errors import BadInputError
 from testbed.plan import Host, agent_configs, plan
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.shaper import Shaper, choose, lack_of_netem
+from testbed.plan.shaper import Shaper, choose_shaper, lack_of_netem
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.container_actions import Device, respond
@@ -61,18 +61,18 @@ def test_only_links_have_a_shaper() -> None:
     later = asking("auto", bare, "scenario: [{at: 1s, set: pi, link: {rtt: 50ms}}]")
     found = plan(later, "docker", HAVING).shaper
     assert found is not None
-    assert found.netem
+    assert found.is_netem
     assert plan(asking("auto"), "virtual", HAVING).shaper is None
 
 
 def test_on_many_hosts_netem_has_to_be_asked_for() -> None:
     """No other machine's kernel is tried."""
-    found, _ = choose(asking("auto"), RUNTIMES["swarm"], None)
+    found, _ = choose_shaper(asking("auto"), RUNTIMES["swarm"], None)
     assert found is not None
     assert found.name == "tbf+delay"
-    found, _ = choose(asking("netem"), RUNTIMES["swarm"], None)
+    found, _ = choose_shaper(asking("netem"), RUNTIMES["swarm"], None)
     assert found is not None
-    assert found.netem
+    assert found.is_netem
 
 
 def test_links_of_processes_are_a_relays() -> None:
@@ -120,9 +120,9 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
     """With netem the router's delay line holds nothing."""
     spec = _spec(tmp_path, host)
     accounts = broker.accounts("shaped", ["pi"])
-    agent_configs.write(spec, accounts, agent_configs.in_containers(None))
+    agent_configs.write(spec, accounts, agent_configs.container_places(None))
     agent_configs.write_router(
-        spec, accounts[ROUTER], agent_configs.in_containers(None), {"pi": "10.0.0.2"}
+        spec, accounts[ROUTER], agent_configs.container_places(None), {"pi": "10.0.0.2"}
     )
     device = json.loads(spec.directory.config(agent_configs.init_name("pi")).read_text(encoding="utf-8"))
     router = json.loads(spec.directory.config(ROUTER).read_text(encoding="utf-8"))
@@ -137,10 +137,10 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
 
 
 def test_routers_of_several_nodes_draw_random_numbers_of_their_own(tmp_path: Path) -> None:
-    spec, places = _spec(tmp_path, LACKING), agent_configs.in_containers(None)
+    spec, places = _spec(tmp_path, LACKING), agent_configs.container_places(None)
     login = broker.accounts("shaped", ["pi"])[ROUTER].at(*places.router)
     one, other, again, alone = (
-        agent_configs.router(spec, login, places, {}, node) for node in ("a", "b", "a", None)
+        agent_configs.router_config(spec, login, places, {}, node) for node in ("a", "b", "a", None)
     )
     assert one.seed == again.seed
     assert len({one.seed, other.seed, alone.seed}) == 3

@@ -16,7 +16,7 @@ import pytest
 
 from analysis import comparison
 from testbed.plan import Plan
-from testbed.plan.measurements import Measured
+from testbed.plan.measurements import Measurements
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
@@ -64,7 +64,7 @@ def test_a_sweep_runs_what_is_not_done(testbed: Testbed) -> None:
     first = runs_in(folder)
     write_sweep("[1, 2, 3]")
     code, out, _ = testbed("sweep", "study.yaml")
-    assert "2 of 3 runs there already" in out
+    assert "2 of 3 runs done already" in out
     assert "1 of 1  fedavg, seed 3" in out
     assert len(first) == 2
     assert first < runs_in(folder)
@@ -110,7 +110,7 @@ def test_a_cell_that_fails_is_told_of_and_the_others_go_on(testbed: Testbed) -> 
     assert "good, seed 0: loss" in out
     assert "1 run failed" in err
     _, out, _ = testbed("sweep", "study.yaml", "--data", "empty")
-    assert "1 of 2 runs there already" in out
+    assert "1 of 2 runs done already" in out
 
 
 def test_ctrl_c_leaves_what_is_finished_and_nothing_else(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_run_that_is_not_valid_is_repeated(testbed: Testbed, monkeypatch: pyte
     assert code == 0
     assert "seed 1 is repeated, as its run is not valid: try 2 of at most 2" in out
     assert "3 of 3  fedavg, seed 1: loss" in out
-    assert out.index("fedavg, seed 2 begins") < out.index("begins again")  # after all the others
+    assert out.index("fedavg, seed 2 begins") < out.index("is repeated")  # after all the others
     heading, row = (line.split() for line in out.splitlines()[-3:-1])
     assert (heading[-1], row[-1]) == ("repeats", "1")
     assert last_line(out).startswith("Verdicts: 2 valid · ")
@@ -283,7 +283,7 @@ def test_a_repetition_that_is_interrupted_is_made_up_for(
     assert len(runs_in(folder)) == 1 + killed
     code, out, _ = testbed("sweep", "study.yaml")
     assert code == 0
-    assert "1 of 1 run there already" in out
+    assert "1 of 1 run done already" in out
     assert "try 2 of at most 2" in out
     assert last_line(out).startswith("Verdicts: 1 valid · ")
     (entry,) = json.loads((folder / "index.json").read_text())["cells"].values()
@@ -304,7 +304,7 @@ def test_what_is_measured_is_the_same_in_all_cells(testbed: Testbed, privacy: st
     write_sweep("[1, 2]")
     code, _, _ = testbed("sweep", "study.yaml", "--jobs", jobs)
     files = Path("runs/study").glob("*/measured.yaml")
-    first, second = (Measured.read(path.parent).virtual for path in files)
+    first, second = (Measurements.read(path.parent).virtual for path in files)
     assert code == 0
     assert first == second
     assert None not in (first.step_time, first.sliced_step_time)

@@ -15,7 +15,7 @@ from agents import events
 from analysis.load import Run, load
 from testbed.errors import BadInputError, RunFailedError
 from testbed.plan import costs
-from testbed.plan.measurements import Measured
+from testbed.plan.measurements import Measurements
 from testbed.run import live_runs, planning, up
 from testbed.run.optimum import ending
 from testbed.run.options import Options
@@ -225,7 +225,7 @@ def test_the_resolved_topology_gives_the_run_again(tmp_path: Path) -> None:
     devices = [{"name": "a", "cpu": 0.5}, {"name": "b", "cpu": 0.1}]
     first = _run(_topology(tmp_path, devices=devices, stop={"updates": 20}), tmp_path, "one")
     again = _run(first.path / "topology.yaml", tmp_path, "two")
-    virtual = Measured.read(first.path).virtual
+    virtual = Measurements.read(first.path).virtual
     step = costs.step_time(virtual)
     assert step is not None
     assert step.sliced is not None

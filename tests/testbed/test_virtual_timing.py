@@ -83,7 +83,7 @@ def test_a_start_takes_the_same_at_any_share() -> None:
 def test_the_cost_of_an_update_is_the_usual_one_unless_the_topology_gives_times(
     given: dict[str, str], seconds: float
 ) -> None:
-    assert costs.of(Virtual.model_validate(given), None).update == seconds
+    assert costs.step_cost(Virtual.model_validate(given), None).update == seconds
 
 
 def test_another_share_makes_all_steps_longer() -> None:

@@ -41,27 +41,27 @@ X = torch.rand(2, 4, 8, 8, requires_grad=True)
     ],
 )
 def test_operations_are_counted_by_kind(run: Callable[[], object], kind: str, flop: int) -> None:
-    found = step_work.count(run)
+    found = step_work.count_work(run)
     for each in ("matrix", "convolution", "depthwise"):
         assert getattr(found, each) == pytest.approx(flop / 1e9 if each == kind else 0.0)
 
 
 def test_a_backward_pass_of_groups_is_twice_the_forward_pass() -> None:
     weight = torch.rand(4, 1, 3, 3, requires_grad=True)
-    forward = step_work.count(lambda: functional.conv2d(X, weight, padding=1, groups=4))
+    forward = step_work.count_work(lambda: functional.conv2d(X, weight, padding=1, groups=4))
     out = functional.conv2d(X, weight, padding=1, groups=4)
-    backward = step_work.count(lambda: torch.autograd.grad(out, (X, weight), torch.ones_like(out)))
+    backward = step_work.count_work(lambda: torch.autograd.grad(out, (X, weight), torch.ones_like(out)))
     assert backward.depthwise == pytest.approx(2 * forward.depthwise)
 
 
 def test_memory_is_what_other_operations_read_and_write() -> None:
     x = torch.rand(1000)
-    assert step_work.count(lambda: x + x).memory == pytest.approx(3 * 4000 / 1e9)
-    assert step_work.count(lambda: x.view(10, 100).t()).memory == 0
+    assert step_work.count_work(lambda: x + x).memory == pytest.approx(3 * 4000 / 1e9)
+    assert step_work.count_work(lambda: x.view(10, 100).t()).memory == 0
 
 
 def test_a_step_is_forward_and_backward() -> None:
-    found = step_work.of_step(MnistCnn(), 32)
+    found = step_work.count_step_work(MnistCnn(), 32)
     assert found is not None
     first, second = 28 * 28 * 16 * 25, 14 * 14 * 32 * 16 * 25
     assert found.convolution == pytest.approx(2 * 32 * (2 * first + 3 * second) / 1e9)
@@ -72,32 +72,32 @@ def test_a_step_is_forward_and_backward() -> None:
 
 def test_frozen_layers_need_no_gradient() -> None:
     """Nothing goes back through the first convolution, so nor does it to the input of the second."""
-    found = step_work.of_step(MnistCnn(), 32, ["1.*"])
+    found = step_work.count_step_work(MnistCnn(), 32, ["1.*"])
     assert found is not None
     first, second = 28 * 28 * 16 * 25, 14 * 14 * 32 * 16 * 25
     assert found.convolution == pytest.approx(2 * 32 * (first + 2 * second) / 1e9)
-    whole = step_work.of_step(MnistCnn(), 32)
+    whole = step_work.count_step_work(MnistCnn(), 32)
     assert whole is not None
     assert whole.memory > found.memory
 
 
 def test_a_step_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = step_work.of_step(DigitsLogreg(), 8)
+    first = step_work.count_step_work(DigitsLogreg(), 8)
     assert first is not None
-    larger = step_work.of_step(DigitsLogreg(), 16)
+    larger = step_work.count_step_work(DigitsLogreg(), 16)
     assert larger is not None
     assert larger.matrix == pytest.approx(2 * first.matrix)
     other = Work(convolution=1, depthwise=1, matrix=1, memory=1)
     monkeypatch.setattr(step_work, "_count_step", lambda task, batch_size, frozen: other)
-    assert step_work.of_step(DigitsLogreg(), 8) == first
-    assert step_work.of_step(DigitsLogreg(bias=False), 8) == other  # other parameters, another step
+    assert step_work.count_step_work(DigitsLogreg(), 8) == first
+    assert step_work.count_step_work(DigitsLogreg(bias=False), 8) == other  # another step
     for kept in cache.iterdir():
         kept.write_text("{torn")
-    assert step_work.of_step(DigitsLogreg(), 8) == other
+    assert step_work.count_step_work(DigitsLogreg(), 8) == other
 
 
 def test_a_task_may_bring_its_data() -> None:
-    found = step_work.of_step(Quadratic(centers=((0.0, 1.0), (2.0, 3.0))), 32)
+    found = step_work.count_step_work(Quadratic(centers=((0.0, 1.0), (2.0, 3.0))), 32)
     assert found is not None
     assert found.memory > 0
 
@@ -106,7 +106,7 @@ def test_the_draws_of_a_run_stay_its_own() -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    step_work.of_step(MnistCnn(), 4)
+    step_work.count_step_work(MnistCnn(), 4)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -125,7 +125,7 @@ def test_nothing_is_said_of_a_step_that_cannot_be_run(
 ) -> None:
     foreign = Columns(Data(hub="a/b", input=("img",), label="label"), shape=shape)
     monkeypatch.setitem(datasets.DATASETS, "foreign", foreign)
-    assert step_work.of_step(Foreign(), 4) is None
+    assert step_work.count_step_work(Foreign(), 4) is None
 
 
 def test_a_task_may_fail_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,4 +133,4 @@ def test_a_task_may_fail_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AttributeError("my own mistake")
 
     monkeypatch.setattr(Foreign, "model", fail)
-    assert step_work.of_step(Foreign(), 4) is None
+    assert step_work.count_step_work(Foreign(), 4) is None

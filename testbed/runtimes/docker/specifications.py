@@ -240,7 +240,7 @@ class _SpecificationBuilder:
             command=("python3", "-m", "agents.node.mps", agent_configs.MPS_FOLDER),
             mounts=(self._mps_folder,),
             cpu=self._infrastructure,
-            memory=memory.mps(len(spec.plan.devices)),
+            memory=memory.mps_limit(len(spec.plan.devices)),
             gpus=spec.plan.shared_gpus,
             ipc="shareable",
         )
@@ -258,7 +258,7 @@ class _SpecificationBuilder:
             ),
             mounts=(Mount(str(self.spec.directory.config(ROUTER)), agent_configs.ROUTER_CONFIG),),
             cpu=self._infrastructure,
-            memory=memory.router(len(self.spec.plan.devices)),
+            memory=memory.router_limit(len(self.spec.plan.devices)),
             cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
             sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
         )
@@ -282,7 +282,7 @@ class _SpecificationBuilder:
     @property
     def _start(self) -> tuple[Mount, ...]:
         """The state that modules are built from, where the run has one."""
-        weights = agent_configs.start_of(self.spec.topology, self.spec.directory).weights
+        weights = agent_configs.model_start(self.spec.topology, self.spec.directory).weights
         return () if weights is None else (Mount(weights, agent_configs.START),)
 
     @property

@@ -42,7 +42,7 @@ from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, of_os
 from testbed.host import descriptors, die_with_parent, forkserver, run_module
 from testbed.host.forkserver import ForkServer
-from testbed.plan import agent_configs, dilated
+from testbed.plan import agent_configs, to_host_time
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
 from testbed.relay import relay_process as relay
 from testbed.rundir.directory import RunDirectory
@@ -257,7 +257,7 @@ class ProcessRuntime:
                 "the process runtime, whose links are TCP relays, loses no packets: use the docker "
                 "runtime"
             )
-        changes = dilated(action.changes, self._spec.plan.dilation)
+        changes = to_host_time(action.changes, self._spec.plan.dilation)
         rates = ("up", "down")
         return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
 

@@ -245,7 +245,7 @@ class SwarmRuntime:
         tls = self._spec.topology.broker.tls
         identity = new_identity(agent_configs.SERVER, agent_configs.CONTROL)
         places = replace(
-            agent_configs.in_containers(identity.certificate if tls else None),
+            agent_configs.container_places(identity.certificate if tls else None),
             router=(agent_configs.CONTROL, TLS_PORT),
             clock=f"{agent_configs.CONTROL_FOLDER}/{agent_configs.CLOCK}",
         )
@@ -364,7 +364,7 @@ class SwarmRuntime:
         planned = self._devices.states[container.component].planned
         update: Any = made.engine.api
         update.update_container(made.id, mem_limit=planned.memory, memswap_limit=planned.memory)
-        sent = agent_configs.sent(self._spec, container.component)
+        sent = agent_configs.files_to_send(self._spec, container.component)
         files: dict[str, bytes | Path] = {Path(path).name: source for path, source in sent.items()}
         disk, client = Path(agent_configs.DISK).name, agent_configs.CLIENT_USER
         kept = self._directory.disk(container.component)  # of an earlier segment of the run
