@@ -77,7 +77,7 @@ def estimate_rounds(
     one_step = topology.rule.build().client_side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the CPU share decides
     cost = replace(costs.step_cost(plan.virtual, flops), time=_step_time(topology, plan))
-    rounds, packets = {}, plan.simulates_packets
+    rounds = {}
     for device in plan.devices:
         own = None if samples is None else samples[device.name]
         training, lacks = _training(device, cost, own, one_step=one_step)
