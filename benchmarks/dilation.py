@@ -37,7 +37,7 @@ _TURNS = 3
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else _TOPOLOGY
-    runtime = planning.chosen_runtime(Options())
+    runtime = planning.choose_runtime(Options())
     wanted = yaml.safe_load(path.read_text(encoding="utf-8"))
     runs: dict[int, list[Run]] = {dilation: [] for dilation in _TURN}
     with tempfile.TemporaryDirectory() as name:

@@ -76,7 +76,7 @@ def main() -> None:
     wanted = parser.parse_args()
     root = os.environ.get("TESTBED_DATA")
     data = None if root is None else Path(root)
-    real = Options(planning.chosen_runtime(Options()), data_root=data)
+    real = Options(planning.choose_runtime(Options()), data_root=data)
     cells = cells_of(sweeps.load(wanted.sweep, real), wanted.only, wanted.seeds)
     if wanted.steps == "measured":
         virtual = Options("virtual", data_root=data)
@@ -179,7 +179,7 @@ def cells_of(
 def _run(study: sweeps.Sweep, options: Options, folder: Path) -> Run | None:
     """Return the run of the only cell of `study`; None if it failed."""
     sweeping.run(study, options, folder, report=lambda text: print(text, file=sys.stderr))
-    run = sweeping.Index.read(folder).run_of(study.cells[0])
+    run = sweeping.Index.read(folder).finished_run(study.cells[0])
     return None if run is None else load(run.path)
 
 

@@ -176,7 +176,7 @@ def _host() -> None:
         begin = time.thread_time()
         run()
         took = time.thread_time() - begin
-        told = sum(calibration.seconds(_work(row), found.training).values())
+        told = sum(calibration.work_seconds(_work(row), found.training).values())
         print(f"{row['network']}: took {took:.2f} s, predicted {told:.2f} s ({told / took - 1:+.0%})")
 
 

@@ -347,7 +347,7 @@ class WholeRun:
             path.write_text(self._topology, encoding="utf-8")
             topology, plan = planning.plan_file(path, Options())
             directory = RunDirectory.create(Path(folder), "run")
-            preparing.write(topology, plan, directory)
+            preparing.write_inputs(topology, plan, directory)
             samples = {client: len(part) for client, part in self._prepared.indices.items()}
             run(RunSpec(directory, topology, plan, samples), self._prepared, View())
         return self._steps

@@ -87,7 +87,7 @@ class Bench:
             return None
         runtimes = sorted({"virtual", experiment.runtime})
         read = self._sweep(experiment, study, study["variants"], tried, grid["seed"], runtimes)
-        done = [run for run in map(index.run_of, read.cells) if run is not None]
+        done = [run for run in map(index.finished_run, read.cells) if run is not None]
         cells = [results.measured(load(run.path), experiment.target) for run in done]
         return results.of_runs(tuple(cells)) if cells else None
 
@@ -142,4 +142,4 @@ class Bench:
             "variants": {variant: study["variants"][variant] for variant in variants},
             "grid": {**study["grid"], **given},
         }
-        return sweeps.of(part, experiment.name, self._files, self._options)
+        return sweeps.from_mapping(part, experiment.name, self._files, self._options)

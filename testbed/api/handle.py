@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from analysis.load import Run as Result
     from analysis.manifest import Verdict
-    from testbed.run.replay import Replayed
+    from testbed.run.replay import ReplayResult
 
 Devices = str | Iterable[str]
 """Names of devices or of device groups."""
@@ -256,7 +256,7 @@ class RunHandle:
 
         return logs.story(self._directory, device)
 
-    def replay(self) -> Replayed:
+    def replay(self) -> ReplayResult:
         """Apply the recorded updates again (docs/rules.md): what was found the same. Raises
         RunFailedError where the final model is not, bit for bit; BadInputError for a run that was not
         recorded."""
@@ -286,7 +286,9 @@ class RunHandle:
         on at most so many training samples of each device. `data` as of `up`. Raises BadInputError."""
         from testbed.run import saved_models
 
-        return saved_models.of_run(self._directory, data_root(data), classes=classes, devices=devices)
+        return saved_models.evaluate_saved_models(
+            self._directory, data_root(data), classes=classes, devices=devices
+        )
 
     def shell(self, device: str, command: Sequence[str] = ()) -> int:
         """Give the user of this terminal a shell in the container of `device`, or of the only one of the
@@ -319,7 +321,7 @@ class RunHandle:
         from testbed.run import live_runs
 
         if self._controller is None or self._directory.work.is_dir():
-            found = [live for live in live_runs.find() if live.run == self.id]
+            found = [live for live in live_runs.find_live_runs() if live.run == self.id]
             found = found or live_runs.leftovers(str(self.path), self.path.parent)
             for live in found:
                 self._taken_down = True

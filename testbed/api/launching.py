@@ -207,7 +207,7 @@ def planned(
     )
     resumed = None
     if resume is not None and topology is None:
-        resumed = live_runs.resumable(Path(runs), resume)
+        resumed = live_runs.prepare_resume(Path(runs), resume)
         topology = resumed.topology
         options = replace(options, runtime=runtime or resumed.read_manifest().get("runtime"))
     elif resume is not None or topology is None:

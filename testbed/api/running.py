@@ -20,7 +20,7 @@ from testbed.runtimes import LiveRun
 
 if TYPE_CHECKING:
     from analysis.load import Run as Result
-    from testbed.run.optimum import Ending
+    from testbed.run.optimum import OptimumComparison
 
 
 def up(
@@ -76,7 +76,7 @@ def attach(run: str | Path, *, on_event: OnEvent | None = None, runs: str | Path
     """A run that was started elsewhere, or is over: its id, or its directory. It goes on when this
     process ends. An id's beginning will do where it begins no other, or no other that goes on. Raises
     BadInputError where there is none."""
-    return RunHandle(live_runs.located(str(run), Path(runs), live=True), None, on_event)
+    return RunHandle(live_runs.locate(str(run), Path(runs), live=True), None, on_event)
 
 
 def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:
@@ -84,7 +84,7 @@ def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:
     its id, its directory or its handle. Raises BadInputError where there is none, or it is damaged."""
     if isinstance(run, RunHandle):
         return run.result
-    return read(live_runs.located(str(run), Path(runs)).path)
+    return read(live_runs.locate(str(run), Path(runs)).path)
 
 
 def read(path: Path) -> Result:
@@ -98,7 +98,7 @@ def read(path: Path) -> Result:
 def ps(runs: str | Path = "runs") -> list[LiveRun]:
     """The runs that have something running or left over on this machine, by name. Those that have
     nothing beside a controller in the foreground, as in virtual time, are found in the folder `runs`."""
-    return live_runs.find_all(Path(runs))
+    return live_runs.find_all_runs(Path(runs))
 
 
 def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
@@ -107,8 +107,8 @@ def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     all that something may be left of, when the others are down."""
     given = None if run is None else str(run)
     found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
-    found |= {live.run: live for live in live_runs.find()}
-    named = None if given is None else finding.whole_id(Path(given).name, found)
+    found |= {live.run: live for live in live_runs.find_live_runs()}
+    named = None if given is None else finding.complete_id(Path(given).name, found)
     ended = [one for one in found.values() if given is None or one.run == named]
     failures = []
     for each in ended:
@@ -126,18 +126,18 @@ def list_runs(
 ) -> list[dict[str, Any]]:
     """A row for each run directory in the folder `runs`: what came of it. By the column `sort`; only
     those with the words `matching` in their row. Raises BadInputError."""
-    from testbed.rundir.listing import SORTS, arranged, listing
+    from testbed.rundir.listing import SORTS, list_runs, select_rows
 
     if sort not in SORTS:
         raise BadInputError(f"--sort {sort}: expected one of {', '.join(SORTS)}")
-    return arranged(listing(Path(runs)), sort, matching)
+    return select_rows(list_runs(Path(runs)), sort, matching)
 
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of `list_runs` in words for people."""
     from testbed.rundir import listing
 
-    return listing.told(row)
+    return listing.text_row(row)
 
 
 def list_folders(runs: str | Path = "runs") -> list[Path]:
@@ -159,15 +159,15 @@ def page(
     names = [str(run) for run in shown]
     if len(names) == 1 and (folder := finding.folder_of_runs(names[0], Path(runs))) is not None:
         names, runs = [], folder
-    named = [live_runs.located(name, Path(runs)) for name in names]
+    named = [live_runs.locate(name, Path(runs)) for name in names]
     if not named and not Path(runs).is_dir():
         raise BadInputError(f"there is no folder {runs}: name one with --runs, or name a run")
     with serving.served_page(named, port, on_progress, runs=Path(runs)) as process:
         yield process
 
 
-def optimum(run: Result) -> Ending | None:
+def optimum(run: Result) -> OptimumComparison | None:
     """How near a run of a task whose optimum is known has come to it; None for others."""
-    from testbed.run.optimum import ending
+    from testbed.run.optimum import compare_with_optimum
 
-    return ending(run)
+    return compare_with_optimum(run)

@@ -80,7 +80,7 @@ def sweep(
     options = Options(runtime, oversubscribe, data_root(data))
     if isinstance(study, Mapping):
         name, told = name or "sweep", name or "sweep"
-        planned = sweeps.of(plain(study), name, Path(), options)
+        planned = sweeps.from_mapping(plain(study), name, Path(), options)
     else:
         told = str(study)
         planned = sweeps.load(Path(study), options)
@@ -167,7 +167,7 @@ def _accurate(
         failed = counted(missing, "run")
         raise RunFailedError(f"{failed} failed; `testbed agree {file}` makes what is left")
     index = sweeping.Index.read(folder)
-    found = [read(one.path) for one in map(index.run_of, study.cells) if one is not None]
+    found = [read(one.path) for one in map(index.finished_run, study.cells) if one is not None]
     if not any(run.evaluations["accuracy"].notna().any() for run in found):
         raise BadInputError(f"{file}: no run has a test accuracy, by which it could be ranked")
     return found

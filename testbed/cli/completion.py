@@ -99,7 +99,7 @@ def _runs(ctx: typer.Context) -> Path:
 def _run(ctx: typer.Context) -> Path | None:
     """The directory of the run that is given already."""
     with suppress(BadInputError):
-        return finding.found(ctx.params.get("run") or "", _runs(ctx))
+        return finding.find_directory(ctx.params.get("run") or "", _runs(ctx))
     return None
 
 

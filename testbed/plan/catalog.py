@@ -15,7 +15,7 @@ from agents.tasks.interface import Task
 from testbed.errors import BadInputError
 from testbed.plan.measurements import Measurements
 from testbed.plan.step_work import count_step_work
-from testbed.speed.calibration import Calibration, seconds, share
+from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, link_traces, profiles
 from testbed.topology.devices import DeviceGroup
@@ -166,7 +166,7 @@ def with_cpu(
             work = count_step_work(task, group.local.build().batch_size, topology.task.frozen)
         try:
             cpu = {
-                node: round(share(group.profile, profile, speed, work), 4)
+                node: round(cpu_share(group.profile, profile, speed, work), 4)
                 for node, speed in speeds.items()
             }
         except BadInputError as error:
@@ -192,7 +192,7 @@ def _why(name: str, profile: DeviceProfile, host: Calibration, work: Work | None
         )
     if work is None:
         return f"for {name} by HPL alone: the work in a step of {task} is not known."
-    spent = seconds(work, host.training)
+    spent = work_seconds(work, host.training)
     parts = sorted(((spent[kind], kind) for kind in KINDS), reverse=True)
     mix = ", ".join(
         f"{_WORDS[kind]} {part / sum(spent.values()):.0%}" for part, kind in parts if part > 0

@@ -195,7 +195,7 @@ def cached_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> St
 def _step_time(task: Task, local: Local, frozen: Sequence[str]) -> Path | None:
     if (fingerprint := model_check.fingerprint(task, frozen)) is None:
         return None
-    facts = repr((fingerprint, step_work_key(local), calibration.this_host()))
+    facts = repr((fingerprint, step_work_key(local), calibration.calibrated_host()))
     return cache.folder() / "steps" / hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 

@@ -50,7 +50,7 @@ def on_wire(size: int) -> int:
     return size + _HEADERS * -(-size // SEGMENT)
 
 
-class _Entry(NamedTuple, Generic[T]):
+class _QueuedItem(NamedTuple, Generic[T]):
     item: T
     size: int
     """Bytes of payload."""
@@ -58,7 +58,7 @@ class _Entry(NamedTuple, Generic[T]):
     """Seconds: arrival in the queue; for an item in flight, when it is due."""
 
 
-class Pipe(Generic[T]):
+class LinkPipe(Generic[T]):
     """Queue of items with a payload size each. `uniform` returns random numbers in [0, 1).
 
     Times are seconds of a monotonic clock. Items should not be larger than `piece`.
@@ -74,12 +74,12 @@ class Pipe(Generic[T]):
         self._backlog = Backlog()
         self._passed = 0
         """Total bytes on the wire that have passed the bucket."""
-        self._waiting: deque[_Entry[T]] = deque()
+        self._waiting: deque[_QueuedItem[T]] = deque()
         self._queued = 0
         """Bytes on the wire in the queue."""
         self._held = 0
         """Bytes of payload in the pipe, in flight included."""
-        self._under_way: deque[_Entry[T]] = deque()
+        self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
         """When the bucket would have been empty if it had been filling ever since."""
         self._open = True
@@ -100,7 +100,7 @@ class Pipe(Generic[T]):
         return min(burst(self._shape.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the sender has to wait, for room or for the end of an outage."""
         if not self._open:
             return True
@@ -117,11 +117,11 @@ class Pipe(Generic[T]):
 
     def put(self, item: T, size: int, now: float) -> None:
         """Add an item of `size` bytes of payload; size 0 if it takes no time, such as a stream's end."""
-        self._waiting.append(_Entry(item, size, now))
+        self._waiting.append(_QueuedItem(item, size, now))
         self._queued += on_wire(size)
         self._held += size
 
-    def take(self, now: float) -> list[T]:
+    def pop_due(self, now: float) -> list[T]:
         """Remove and return the items that are due by `now`, in order."""
         self._advance(now)
         found = []
@@ -138,7 +138,7 @@ class Pipe(Generic[T]):
             return None
         times = [self._under_way[0].at] if self._under_way else []
         if self._waiting:
-            times.append(self._passes(self._waiting[0]))
+            times.append(self._pass_time(self._waiting[0]))
         return max(min(times), self._opened) if times else None
 
     def change(self, shape: Shape, now: float) -> None:
@@ -152,7 +152,7 @@ class Pipe(Generic[T]):
                 )
             self._empty_at = now - 8 * depth / shape.rate
         self._shape = shape
-        self._look(now)
+        self._count_passed(now)
 
     def cut(self, now: float) -> None:
         """Start an outage: nothing passes, and items stay in the pipe."""
@@ -165,7 +165,7 @@ class Pipe(Generic[T]):
         if not self._open:
             self._open, self._opened = True, now
 
-    def _passes(self, first: _Entry[T]) -> float:
+    def _pass_time(self, first: _QueuedItem[T]) -> float:
         """Return when the first item of the queue passes the bucket."""
         earliest = max(first.at, self._opened)
         if self._shape.rate is None:
@@ -173,7 +173,7 @@ class Pipe(Generic[T]):
         return max(earliest, self._empty_at + 8 * on_wire(first.size) / self._shape.rate)
 
     def _advance(self, now: float) -> None:
-        while self._open and self._waiting and (passes := self._passes(self._waiting[0])) <= now:
+        while self._open and self._waiting and (passes := self._pass_time(self._waiting[0])) <= now:
             item, size, _ = self._waiting.popleft()
             wire = on_wire(size)
             self._queued -= wire
@@ -185,11 +185,11 @@ class Pipe(Generic[T]):
                 depth = max(burst(rate), wire)
                 self._empty_at = max(self._empty_at, passes - 8 * depth / rate) + 8 * wire / rate
             self._last = max(passes + self._delay(), self._last)
-            self._under_way.append(_Entry(item, size, self._last))
+            self._under_way.append(_QueuedItem(item, size, self._last))
         if self._open:
-            self._look(now)
+            self._count_passed(now)
 
-    def _look(self, now: float) -> None:
+    def _count_passed(self, now: float) -> None:
         """Count what has passed. Nothing leaves the queue between two calls of `_advance`, so an item
         that waits after one call waits until the next."""
         self._backlog.look(now, self._passed, math.inf if self._waiting else 0, self._shape.rate)

@@ -38,7 +38,7 @@ _SILENCE_TIMEOUT_SECONDS = 30.0
 
 
 def measure(requested: Link, host: str, port: int) -> LinkFigures:
-    """Measure the link `requested` through its `port` to the server of `answering`.
+    """Measure the link `requested` through its `port` to the server of `probe_server`.
 
     `rtt` is in seconds; `jitter` is the standard deviation of round trips, in seconds; `up` and `down`
     are bit/s on the wire, measured if a rate is requested. Raises OSError.
@@ -56,7 +56,7 @@ def measure(requested: Link, host: str, port: int) -> LinkFigures:
 def round_trips(host: str, port: int, count: int, interval: float, timeout: float) -> list[float]:
     """Send `count` single bytes to the server, one every `interval` seconds; return the seconds until
     each came back. Raises OSError if none comes back for `timeout` seconds."""
-    with _connected(host, port, "echo", timeout) as sock:
+    with _connect(host, port, "echo", timeout) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _receive(sock, 1)
         sent: list[float] = []
@@ -84,7 +84,7 @@ def size(rate: int) -> int:
 
 def upload(host: str, port: int, rate: int) -> float:
     """Measure the rate of payload from here to the server, in bit/s. Raises OSError."""
-    with _connected(host, port, f"up {size(rate)}") as sock:
+    with _connect(host, port, f"up {size(rate)}") as sock:
         sock.sendall(bytes(size(rate)))
         answer = sock.makefile("rb").readline()
     if not answer:
@@ -94,19 +94,19 @@ def upload(host: str, port: int, rate: int) -> float:
 
 def download(host: str, port: int, rate: int) -> float:
     """Measure the rate of payload from the server to here, in bit/s. Raises OSError."""
-    with _connected(host, port, f"down {size(rate)}") as sock:
+    with _connect(host, port, f"down {size(rate)}") as sock:
         return _rate(*_drain(sock, size(rate)))
 
 
 def listen(host: str, port: int = 0) -> socketserver.TCPServer:
     """Start the measurement server, in threads that run until `shutdown`. Port 0: any free port."""
-    server = _Server((host, port), _Handler)
+    server = _RelayProbeServer((host, port), _RelayProbeHandler)
     threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
     return server
 
 
 @contextmanager
-def answering(host: str) -> Iterator[int]:
+def probe_server(host: str) -> Iterator[int]:
     """Run the measurement server within the context; yield its port."""
     with listen(host) as server:
         try:
@@ -115,13 +115,13 @@ def answering(host: str) -> Iterator[int]:
             server.shutdown()
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class _RelayProbeServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
 
 
-class _Handler(socketserver.StreamRequestHandler):
+class _RelayProbeHandler(socketserver.StreamRequestHandler):
     rbufsize = 0  # what follows the line must be timed, not read ahead
     disable_nagle_algorithm = True
     timeout = _SILENCE_TIMEOUT_SECONDS
@@ -141,7 +141,7 @@ class _Handler(socketserver.StreamRequestHandler):
                     self.wfile.write(json.dumps(measured).encode() + b"\n")
 
 
-def _connected(
+def _connect(
     host: str, port: int, request: str, timeout: float = _SILENCE_TIMEOUT_SECONDS
 ) -> socket.socket:
     sock = socket.create_connection((host, port), timeout)

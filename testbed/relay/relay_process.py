@@ -44,7 +44,7 @@ class StartedRelay:
     """Counters of all traffic, including that of the measurements."""
 
 
-def needed(spec: RunSpec) -> bool:
+def is_needed(spec: RunSpec) -> bool:
     """Return whether any device has a link, gets one later, or loses its network."""
     return (
         spec.plan.routed
@@ -53,7 +53,7 @@ def needed(spec: RunSpec) -> bool:
     )
 
 
-def launch(
+def launch_relay(
     spec: RunSpec, broker: Broker, port: int, spawn: Callable[[Sequence[int]], None]
 ) -> StartedRelay:
     """Start the relay, and measure the links.
@@ -64,7 +64,7 @@ def launch(
     """
     devices = spec.plan.devices
     host = broker.host
-    with relay_probe.answering(host) as probe_port, ExitStack() as opened:
+    with relay_probe.probe_server(host) as probe_port, ExitStack() as opened:
         listeners = {
             device.name: [opened.enter_context(socket.create_server((host, 0))) for _ in range(2)]
             for device in devices
@@ -86,13 +86,13 @@ def launch(
         opened.close()  # only the relay keeps the sockets open, so they close when it ends
         # The relay serves as soon as a byte comes back.
         relay_probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
-        found = _measured(host, ports, [d for d in devices if not d.is_direct])
+        found = _measure_links(host, ports, [d for d in devices if not d.is_direct])
     at = time.monotonic()
     probes = [Probe(device, at, figures) for device, figures in found.items()]
     return StartedRelay({name: own[_BROKER] for name, own in ports.items()}, probes, traffic)
 
 
-def _measured(
+def _measure_links(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, LinkFigures]:
     """Measure the path of each of `devices`: all at once, except for those that share a part of it,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
-from testbed.relay.pipe import Pipe, Shape
+from testbed.relay.pipe import LinkPipe, Shape
 
 _MAX_BACKLOG_BYTES = 256 * 1024
 """Most bytes that may wait for a receiver that does not read, in addition to its kernel's buffer."""
@@ -28,7 +28,7 @@ _READ_AHEAD_BYTES = 4 * 1024
 _CONNECT_TIMEOUT_SECONDS = 1.0
 
 
-class Lane(Pipe[Callable[[], None]]):
+class Lane(LinkPipe[Callable[[], None]]):
     """One direction of a link, shared by all connections behind it. Its items are functions, called when
     due.
 
@@ -47,16 +47,16 @@ class Lane(Pipe[Callable[[], None]]):
         pipe."""
         if self._timer is not None:
             self._timer.cancel()
-        for deliver in self.take(time.monotonic()):
+        for deliver in self.pop_due(time.monotonic()):
             deliver()
         due = self.next_due()
         loop = asyncio.get_running_loop()
         self._timer = None if due is None else loop.call_at(due, self.advance)
-        if not self.full:
+        if not self.is_full:
             self._room.set()  # wakes all waiters, in the order in which they came
             self._room.clear()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until the pipe had room; another waiter may have used it meanwhile."""
         await self._room.wait()
 
@@ -126,7 +126,7 @@ async def _accept(
 ) -> None:
     """Serve a new connection of a device until it ends."""
     try:
-        reader, writer = await _connected(target, _buffer(down))
+        reader, writer = await _connect(target, _buffer(down))
     except OSError:
         device_writer.close()
         return
@@ -143,7 +143,7 @@ def _buffer(route: Sequence[Lane]) -> int:
     return max(_MIN_BUFFER_BYTES, min(round(second), _MAX_BUFFER_BYTES))
 
 
-async def _connected(
+async def _connect(
     target: tuple[str, int], buffer: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to `target`. Raises OSError."""
@@ -189,8 +189,8 @@ async def _move(
             data = await reader.read(min(lane.piece for lane in route))
         except OSError:  # a reset is an end to the other side
             data = b""
-        while full := next((lane for lane in route if lane.full), None):
-            await full.room()
+        while full := next((lane for lane in route if lane.is_full), None):
+            await full.wait_for_room()
         _pass(data, route, deliver)
         await asyncio.sleep(0)  # let other waiters for the same room go first
     await ended.wait()

@@ -51,7 +51,7 @@ class Traffic:
             self._counts[place + 1], self._counts[place + 2] = use.left, use.allowed
             place += 3
 
-    def of(self, device: str) -> dict[str, Any]:
+    def telemetry_fields(self, device: str) -> dict[str, Any]:
         """Return the telemetry fields of `device`; a queue is included only if it has carried
         traffic."""
         place = self._places[device]

@@ -26,9 +26,9 @@ class AwaitedDevices:
             case events.ClientStatus():
                 self._present.discard(record.client)
             case events.Acted():
-                self._acted(record, now)
+                self._record_action(record, now)
 
-    def _acted(self, record: events.Acted, now: float) -> None:
+    def _record_action(self, record: events.Acted, now: float) -> None:
         match record.action:
             case Crash() | Leave():
                 self._present.discard(record.device)

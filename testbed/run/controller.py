@@ -39,7 +39,7 @@ from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.planned_actions import steps
 from testbed.run.awaited_devices import AwaitedDevices
-from testbed.run.scenario_player import ScenarioPlayer, parsed
+from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir.commands import CommandFolder
 from testbed.rundir.tail import Follower, Samples
 from testbed.runtimes import Runtime
@@ -370,7 +370,7 @@ class Controller:
             self._read_records()
             if self.epoch is not None:  # before, an action has no time to be recorded with
                 self._commands.serve(self._execute)
-            if not self._over:
+            if not self._is_over:
                 self._player.play()
                 for failure in self._returning.overdue(time.monotonic()):
                     self._record_failure(failure)
@@ -401,7 +401,7 @@ class Controller:
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
                 for message in self._inbox.take(0.0):
-                    self._received(message, telemetry.write)
+                    self._handle_message(message, telemetry.write)
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
                     for sample in self._runtime.meter.telemetry():
@@ -434,12 +434,12 @@ class Controller:
             self.clocks[host] = max(off, self.clocks.get(host, 0.0))
 
     def _sample_host(self, lateness: float) -> None:
-        if self.epoch is not None and not self._over:
+        if self.epoch is not None and not self._is_over:
             sample = self._sampler.sample((time.monotonic() - self.epoch) / self._dilation, lateness)
             if sample is not None:
                 self.host_samples.append(sample)
 
-    def _received(self, event: Received, write_telemetry: Callable[[str], object]) -> None:
+    def _handle_message(self, event: Received, write_telemetry: Callable[[str], object]) -> None:
         try:
             now = time.monotonic()
             if not self._rate_limit.admits(event.topic, now):
@@ -503,7 +503,7 @@ class Controller:
             if name in self._exit_codes:
                 continue
             if code == user_code.FAILED:
-                what, told = self._own_code_on(name), self._log_tail(name, _TRACEBACK_LINES)
+                what, told = self._user_code_on(name), self._log_tail(name, _TRACEBACK_LINES)
                 raise RunFailedError(f"{what} failed on {name}, so the run ends.{told}")
             if name in (BROKER, ROUTER, MPS) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
@@ -544,7 +544,7 @@ class Controller:
         relayed = component == ROUTER and not self._spec.plan.traits.images
         return "the relay" if relayed else f"the {component}"
 
-    def _own_code_on(self, component: str) -> str:
+    def _user_code_on(self, component: str) -> str:
         """Return the names of the user's classes that run in `component`."""
         task, rule = self._spec.topology.task.name, self._spec.topology.rule.name
         names = (task,) if component in self._devices else (task, rule)
@@ -557,7 +557,7 @@ class Controller:
         An aggregator without an input log does not know what it last told the clients.
         """
         keeps_all = self._spec.topology.durability in LOGGED
-        if self._connection is None or self.epoch is None or self._over:
+        if self._connection is None or self.epoch is None or self._is_over:
             return False
         if name in (ROUTER, MPS) or (name == AGGREGATOR and not keeps_all):
             return False
@@ -589,7 +589,7 @@ class Controller:
                 state = self._states.get(record.device, DeviceState())
                 self._states[record.device] = state.after(record.action)
             if isinstance(record, events.Acted) and record.source == AGGREGATOR:
-                self._shut_out(record.device)
+                self._end_flooding_client(record.device)
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since
@@ -597,7 +597,7 @@ class Controller:
             if isinstance(record, events.RunEnded):
                 self._ended = record
 
-    def _shut_out(self, device: str) -> None:
+    def _end_flooding_client(self, device: str) -> None:
         """End the client of `device`, which floods the aggregator.
 
         Messages to the aggregator wait until it reports the end of the flood, which could crowd them
@@ -608,15 +608,15 @@ class Controller:
         self._record_failure(f"{device} sent far more than allowed, and its client was ended")
 
     @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether the run is over except for its last evaluation: nothing happens to its devices any
         more."""
         return self._status.get(AGGREGATOR) == "over"
 
     def _execute(self, command: dict[str, Any]) -> None:
         """Carry out a user's command during the run. Raises BadInputError."""
-        device, action = parsed(command)
-        if self._over:
+        device, action = parse_command(command)
+        if self._is_over:
             raise BadInputError(f"{self._spec.directory.run} is over except for its last evaluation.")
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")

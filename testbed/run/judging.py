@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from testbed.run.controller import Controller
 
 
-def judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
+def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
     """Judge a run: return the judgement, and the number of segments (starts of the run clock) it covers.
 
     The fidelity is that of the last segment, and is saved in the run directory; the validity is that of

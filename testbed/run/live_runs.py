@@ -27,7 +27,7 @@ from testbed.traits import RUNTIMES, emulated
 _STOP_TIMEOUT_SECONDS, _STOP_SECONDS_PER_DEVICE, _LONGEST_STOP_SECONDS = 60.0, 1.0, 600.0
 
 
-def find() -> list[LiveRun]:
+def find_live_runs() -> list[LiveRun]:
     """Return all runs that have something running or left over on this machine, sorted by id."""
     runs: dict[str, LiveRun] = {}
     for live in (live for name in emulated() for live in emulator(name).live_runs()):
@@ -36,17 +36,18 @@ def find() -> list[LiveRun]:
     return [runs[name] for name in sorted(runs)]
 
 
-def find_all(runs: Path) -> list[LiveRun]:
-    """Return the runs of `find`, and those in the folder `runs` that have only a `work/` folder left.
+def find_all_runs(runs: Path) -> list[LiveRun]:
+    """Return the runs of `find_live_runs`, and those in the folder `runs` that have only a `work/`
+    folder left.
 
     If only a controller is left of a run, its runtime is read from the manifest.
     """
-    found = {live.run: live for live in (*leftovers(None, runs), *find())}
+    found = {live.run: live for live in (*leftovers(None, runs), *find_live_runs())}
     return [_with_runtime(found[name]) for name in sorted(found)]
 
 
 def _with_runtime(live: LiveRun) -> LiveRun:
-    return live if live.runtime is not None else replace(live, runtime=_runtime(_existing(live)))
+    return live if live.runtime is not None else replace(live, runtime=_runtime(_own_directory(live)))
 
 
 def _runtime(directory: RunDirectory | None) -> str | None:
@@ -64,17 +65,17 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
     yet.
     """
     paths = [*finding.runs_in(runs).values()]
-    if run is not None and (named := finding.exactly(run, runs)) is not None:
+    if run is not None and (named := finding.find_exact(run, runs)) is not None:
         paths.append(named)
     found = map(RunDirectory, dict.fromkeys(path.resolve() for path in paths))
     return [
         LiveRun(one.run, None, 0, one.path)
         for one in found
-        if one.work.is_dir() and not one.work.is_symlink() and _of_this_host(one)
+        if one.work.is_dir() and not one.work.is_symlink() and _is_of_this_host(one)
     ]
 
 
-def _of_this_host(directory: RunDirectory) -> bool:
+def _is_of_this_host(directory: RunDirectory) -> bool:
     """Whether a run was started on this host, or its host is unknown: hosts may share a folder."""
     with suppress(BadInputError):
         host: str | None = directory.read_manifest().get("host", {}).get("name")
@@ -83,15 +84,17 @@ def _of_this_host(directory: RunDirectory) -> bool:
 
 
 def directory_of(run: str, runs: Path, *, live: bool = False) -> RunDirectory | None:
-    """Return the directory of `run` (see `finding.found`); None if there is none.
+    """Return the directory of `run` (see `finding.find_directory`); None if there is none.
 
     `live`: if `run` is the beginning of several ids, prefer a run that is going. Raises BadInputError.
     """
-    path = finding.found(run, runs, lambda one: live and RunDirectory(one).controller() is not None)
+    path = finding.find_directory(
+        run, runs, lambda one: live and RunDirectory(one).controller() is not None
+    )
     return None if path is None else RunDirectory(path.resolve())
 
 
-def located(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
+def locate(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
     """Return the directory of `run`, searched in `runs`, then among the live runs of this machine.
 
     `run`: as for `directory_of`, or the beginning of a live run's id. Raises BadInputError if there is
@@ -99,15 +102,15 @@ def located(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
     """
     found = directory_of(run, runs, live=live)
     if found is None:
-        everywhere = {one.run: one.directory for one in find()}
-        path = everywhere.get(finding.whole_id(run, everywhere) or "")
+        everywhere = {one.run: one.directory for one in find_live_runs()}
+        path = everywhere.get(finding.complete_id(run, everywhere) or "")
         found = None if path is None else RunDirectory(path)
     if found is None:
         raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` list the runs")
     return found
 
 
-def resumable(runs: Path, run: str) -> RunDirectory:
+def prepare_resume(runs: Path, run: str) -> RunDirectory:
     """Return the directory of the ended `run` (see `directory_of`), prepared for resuming.
 
     Raises BadInputError if there is no such run, or it cannot be resumed.
@@ -122,7 +125,7 @@ def resumable(runs: Path, run: str) -> RunDirectory:
     outcome = _recorded_end(directory) or directory.read_manifest().get("outcome")
     if outcome in COMPLETE:
         raise BadInputError(f"{directory.run} is complete (it ended by `{outcome}`); start a new run")
-    if directory.controller() or directory.run in {live.run for live in find()}:
+    if directory.controller() or directory.run in {live.run for live in find_live_runs()}:
         raise BadInputError(f"{directory.run} is still running: `testbed down {directory.run}` ends it")
     runtime = _runtime(directory)
     if runtime in RUNTIMES and (why := RUNTIMES[runtime].unresumable):
@@ -176,7 +179,7 @@ def take_down(live: LiveRun) -> None:
     # Imported here, as it imports the broker, which virtual time does not use.
     from testbed.runtimes.process import runtime as process
 
-    directory = _existing(live)
+    directory = _own_directory(live)
     if directory is not None:
         _ask_controller(directory)
     process.remove(live.run)  # the controller first, before it starts more
@@ -219,10 +222,10 @@ def stop_timeout(directory: RunDirectory) -> float:
     return min(_STOP_TIMEOUT_SECONDS + _STOP_SECONDS_PER_DEVICE * devices, _LONGEST_STOP_SECONDS)
 
 
-def _existing(live: LiveRun) -> RunDirectory | None:
+def _own_directory(live: LiveRun) -> RunDirectory | None:
     """Return the run's directory; None if there is none, or the label names a directory of another
     run."""
     if live.directory is None or live.directory.name != live.run:
         return None
-    found = finding.exactly(str(live.directory), Path())
+    found = finding.find_exact(str(live.directory), Path())
     return None if found is None else RunDirectory(found.resolve())

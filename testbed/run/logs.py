@@ -9,7 +9,7 @@ from agents.texts import visible
 from analysis.client_story import story as story_of
 from testbed.errors import BadInputError, listed
 from testbed.run import live_runs
-from testbed.rundir.directory import RunDirectory, tail_of
+from testbed.rundir.directory import RunDirectory, last_log_lines
 from testbed.runtimes import emulator
 from testbed.traits import is_simulated
 
@@ -24,8 +24,8 @@ def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[
     BadInputError if the run has no such component.
     """
     name = directory.run
-    live = next((found for found in live_runs.find() if found.run == name), None)
-    texts = {path.stem: tail_of(path, tail) for path in directory.logs.glob("*.log")}
+    live = next((found for found in live_runs.find_live_runs() if found.run == name), None)
+    texts = {path.stem: last_log_lines(path, tail) for path in directory.logs.glob("*.log")}
     if live is not None and live.runtime is not None:
         texts |= emulator(live.runtime).logs(name, tail)
     if not texts and is_simulated(directory.read_manifest().get("runtime")):

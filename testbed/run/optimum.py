@@ -35,7 +35,7 @@ _OF_ONE_VERSION = {"fedavg"}
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class OptimumComparison:
     """Final model and optimum of a run: vectors of shape (d,), float64."""
 
     final: Vector
@@ -51,17 +51,17 @@ class Ending:
     def lines(self) -> list[str]:
         """Return a report in plain text."""
         lines = [
-            f"final model       {_shown(self.final)}  {self.distance:.3g} from the optimum",
-            f"optimum           {_shown(self.optimum)}",
+            f"final model       {_format_vector(self.final)}  {self.distance:.3g} from the optimum",
+            f"optimum           {_format_vector(self.optimum)}",
         ]
         if self.surrogate is not None:
             off = float(np.linalg.norm(self.surrogate - self.optimum))
-            heading = f"{_shown(self.surrogate)}  {off:.3g} from it, where the run converges by theory"
-            lines.append(f"surrogate optimum {heading}")
+            heading = f"{_format_vector(self.surrogate)}  {off:.3g} from it"
+            lines.append(f"surrogate optimum {heading}, where the run converges by theory")
         return lines
 
 
-def ending(run: Run) -> Ending | None:
+def compare_with_optimum(run: Run) -> OptimumComparison | None:
     """Compare a run's final model with the optimum; None for another task, or without a final model."""
     task = run.topology.get("task", {})
     path = run.path / "models" / "final.safetensors"
@@ -71,15 +71,15 @@ def ending(run: Run) -> Ending | None:
     devices: Mapping[str, Mapping[str, float]] = run.manifest["devices"]
     centers = np.array(task["centers"], np.float64)
     importance = np.array([device["importance"] for device in devices.values()])
-    weights = _counted(run, importance)
+    weights = _center_weights(run, importance)
     surrogate = None if weights is None else weights @ centers / weights.sum()
-    return Ending(final.astype(np.float64), importance @ centers, surrogate)
+    return OptimumComparison(final.astype(np.float64), importance @ centers, surrogate)
 
 
-def _counted(run: Run, importance: Vector) -> Vector | None:
+def _center_weights(run: Run, importance: Vector) -> Vector | None:
     """Weight of each device's center by theory, in the plan's order; None if no theory applies."""
     kinds = set(run.updates["kind"])
-    if not kinds or not _trained_alike(run):
+    if not kinds or not _is_same_training(run):
         return None
     if "residual" in kinds:
         return importance if _all_present(run) else None
@@ -89,7 +89,7 @@ def _counted(run: Run, importance: Vector) -> Vector | None:
     return given.to_numpy(np.float64)
 
 
-def _trained_alike(run: Run) -> bool:
+def _is_same_training(run: Run) -> bool:
     """Whether each update is the result of the same local training."""
     locals_ = [group["local"] for group in run.topology["devices"]]
     alike = all(local == locals_[0] for local in locals_) and _is_linear(locals_[0])
@@ -113,6 +113,6 @@ def _all_present(run: Run) -> bool:
     return set(states.values()) <= {"ready"}
 
 
-def _shown(vector: Vector) -> str:
+def _format_vector(vector: Vector) -> str:
     more = " …" if len(vector) > _SHOWN else ""
     return "(" + ", ".join(f"{value:.6g}" for value in vector[:_SHOWN]) + more + ")"

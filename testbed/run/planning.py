@@ -26,7 +26,7 @@ def plan_topology(topology: Topology, options: Options) -> Plan:
     """Plan `topology` on this host. Raises BadInputError."""
     found = catalog.read(topology)
     plan_on_host.check_model(topology)
-    runtime = chosen_runtime(options, topology.runtime.name)
+    runtime = choose_runtime(options, topology.runtime.name)
     if not traits(runtime).images:
         plan_on_host.check_requirements(topology)
     nodes = _nodes(runtime, options)
@@ -40,7 +40,7 @@ def plan_topology(topology: Topology, options: Options) -> Plan:
     )
 
 
-def chosen_runtime(options: Options, requested: str = "auto") -> str:
+def choose_runtime(options: Options, requested: str = "auto") -> str:
     """Name of the runtime: the options', else `requested`; `auto` is resolved for this host."""
     runtime = options.runtime or requested
     if runtime == "auto":

@@ -31,14 +31,14 @@ def prepare(
     if options.resume:
         check_code(topology, directory)
     else:
-        write(topology, plan, directory)
+        write_inputs(topology, plan, directory)
         directory.write_manifest(run=directory.run, created=time.time())
         if topology.task.initial is not None or model_check.has_frozen_parameters(topology):
             from testbed.plan import models
 
             models.write_start(topology, directory)
         if not plan.traits.simulated:
-            resume_check.keep(directory)
+            resume_check.save(directory)
     directory.claim()
     task = topology.task
     chosen = datasets.source(topology)
@@ -52,15 +52,17 @@ def prepare(
     for remark in prepared.remarks:
         view.progress(remark)
     samples = {client: len(own) for client, own in prepared.indices.items()}
-    spec = RunSpec(directory, topology, plan, samples, options.verbose, odd_updates(directory))
+    spec = RunSpec(
+        directory, topology, plan, samples, options.verbose, set_aside_invalid_updates(directory)
+    )
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
-    own = own_data(topology, directory, view)
+    own = data_entries(topology, directory, view)
     described = provenance.describe(spec, preparation.label_counts(prepared))
     directory.write_manifest(**described, **remarks, **own)
     return spec, prepared
 
 
-def odd_updates(directory: RunDirectory) -> tuple[str, ...]:
+def set_aside_invalid_updates(directory: RunDirectory) -> tuple[str, ...]:
     """Set aside the invalid files among the updates that clients of an earlier segment had finished.
 
     Returns one sentence on each.
@@ -68,7 +70,7 @@ def odd_updates(directory: RunDirectory) -> tuple[str, ...]:
     return tuple(told for folder in sorted(directory.disks.glob("*")) for told in set_aside(folder))
 
 
-def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
+def data_entries(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
     """Return the manifest's entries on the run's own data files.
 
     Warns if a resumed run's files differ from those that it began with. Raises BadInputError.
@@ -82,7 +84,7 @@ def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[st
     return {"data_files": files} if files else {}
 
 
-def write(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
+def write_inputs(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
     """Write what is needed to repeat the run: the topology, the profiles and measurements that it uses,
     and a copy of its own code."""
     code = topology.user_code

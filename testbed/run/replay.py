@@ -29,7 +29,7 @@ _MAX_MODEL_BYTES = 2**33
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """What the replay found to be equal."""
 
     rule: str = ""
@@ -54,7 +54,7 @@ class _DifferenceError(Exception):
     """The replay differs from the run; the text says where."""
 
 
-def replay(directory: RunDirectory) -> Replayed:
+def replay(directory: RunDirectory) -> ReplayResult:
     """Replay the run in `directory`.
 
     Raises BadInputError if there is no recording of an ended run, or it cannot be read; RunFailedError,
@@ -78,14 +78,14 @@ def replay(directory: RunDirectory) -> Replayed:
         ) from error
 
 
-_PASSED_OVER = (events.Acted, events.EvaluatedPart, events.Note)
+_SKIPPED_RECORDS = (events.Acted, events.EvaluatedPart, events.Note)
 """Records that are not written by the core alone."""
 
 
 @dataclass(slots=True)
 class _Replay:
     directory: RunDirectory
-    same: Replayed = field(default_factory=Replayed)
+    same: ReplayResult = field(default_factory=ReplayResult)
     _logged: Iterator[tuple[int, events.Record]] = field(init=False)
     _final: tuple[Vector, Buffers] | None = None
     """The final model; None before the run has ended. A resumed run may end more than once."""
@@ -94,10 +94,10 @@ class _Replay:
         self._logged = (
             (number, record)
             for number, record in events.read_numbered(self.directory.events)
-            if not isinstance(record, _PASSED_OVER)
+            if not isinstance(record, _SKIPPED_RECORDS)
         )
 
-    def run(self) -> Replayed:
+    def run(self) -> ReplayResult:
         core: AggregatorCore | None = None
         self.same.checksums = recording.has_checksums(self.directory.inputs)
         for number, entry in enumerate(recording.read(self.directory.inputs)):
@@ -112,7 +112,7 @@ class _Replay:
                 case recording.Cut():
                     pass
                 case _ if core is not None:
-                    self._carry_out(self._handled(core, entry, number), server)
+                    self._carry_out(self._handle(core, entry, number), server)
                 case _:
                     raise RecordingError(f"{self.directory.inputs} does not begin with the run's setup")
         if self._final is None:
@@ -124,13 +124,13 @@ class _Replay:
 
     def _begin(self, setup: Setup) -> tuple[AggregatorCore, Server]:
         self.same.rule = setup.rule.name
-        model, buffers = self._kept(act.Save(0).name)
+        model, buffers = self._load_model(act.Save(0).name)
         try:
             return setup.core(model.copy(), buffers)
         except (TypeError, LookupError, ImportError) as error:
             raise RecordingError(f"{self.directory.inputs} names an unknown rule: {error}") from error
 
-    def _handled(self, core: AggregatorCore, event: inputs.Input, number: int) -> act.Actions:
+    def _handle(self, core: AggregatorCore, event: inputs.Input, number: int) -> act.Actions:
         try:
             return core.handle(event)
         except Exception as error:
@@ -146,7 +146,7 @@ class _Replay:
                     self._final = server.w.copy(), server.buffers
                 case act.Save() as save:
                     self._compare(save.name, server.w, server.buffers)
-                case act.Log(record) if not isinstance(record, _PASSED_OVER):
+                case act.Log(record) if not isinstance(record, _SKIPPED_RECORDS):
                     self._expect(record)
         self.same.version = server.version
 
@@ -162,7 +162,7 @@ class _Replay:
         self.same.updates += isinstance(record, events.UpdateApplied)
 
     def _compare(self, name: str, w: Vector, buffers: Buffers) -> None:
-        kept, kept_buffers = self._kept(name)
+        kept, kept_buffers = self._load_model(name)
         if kept.shape != w.shape:
             raise _DifferenceError(f"models/{name} has {kept.size} parameters, the replay {w.size}")
         differ = np.flatnonzero(kept.view(np.uint32) != w.astype("<f4").view(np.uint32))
@@ -176,7 +176,7 @@ class _Replay:
             raise _DifferenceError(f"models/{name} has other buffers than the replay")
         self.same.models += 1
 
-    def _kept(self, name: str) -> tuple[Vector, Buffers]:
+    def _load_model(self, name: str) -> tuple[Vector, Buffers]:
         """Load the run's model `name`."""
         path = self.directory.models / f"{name}.safetensors"
         if not path.is_file():

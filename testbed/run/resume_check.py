@@ -27,7 +27,7 @@ _SHOWN = 60
 _NOTHING = object()
 
 
-def keep(directory: RunDirectory) -> None:
+def save(directory: RunDirectory) -> None:
     """Save copies and digests of what the run begins with."""
     directory.state.mkdir(mode=0o700, exist_ok=True)
     for path in _files(directory):
@@ -79,29 +79,31 @@ def _differences(directory: RunDirectory) -> str:
         return f" (the change is not known: {path} cannot be read)"
     if _digest_of(began) != directory.read_manifest().get("topology"):
         return f" (the change is not known: {path}, or the digest in the manifest, was changed, too)"
-    found = list(_differing(began, now, ()))
+    found = list(_describe_differences(began, now, ()))
     more = f"; {counted(len(found) - _NAMED, 'more difference')}" if len(found) > _NAMED else ""
     return f": {'; '.join(found[:_NAMED])}{more}"
 
 
-def _differing(began: Any, now: Any, where: Where) -> Iterator[str]:
+def _describe_differences(began: Any, now: Any, where: Where) -> Iterator[str]:
     """Yield a sentence on each difference: `rule.buffer_size was 2, and is 7`."""
     if isinstance(began, dict) and isinstance(now, dict):
         for key in {**began, **now}:
-            yield from _differing(began.get(key, _NOTHING), now.get(key, _NOTHING), (*where, key))
+            yield from _describe_differences(
+                began.get(key, _NOTHING), now.get(key, _NOTHING), (*where, key)
+            )
     elif isinstance(began, tuple) and isinstance(now, tuple):
         for index in range(max(len(began), len(now))):
             before, after = (each[index] if index < len(each) else _NOTHING for each in (began, now))
-            yield from _differing(before, after, (*where, index))
+            yield from _describe_differences(before, after, (*where, index))
     elif now is _NOTHING:
-        yield f"{yamlfile.dotted(where)} was {_shown(began)}, and is missing"
+        yield f"{yamlfile.dotted(where)} was {_format_value(began)}, and is missing"
     elif began is _NOTHING:
-        yield f"{yamlfile.dotted(where)} is new, {_shown(now)}"
+        yield f"{yamlfile.dotted(where)} is new, {_format_value(now)}"
     elif _canonical(began) != _canonical(now):
-        yield f"{yamlfile.dotted(where)} was {_shown(began)}, and is {_shown(now)}"
+        yield f"{yamlfile.dotted(where)} was {_format_value(began)}, and is {_format_value(now)}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = _canonical(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

@@ -21,7 +21,7 @@ from testbed.topology import load
 _MAX_BYTES = 2**33
 
 
-def of_run(
+def evaluate_saved_models(
     directory: RunDirectory, root: Path | None, *, classes: bool = False, devices: int | None = None
 ) -> pd.DataFrame:
     """Evaluate the saved models: one row per model and part of the data.

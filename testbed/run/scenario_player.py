@@ -31,7 +31,7 @@ class Actuator(Protocol):
         """
 
 
-def parsed(command: Mapping[str, Any]) -> tuple[str, Action]:
+def parse_command(command: Mapping[str, Any]) -> tuple[str, Action]:
     """Return the device and the action of a user's command.
 
     The command is the action's JSON form with the key `device`. Raises BadInputError.

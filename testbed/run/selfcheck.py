@@ -24,7 +24,7 @@ def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
     refuse_simulated(runtime)
     made = []
     options = Options(runtime)
-    lossless = traits(planning.chosen_runtime(options)).lossless
+    lossless = traits(planning.choose_runtime(options)).lossless
     for grid in (_CPU, _LINKS):
         topology = load(grid)
         if lossless:

@@ -92,7 +92,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
             return controller.run()
         finally:  # a second interruption leaves the run without a verdict
             entries["timings"] = controller.timings.as_dict()
-            if refused := _refused(spec):
+            if refused := _refused_requests(spec):
                 entries["refused"] = refused
                 view.progress(
                     f"The broker refused {counted(sum(refused.values()), 'request')}: see "
@@ -100,13 +100,13 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
                 )
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
-                    judgement, segments = judging.judged(spec, controller, controller.epoch)
+                    judgement, segments = judging.judge(spec, controller, controller.epoch)
                     entries["host_load"] = host_load.summary(controller.host_samples)
                     entries |= {"validity": judgement.validity.as_dict(), "judged_segments": segments}
                     view.judged(judgement)
 
 
-def _refused(spec: RunSpec) -> dict[str, int]:
+def _refused_requests(spec: RunSpec) -> dict[str, int]:
     """Return the number of requests that the broker refused, per login."""
     try:
         log = spec.directory.log(BROKER).read_text(encoding="utf-8", errors="replace")

@@ -44,7 +44,7 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
         with files.whole(path) as partial:
             partial.write_text(json.dumps(order), encoding="utf-8")
     try:
-        answers = [_answer(path.with_suffix(".answer")) for path in waiting]
+        answers = [_await_answer(path.with_suffix(".answer")) for path in waiting]
     except TimeoutError:
         for path in waiting:
             path.unlink(missing_ok=True)
@@ -56,7 +56,7 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
         raise BadInputError(problem)
 
 
-def _answer(path: Path) -> str | None:
+def _await_answer(path: Path) -> str | None:
     """Wait for the answer to an order: what was wrong with it; None if nothing. Raises TimeoutError."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT_SECONDS
     while time.monotonic() < deadline:

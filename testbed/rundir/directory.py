@@ -89,7 +89,7 @@ class RunDirectory:
             except OSError as error:
                 if directory.path.is_dir():  # another run began in the same second
                     continue
-                raise directory._unmade(error) from error
+                raise directory._creation_error(error) from error
             directory.open()
             return directory
 
@@ -108,9 +108,9 @@ class RunDirectory:
                 folder.mkdir(parents=True, exist_ok=True)
             self.work.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise self._unmade(error) from error
+            raise self._creation_error(error) from error
 
-    def _unmade(self, error: OSError) -> BadInputError:
+    def _creation_error(self, error: OSError) -> BadInputError:
         return BadInputError(
             f"cannot make the run directory {self.path} ({error.strerror}); "
             "name a folder that you may write to with --runs"
@@ -189,7 +189,7 @@ class RunDirectory:
         """Return the end of a process's log, to follow an error message; empty if there is none."""
         path = self.log(component)
         try:
-            tail = tail_of(path, lines)
+            tail = last_log_lines(path, lines)
         except OSError:
             return ""
         shown = (visible(line, _MAX_LINE, keep="\t") for line in tail)
@@ -224,7 +224,7 @@ def _object(texts: dict[str, str], margin: str = "") -> str:
     return f"{{\n{lines}\n{margin}}}" + ("" if margin else "\n")
 
 
-def tail_of(path: Path, lines: int) -> list[str]:
+def last_log_lines(path: Path, lines: int) -> list[str]:
     """Return the last `lines` lines of a text file, from its last 4 MiB. Raises OSError."""
     with files.open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_TAIL_BYTES))

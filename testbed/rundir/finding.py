@@ -32,7 +32,7 @@ def _holds_runs(path: Path) -> bool:
     return path.is_dir() and not (path / MANIFEST).exists() and any(path.glob(f"*/{MANIFEST}"))
 
 
-def exactly(run: str, runs: Path) -> Path | None:
+def find_exact(run: str, runs: Path) -> Path | None:
     """Return the directory of `run`, a run id in `runs` or a path.
 
     None if there is none, or this user may not read it.
@@ -42,7 +42,7 @@ def exactly(run: str, runs: Path) -> Path | None:
     return next((path for path in paths if os.path.isfile(path / MANIFEST)), None)  # noqa: PTH113
 
 
-def whole_id(
+def complete_id(
     run: str, known: Collection[str], preferred: Callable[[str], bool] = lambda _: False
 ) -> str | None:
     """Return the id in `known` that equals `run` or begins with it; None if there is none.
@@ -60,17 +60,21 @@ def whole_id(
     return found[0] if found else None
 
 
-def found(run: str, runs: Path, preferred: Callable[[Path], bool] = lambda _: False) -> Path | None:
+def find_directory(
+    run: str, runs: Path, preferred: Callable[[Path], bool] = lambda _: False
+) -> Path | None:
     """Return the directory of `run`: an id in `runs`, a path, or an unambiguous beginning of either.
 
     `preferred`: decides among several directories if it holds for exactly one. None if there is none.
     Raises BadInputError if several begin with `run`.
     """
-    if (path := exactly(run, runs)) is not None or not Path(run).name:
+    if (path := find_exact(run, runs)) is not None or not Path(run).name:
         return path
-    return next(filter(None, (_beginning(place, preferred) for place in (runs / run, Path(run)))), None)
+    return next(
+        filter(None, (_find_by_beginning(place, preferred) for place in (runs / run, Path(run)))), None
+    )
 
 
-def _beginning(place: Path, preferred: Callable[[Path], bool]) -> Path | None:
+def _find_by_beginning(place: Path, preferred: Callable[[Path], bool]) -> Path | None:
     known = runs_in(place.parent)
-    return known.get(whole_id(place.name, known, lambda one: preferred(known[one])) or "")
+    return known.get(complete_id(place.name, known, lambda one: preferred(known[one])) or "")

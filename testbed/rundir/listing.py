@@ -28,14 +28,14 @@ SORTS = (
 """Keys that a list can be sorted by."""
 
 
-def listing(runs: Path) -> list[dict[str, Any]]:
+def list_runs(runs: Path) -> list[dict[str, Any]]:
     """Return one row per run directory in `runs`, oldest first."""
     found = runs.glob("*/manifest.json") if runs.is_dir() else []
-    rows = [row(RunDirectory(path.parent)) for path in sorted(found)]
+    rows = [run_row(RunDirectory(path.parent)) for path in sorted(found)]
     return sorted(rows, key=lambda row: row["created"] or "")
 
 
-def row(directory: RunDirectory) -> dict[str, Any]:
+def run_row(directory: RunDirectory) -> dict[str, Any]:
     """Return the facts of one run; None: unknown.
 
     `duration`: device time so far, in seconds. `accuracy` (0 to 1) and `loss`: of the last evaluation.
@@ -66,7 +66,7 @@ def row(directory: RunDirectory) -> dict[str, Any]:
     }
 
 
-def told(row: Mapping[str, Any]) -> dict[str, str]:
+def text_row(row: Mapping[str, Any]) -> dict[str, str]:
     """Format a row for people. If the task has no accuracy, the loss is shown instead."""
     accuracy, loss = row["accuracy"], row["loss"]
     quality = None if loss is None else f"loss {loss:.4g}"
@@ -85,7 +85,7 @@ def told(row: Mapping[str, Any]) -> dict[str, str]:
     return {name: "–" if fact is None else str(fact) for name, fact in facts.items()}
 
 
-def arranged(
+def select_rows(
     rows: Sequence[dict[str, Any]], sort: str = "started", matching: str = ""
 ) -> list[dict[str, Any]]:
     """Select and sort rows.
@@ -95,7 +95,7 @@ def arranged(
     """
     words = matching.casefold().split()
     found = [
-        row for row in rows if all(word in " ".join(told(row).values()).casefold() for word in words)
+        row for row in rows if all(word in " ".join(text_row(row).values()).casefold() for word in words)
     ]
     key = {"started": "created"}.get(sort, sort)
     return sorted(found, key=lambda row: (row[key] is not None, row[key] if row[key] is not None else 0))

@@ -31,7 +31,7 @@ _STEADY_SHARE = 0.8
 """Share of the highest speed. If the median is lower, other work disturbed most products."""
 
 
-class Host(Model):
+class CalibratedHost(Model):
     """The host that a calibration is valid for."""
 
     cpu: str
@@ -45,7 +45,7 @@ class Host(Model):
 class Calibration(Model):
     """Speeds of one core of `host`, with one thread, in Gflop/s (FP64)."""
 
-    host: Host
+    host: CalibratedHost
     """The host that was measured."""
     low: Positive
     """Slowest product of matrices."""
@@ -102,7 +102,7 @@ class Calibration(Model):
         return "\n".join(lines)
 
 
-class _OfNode(Model):
+class _NodeCalibration(Model):
     """Calibration of another machine of a Swarm."""
 
     node: str
@@ -118,7 +118,7 @@ class _Cache(Model):
 
     calibrations: tuple[Calibration, ...] = ()
     """One per host: many hosts may share a home directory."""
-    nodes: tuple[_OfNode, ...] = ()
+    nodes: tuple[_NodeCalibration, ...] = ()
     """One per node of a Swarm."""
 
 
@@ -128,7 +128,7 @@ def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
     `seconds`: duration of the products. The result is cached for this host and this version of PyTorch,
     unless the cache's folder is not writable.
     """
-    kept, host = _read(), this_host()
+    kept, host = _read(), calibrated_host()
     for calibration in kept.calibrations if not refresh else ():
         if calibration.host == host:
             return calibration
@@ -138,7 +138,7 @@ def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
     return new
 
 
-def kept_of_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
+def cached_for_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
     """Return the cached calibrations of other machines that were measured with `image`, by node id."""
     cores = {node.id: node.cores for node in nodes}
     return {
@@ -148,20 +148,20 @@ def kept_of_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
     }
 
 
-def keep_of_nodes(found: Mapping[str, Calibration], image: str) -> None:
+def cache_for_nodes(found: Mapping[str, Calibration], image: str) -> None:
     """Cache the calibrations of other machines, by node id, for later plans."""
     kept = _read()
     others = (one for one in kept.nodes if one.node not in found)
-    new = (_OfNode(node=node, image=image, calibration=one) for node, one in found.items())
+    new = (_NodeCalibration(node=node, image=image, calibration=one) for node, one in found.items())
     _keep(kept.model_copy(update={"nodes": (*others, *new)}))
 
 
 def measure(seconds: float = 2.0) -> Calibration:
     """Measure one core of this host with one thread; takes about twice `seconds`."""
-    return of_core(device_benchmark.core(seconds), this_host())
+    return from_core(device_benchmark.core(seconds), calibrated_host())
 
 
-def of_core(found: Mapping[str, Any], host: Host) -> Calibration:
+def from_core(found: Mapping[str, Any], host: CalibratedHost) -> Calibration:
     """Make a calibration from `device_benchmark.core`'s result on a core of `host`."""
     speeds = found["gflops"]
     return Calibration(
@@ -175,7 +175,7 @@ def of_core(found: Mapping[str, Any], host: Host) -> Calibration:
     )
 
 
-def share(
+def cpu_share(
     name: str, profile: DeviceProfile, calibration: Calibration, work: Work | None = None
 ) -> float:
     """Return how many cores of this host are as fast as the whole device of the profile `name`.
@@ -188,7 +188,9 @@ def share(
         if speeds.matrix is None and profile.gflops is not None:
             matrix = _matrix(calibration.training) * profile.gflops / calibration.gflops
             speeds = speeds.model_copy(update={"matrix": matrix})
-        return sum(seconds(work, calibration.training).values()) / sum(seconds(work, speeds).values())
+        return sum(work_seconds(work, calibration.training).values()) / sum(
+            work_seconds(work, speeds).values()
+        )
     if profile.gflops is None:
         raise BadInputError(
             f"the profile {name} has no gflops, so the CPU share that is as fast is unknown: give cpu, "
@@ -197,7 +199,7 @@ def share(
     return profile.gflops / calibration.gflops
 
 
-def seconds(work: Work, speeds: Training) -> dict[str, float]:
+def work_seconds(work: Work, speeds: Training) -> dict[str, float]:
     """Return the seconds that each kind of `work` takes at these speeds."""
     own = {**speeds.model_dump(), "matrix": _matrix(speeds)}
     return {kind: getattr(work, kind) / own[kind] for kind in KINDS}
@@ -209,9 +211,9 @@ def _matrix(speeds: Training) -> float:
     return speeds.matrix
 
 
-def this_host() -> Host:
+def calibrated_host() -> CalibratedHost:
     """Describe this host."""
-    return Host(
+    return CalibratedHost(
         cpu=device_benchmark.processor(),
         cores=os.cpu_count() or 1,
         torch=importlib.metadata.version("torch"),

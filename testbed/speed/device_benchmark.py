@@ -211,7 +211,7 @@ def core(seconds: float) -> dict[str, Any]:
     }
 
 
-def entry(name: str, found: dict[str, Any]) -> str:
+def profile_text(name: str, found: dict[str, Any]) -> str:
     """Format the result of `measure` as a profiles file with one device."""
     training = ", ".join(f"{kind}: {speed:.3g}" for kind, speed in found["speeds"].items())
     today = datetime.datetime.now(datetime.timezone.utc).date()  # noqa: UP017  (Python before 3.11)
@@ -309,7 +309,7 @@ def main() -> None:
     if chosen.name is None:
         parser.error("name the profile")
     found = measure(chosen.seconds, lambda line: print(line, file=sys.stderr))  # noqa: T201
-    text = entry(chosen.name, found)
+    text = profile_text(chosen.name, found)
     Path(f"{chosen.name}.yaml").write_text(text, encoding="utf-8")
     for line in remarks(found):
         print(line, file=sys.stderr)  # noqa: T201

@@ -11,9 +11,9 @@ files.
     target: 80%                                 # accuracy whose cost the final table shows
     repeat_invalid: 1                           # maximum number of repeats of a run that is not valid
 
-`of` reads the same from a mapping, and `sweeping.run` runs either:
+`from_mapping` reads the same from a mapping, and `sweeping.run` runs either:
 
-    study = of({"topology": "base.yaml", "grid": {"seed": [1, 2]}}, "study", Path(), options)
+    study = from_mapping({"topology": "base.yaml", "grid": {"seed": [1, 2]}}, "study", Path(), options)
     runs = [analysis.load.load(one.path) for one in sweeping.run(study, options, Path("runs/study"))]
 
 A cell is one variant with one combination of the grid. Errors in a cell point to the sweep's file.
@@ -69,7 +69,7 @@ class SweepFile(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeyChange:
     """One key of the topology that a cell sets to another value."""
 
     path: str
@@ -85,14 +85,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SweepCell:
     """One run of a sweep."""
 
     label: str
     """How it differs from the other cells, without the seed."""
     variant: str
     """Name of its variant; empty if the sweep has no variants."""
-    changes: tuple[Change, ...]
+    changes: tuple[KeyChange, ...]
     """Changes to the base topology."""
     topology: Topology
     """The changed topology."""
@@ -114,7 +114,7 @@ class Sweep:
     """Name of the sweep."""
     target: float | None
     """Accuracy whose cost is shown, from 0 to 1; None: not shown."""
-    cells: tuple[Cell, ...]
+    cells: tuple[SweepCell, ...]
     """The cells, in the order of the file."""
     repeat_invalid: int
     """Maximum number of repeats of a run that is not valid. Runs in virtual time are always valid."""
@@ -128,7 +128,7 @@ def load(path: Path, options: Options) -> Sweep:
     return _read(yamlfile.read(path), path.stem, path.parent, options)
 
 
-def of(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
+def from_mapping(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
     """Read a sweep from a mapping with a file's keys; `topology` is a path from `folder`.
 
     Raises BadInputError as `load` does; its places are those in `mapping` written as YAML.
@@ -199,9 +199,9 @@ def _cells(
     document: Document,
     path_problems: Iterable[Problem],
     options: Options,
-) -> tuple[Cell, ...]:
+) -> tuple[SweepCell, ...]:
     """Plan all cells. Raises FaultyFileError with `path_problems` and everything wrong with any cell."""
-    cells: list[Cell] = []
+    cells: list[SweepCell] = []
     problems = list(path_problems)
     for label, variant, changes in _combinations(sweep_file):
         changed, misplaced = _apply(base, changes, document.source)
@@ -214,7 +214,7 @@ def _cells(
             problems += error.problems
         else:
             fingerprint = _fingerprint(read, plan, files)
-            cells.append(Cell(label, variant, changes, read, plan, fingerprint))
+            cells.append(SweepCell(label, variant, changes, read, plan, fingerprint))
     if problems:
         raise document.source.error(problems)
     return tuple(_distinct_labels(cells))
@@ -227,7 +227,7 @@ def _fingerprint(read: Topology, plan: Plan, files: str) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
-def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[Change, ...]]]:
+def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[KeyChange, ...]]]:
     """Yield label, variant and changes of each cell."""
     grid = [
         [
@@ -243,8 +243,8 @@ def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[Chang
             yield ", ".join(filter(None, words)), name, (*own, *chosen)
 
 
-def _change(path: str, value: Any, at: Where, words: str = "") -> Change:
-    return Change(path, parse_path(path) or (), value, at, words)
+def _change(path: str, value: Any, at: Where, words: str = "") -> KeyChange:
+    return KeyChange(path, parse_path(path) or (), value, at, words)
 
 
 def _label_part(path: str, value: Any, index: int) -> str:
@@ -259,7 +259,9 @@ def _label_part(path: str, value: Any, index: int) -> str:
     return f"{key} {str(value)[:_MAX_VALUE_CHARACTERS]}"
 
 
-def _apply(base: Document, changes: Iterable[Change], source: Source) -> tuple[Document, list[Problem]]:
+def _apply(
+    base: Document, changes: Iterable[KeyChange], source: Source
+) -> tuple[Document, list[Problem]]:
     """Apply `changes` to `base`, larger parts first; return the result, and what was wrong.
 
     Unchanged keys have the place of `topology` in the sweep's file.
@@ -286,7 +288,7 @@ def _apply(base: Document, changes: Iterable[Change], source: Source) -> tuple[D
     return Document(data, Source(base.source.name, (), values, keys), ()), problems
 
 
-def _distinct_labels(cells: list[Cell]) -> Iterator[Cell]:
+def _distinct_labels(cells: list[SweepCell]) -> Iterator[SweepCell]:
     """Yield the cells, with a number in the label if cells of one label differ in more than their
     seed."""
     groups: dict[str, list[str]] = {}

@@ -51,7 +51,7 @@ class CellOutcome:
     """Loss in the last evaluation; None without one."""
 
     @classmethod
-    def failed(cls, error: object) -> Self:
+    def failure(cls, error: object) -> Self:
         return cls(reason="failed", error=str(error))
 
 
@@ -87,7 +87,7 @@ def execute(
     try:
         ended = up.run(topology, plan, directory, options, watcher)
     except (TestbedError, OSError) as error:
-        return CellOutcome.failed(error)
+        return CellOutcome.failure(error)
     last = watcher.evaluation
     return CellOutcome(
         reason=ended.reason,
@@ -98,7 +98,7 @@ def execute(
     )
 
 
-class Workers:
+class WorkerPool:
     """Context manager of up to `count` worker processes. None outlives it, nor this process.
 
     Each worker lives as long as the thread that started it (`host.die_with_parent`).
@@ -108,8 +108,8 @@ class Workers:
         self.count = count
         self._data_root = None if data_root is None else data_root.resolve()
         self._threads = ThreadPoolExecutor(max(1, count))
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
+        self._idle: list[_WorkerProcess] = []
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -145,11 +145,11 @@ class Workers:
         except (EOFError, OSError):
             subprocesses.end(worker.process)
             printed = subprocesses.last_lines(worker.log)
-            return CellOutcome.failed(f"its process died ({worker.process.returncode})\n{printed}")
+            return CellOutcome.failure(f"its process died ({worker.process.returncode})\n{printed}")
         self._idle.append(worker)
         return outcome
 
-    def _start(self) -> _Worker:
+    def _start(self) -> _WorkerProcess:
         pipe, theirs = Pipe()
         log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the workers
         with theirs:
@@ -162,14 +162,14 @@ class Workers:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},  # there is one worker per core
                 pass_fds=[theirs.fileno()],
             )
-        worker = _Worker(process, pipe, log)
+        worker = _WorkerProcess(process, pipe, log)
         self._workers.append(worker)
         if self._closed:  # closed meanwhile, perhaps before this worker was in the list
             process.terminate()
         return worker
 
 
-class _Worker(NamedTuple):
+class _WorkerProcess(NamedTuple):
     process: subprocess.Popen[bytes]
     pipe: Connection
     log: IO[bytes]
@@ -191,7 +191,7 @@ def _outcome(directory: RunDirectory, options: Options) -> CellOutcome:
     try:
         topology, plan = planning.plan_file(directory.topology, options)
     except TestbedError as error:
-        return CellOutcome.failed(error)
+        return CellOutcome.failure(error)
     return execute(topology, plan, directory, options, lambda _: None)
 
 

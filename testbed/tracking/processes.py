@@ -47,7 +47,7 @@ def tracked(
 def _ended(name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float) -> str:
     """What has become of it, in words; it is gone then."""
     from testbed.host import subprocesses
-    from testbed.rundir.directory import tail_of
+    from testbed.rundir.directory import last_log_lines
 
     again = f"`testbed export {directory.run} --to {name}` tells it again"
     try:
@@ -57,18 +57,18 @@ def _ended(name: str, process: subprocess.Popen[bytes], directory: RunDirectory,
     finally:
         subprocesses.end(process)
     log = _log(directory, name)
-    last = (tail_of(log, 1) or [f"see {log}"])[-1]
+    last = (last_log_lines(log, 1) or [f"see {log}"])[-1]
     return last if code == 0 else f"{last}; {again}. See {log}"
 
 
 def tell(name: str, directory: RunDirectory, *, model: bool) -> str:
     """Tell the tracker `name` of a run until that is over; where to find it. Raises RunFailedError."""
-    from testbed.rundir.directory import tail_of
+    from testbed.rundir.directory import last_log_lines
 
     command = [*_command(name, directory), *(["model"] if model else [])]
     with _log(directory, name).open("wb") as output:
         done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
-    last = (tail_of(_log(directory, name), 1) or [""])[-1]
+    last = (last_log_lines(_log(directory, name), 1) or [""])[-1]
     if done.returncode:
         raise RunFailedError(f"{name}: {last}. See {_log(directory, name)}")
     return last

@@ -319,7 +319,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         trainer_of(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
         code = None if topology.user_code is None else str(spec.directory.code)
         whole, sliced = slices.measured(
-            slices.Work(
+            slices.StepTrial(
                 task=topology.task.named, code=code, shard=shard, local=device.local, start=beginning
             )
         )

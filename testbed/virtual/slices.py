@@ -49,7 +49,7 @@ _WINDOW = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepTrial:
     """The training whose step is measured; all that a new process needs."""
 
     task: Named
@@ -60,7 +60,7 @@ class Work:
     start: Start
 
 
-def measured(work: Work) -> tuple[float, float]:
+def measured(work: StepTrial) -> tuple[float, float]:
     """Seconds of CPU time of a step: on a whole core of this host, and in slices at `SLICED_SHARE` of
     it, where it takes no less. This takes some seconds. Raises HostError."""
     with keep_awake():
@@ -80,7 +80,7 @@ def measured(work: Work) -> tuple[float, float]:
 
 
 def main() -> None:
-    work: Work = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
+    work: StepTrial = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
     process.keep_freed_memory()
     user_code.use(work.code)
     task = user_code.build(work.task, TASKS, Task)

@@ -19,7 +19,7 @@ from testbed.plan.catalog import HERE, Catalog, needs_speeds, read, with_cpu
 from testbed.run import planning, preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.speed.calibration import Calibration, Host
+from testbed.speed.calibration import CalibratedHost, Calibration
 from testbed.speed.kinds import Work
 from testbed.topology import Topology, link_traces, load
 from testbed.topology.action_timeline import Step
@@ -28,7 +28,7 @@ from testbed.topology.profiles import Training
 from testbed.view import View
 
 HOST = Calibration(
-    host=Host(cpu="test", cores=2, torch="0"),
+    host=CalibratedHost(cpu="test", cores=2, torch="0"),
     low=50.0,
     median=59.5,
     high=60.0,
@@ -95,7 +95,7 @@ def test_run_directory_reproduces_the_plan(tmp_path: Path) -> None:
     made = _planned(topology, known=_on_host(topology))
     assert made.measured.cpu == {"a": 0.2}
     directory = RunDirectory.create(tmp_path, "r")
-    preparing.write(topology, made, directory)
+    preparing.write_inputs(topology, made, directory)
     (tmp_path / "profiles.yaml").unlink()
     again = load(directory.topology)
     assert again.devices == topology.devices

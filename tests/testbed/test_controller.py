@@ -197,7 +197,7 @@ def test_failed_order_is_noted_and_makes_the_run_not_valid(tmp_path: Path) -> No
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
     said = Received(names.failure("d-1"), b"`tc qdisc` failed", 0)
-    controller._received(said, written.append)
+    controller._handle_message(said, written.append)
     told = "d-1 could not carry out an order: `tc qdisc` failed"
     assert controller.failures == [told]
     assert controller._orders == [("aggregator", Note(told))]
@@ -215,14 +215,14 @@ def test_invalid_message_is_noted_and_ignored(tmp_path: Path) -> None:
         (names.status("d-1"), b"\xff"),
         (names.request("d-1"), b"stop"),
     ):
-        controller._received(Received(topic, payload, 0), written.append)
+        controller._handle_message(Received(topic, payload, 0), written.append)
     assert controller._status == {}
     assert written == controller.failures == []
     notes = [note.message for _, note in controller._orders if isinstance(note, Note)]
     assert len(notes) == 4
     assert notes[1].endswith("the topic is that of d-1, the message that of d-2")
     for _ in range(100):
-        controller._received(Received(names.status("d-1"), b"?", 0), written.append)
+        controller._handle_message(Received(names.status("d-1"), b"?", 0), written.append)
     said = {topic: count for topic, count in controller._refusals.counts.items() if count > 1}
     assert said == {names.telemetry("d-1"): 2, names.status("d-1"): 101}
     assert len(controller._orders) == 2 + 22 + 1  # of 101 the first 20, the 21st, the 100th
@@ -235,10 +235,10 @@ def test_excess_telemetry_of_a_device_is_dropped_without_affecting_others(tmp_pa
     written: list[str] = []
     sample = b'{"device": "%s", "at": 1.0, "cpu": 1.0, "memory": 1}'
     for _ in range(1000):
-        controller._received(Received(names.telemetry("d-1"), sample % b"d-1", 0), written.append)
-        controller._received(Received(names.failure("d-1"), b"x" * 4096, 0), written.append)
-        controller._received(Received(names.failure("d-1"), b"x" * 5000, 0), written.append)
-    controller._received(Received(names.telemetry("d-2"), sample % b"d-2", 0), written.append)
+        controller._handle_message(Received(names.telemetry("d-1"), sample % b"d-1", 0), written.append)
+        controller._handle_message(Received(names.failure("d-1"), b"x" * 4096, 0), written.append)
+        controller._handle_message(Received(names.failure("d-1"), b"x" * 5000, 0), written.append)
+    controller._handle_message(Received(names.telemetry("d-2"), sample % b"d-2", 0), written.append)
     assert 100 < len(written) < 200
     assert '"d-2"' in written[-1]
     assert len(controller.failures) + len(controller._orders) < 400
@@ -261,7 +261,7 @@ def test_flooding_client_is_killed_and_the_aggregator_notified_afterwards(
     told = "d-1 sent far more than allowed, and its client was ended"
     assert controller.failures == [told]
     assert controller._postponed == []
-    controller._received(Received(names.status("aggregator"), b"ready", 0), lambda _: None)
+    controller._handle_message(Received(names.status("aggregator"), b"ready", 0), lambda _: None)
     assert controller._postponed is None
     assert controller._orders == [("aggregator", Note(told))]
 
@@ -271,7 +271,7 @@ def test_sample_from_the_future_is_refused(tmp_path: Path) -> None:
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
     soon = b'{"device": "d-1", "at": %f, "cpu": 1.0, "memory": 1}' % (time.monotonic() + 60)
-    controller._received(Received(names.telemetry("d-1"), soon, 0), written.append)
+    controller._handle_message(Received(names.telemetry("d-1"), soon, 0), written.append)
     assert written == []
     assert controller._refusals.count == 1
 
@@ -279,7 +279,7 @@ def test_sample_from_the_future_is_refused(tmp_path: Path) -> None:
 def test_unreadable_failure_makes_the_run_not_valid(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    controller._received(Received(names.failure("d-1"), b"\xff", 0), lambda _: None)
+    controller._handle_message(Received(names.failure("d-1"), b"\xff", 0), lambda _: None)
     assert len(controller.failures) == len(controller._orders) == 1
 
 
@@ -306,7 +306,7 @@ def test_no_actions_are_done_while_the_last_evaluation_is_awaited(
 ) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    controller._received(Received(names.status("aggregator"), b"over", 0), lambda _: None)
+    controller._handle_message(Received(names.status("aggregator"), b"over", 0), lambda _: None)
     with pytest.raises(BadInputError, match="is over except for its last evaluation"):
         controller._execute({"device": "d-1", "action": "crash"})
 

@@ -750,7 +750,7 @@ def test_one_process_can_run_several_code_versions(tmp_path: Path) -> None:
 def test_sweep_identifies_own_code_by_content(tmp_path: Path) -> None:
     def fingerprint(folder: str, module: str = MODULE) -> str:
         write(tmp_path / folder, module)
-        study = sweeps.of({"topology": "t.yaml"}, "study", tmp_path / folder, Options())
+        study = sweeps.from_mapping({"topology": "t.yaml"}, "study", tmp_path / folder, Options())
         return study.cells[0].fingerprint
 
     first = fingerprint("one")
@@ -760,7 +760,7 @@ def test_sweep_identifies_own_code_by_content(tmp_path: Path) -> None:
 
 def test_run_resumes_only_with_unchanged_code(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs", "t-1")
-    preparing.write(read(tmp_path), Plan(runtime="virtual", devices=()), directory)
+    preparing.write_inputs(read(tmp_path), Plan(runtime="virtual", devices=()), directory)
     kept = topology.load(directory.topology)
     assert kept.code == str(directory.code)
     preparing.check_code(kept, directory)

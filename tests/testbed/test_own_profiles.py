@@ -40,7 +40,7 @@ def test_measured_entry_is_a_profile() -> None:
         "busy": 2.4,
         "torch": "2.13.0+cpu",
     }
-    device = profiles.parse(device_benchmark.entry("my-pi", found)).device("my-pi")
+    device = profiles.parse(device_benchmark.profile_text("my-pi", found)).device("my-pi")
     assert device.training is not None
     assert (device.gflops, device.cores, device.memory) == (11.9, 4, 4 * 2**30)
     assert (device.training.memory, device.training.error) == (0.446, 0.1)
@@ -52,7 +52,7 @@ def test_measured_entry_is_a_profile() -> None:
     assert device_benchmark.remarks(quiet) == []
     disturbed = {**quiet, "predicted": 3.05}
     assert ["off by 510%" in each for each in device_benchmark.remarks(disturbed)] == [True]
-    device = profiles.parse(device_benchmark.entry("my-pi", disturbed)).device("my-pi")
+    device = profiles.parse(device_benchmark.profile_text("my-pi", disturbed)).device("my-pi")
     assert device.training is not None
     assert device.training.error == 5.1
 

@@ -253,10 +253,10 @@ def test_failed_repetition_does_not_count(testbed: Testbed, monkeypatch: pytest.
     verdicts(monkeypatch, [False])
     write_sweep("[1]")
     with monkeypatch.context() as once:
-        once.setattr(sweeping.Index, "to_repeat", lambda *_: False)
+        once.setattr(sweeping.Index, "must_repeat", lambda *_: False)
         testbed("sweep", "study.yaml")
     (first,) = runs_in(Path("runs/study"))
-    failed = worker.CellOutcome.failed("no broker")
+    failed = worker.CellOutcome.failure("no broker")
     monkeypatch.setattr(sweeping, "execute", lambda *_: failed)
     code, out, _ = testbed("sweep", "study.yaml")
     assert code == 0
@@ -312,7 +312,7 @@ def test_measured_values_are_shared_by_all_cells(testbed: Testbed, privacy: str,
 
 def test_second_sweep_in_a_folder_is_refused(testbed: Testbed) -> None:
     write_sweep("[1]")
-    with sweeping._alone(Path("runs/study")):
+    with sweeping._sweep_lock(Path("runs/study")):
         code, _, err = testbed("sweep", "study.yaml")
     assert code == 2
     assert "another sweep runs in runs/study" in err

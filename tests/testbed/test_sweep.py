@@ -90,12 +90,12 @@ def test_mapping_equals_the_sweep_file(tmp_path: Path) -> None:
         "variants": {"a": {"stop": {"after": "1s"}}},
         "grid": {"task.local.lr": (0.1, 0.2)},
     }
-    same = sweeps.of(mapping, "study", tmp_path, Options())
+    same = sweeps.from_mapping(mapping, "study", tmp_path, Options())
     assert [cell.fingerprint for cell in same.cells] == [cell.fingerprint for cell in study.cells]
     assert same.name == "study"
     mapping["grid"] = {"task.local.lr": [-1]}
     with pytest.raises(BadInputError, match=r"study:\d+:\d+: task\.local\.lr: found -1"):
-        sweeps.of(mapping, "study", tmp_path, Options())
+        sweeps.from_mapping(mapping, "study", tmp_path, Options())
 
 
 def test_cells_are_named_by_values_and_equal_names_numbered(tmp_path: Path) -> None:

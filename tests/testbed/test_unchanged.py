@@ -26,7 +26,7 @@ def begun(tmp_path: Path) -> RunDirectory:
     directory.path.mkdir()
     directory.topology.write_text(BEGAN)
     directory.start.write_bytes(b"weights")
-    resume_check.keep(directory)
+    resume_check.save(directory)
     resume_check.check(directory)
     return directory
 

@@ -149,7 +149,7 @@ class ProcessRuntime:
         self._restarting: set[str] = set()
         """Devices that are to start as soon as their old process has gone."""
         self._paused: set[str] = set()
-        self._relayed = relay.needed(spec)
+        self._relayed = relay.is_needed(spec)
         self.meter = ProcessMeter(self._devices, self._children, self._paused, self._duty_cycle)
 
     @property
@@ -325,7 +325,7 @@ class ProcessRuntime:
         """Start the relay and measure the links; return each device's port to the broker."""
         command = [*self._programs.relay, self._config(ROUTER)]
         try:
-            started = relay.launch(
+            started = relay.launch_relay(
                 self._spec, login, port, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
             )
         except OSError as error:
