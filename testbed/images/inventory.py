@@ -35,7 +35,7 @@ class StoredImage:
     user: str
     """`containers`, or the path of the checkout, code or Dockerfile that the image was built for; empty
     if unused."""
-    kept: bool
+    is_kept: bool
     """Whether `prune` always keeps it: a container uses it, or it belongs to this checkout and
     version."""
 
@@ -105,7 +105,7 @@ def remove_images(client: docker.DockerClient, chosen: Sequence[StoredImage]) ->
 
 def removable_images(found: Sequence[StoredImage], *, everything: bool) -> list[StoredImage]:
     """Return the images that `prune` removes."""
-    return [one for one in found if not one.kept and (everything or not one.user)]
+    return [one for one in found if not one.is_kept and (everything or not one.user)]
 
 
 @contextmanager

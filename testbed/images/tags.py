@@ -52,7 +52,7 @@ class Images:
     base: str
     """Parent of both."""
     gpu: str = ""
-    """As `agent`, with CUDA; empty if no device of the run has a GPU."""
+    """Image of clients with CUDA; empty if no device of the run has a GPU."""
     groups: Mapping[str, str] = field(default_factory=dict)
     """Device group -> its own image (`testbed.images.device_images`); only groups that have one."""
 

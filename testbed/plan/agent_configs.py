@@ -75,9 +75,9 @@ class RunSpec:
     directory: RunDirectory
     """The run's directory."""
     topology: Topology
-    """What the user asked for."""
+    """The topology of the run."""
     plan: Plan
-    """What this host will do for it."""
+    """The plan of the topology on this host."""
     samples: Mapping[str, int]
     """Client -> number of its training samples."""
     verbose: bool = False
@@ -106,7 +106,7 @@ class Places:
     clock: str | None = None
     """Path of the estimate of the aggregator's clock, if that is another host's; None: the same
     clock."""
-    mounted: bool = False
+    are_files_mounted: bool = False
     """Whether files are mounted in containers; else processes use the host's paths."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
@@ -116,7 +116,7 @@ class Places:
 
     def path(self, on_host: Path, in_container: str) -> str:
         """Path of a file or folder as the processes see it."""
-        return in_container if self.mounted else str(on_host)
+        return in_container if self.are_files_mounted else str(on_host)
 
 
 # Not "broker": Docker also resolves a container's host name, on any network that it is on.
@@ -133,7 +133,7 @@ def container_places(certificate: str | None) -> Places:
         router=(CONTROL, MQTT_PORT),
         inits=(f"{CONTROL_FOLDER}/{SOCKET}", MQTT_PORT),
         certificate=certificate,
-        mounted=True,
+        are_files_mounted=True,
     )
 
 

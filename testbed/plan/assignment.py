@@ -56,7 +56,7 @@ def plan(
     made = Plan(
         runtime=runtime,
         devices=(),
-        oversubscribed=oversubscribe,
+        is_oversubscribed=oversubscribe,
         cpu_notes=catalog.cpu_notes,
         profiles=catalog.used_profiles(topology),
         hints=catalog.hints,
@@ -65,7 +65,7 @@ def plan(
         ),
         virtual=topology.virtual.filled(catalog.measured.virtual),
         absent=scenario.absent(topology.scenario, topology.devices),
-        routed=found.many_hosts
+        is_routed=found.many_hosts
         or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
     )
@@ -89,7 +89,7 @@ def _on_host(
     problems: list[Problem],
 ) -> Plan:
     """What is launched on the cores of this host. Raises BadInputError, with `problems`."""
-    found, oversubscribe = made.traits, made.oversubscribed
+    found, oversubscribe = made.traits, made.is_oversubscribed
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, len(host.cores)):
@@ -143,7 +143,7 @@ def _on_nodes(
     reserved: int,
 ) -> Plan:
     """What is launched on the nodes of `host`. Raises BadInputError."""
-    found, source, oversubscribe = made.traits, topology.source, made.oversubscribed
+    found, source, oversubscribe = made.traits, topology.source, made.is_oversubscribed
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
         raise source.error([problem])

@@ -56,9 +56,9 @@ class StepTime:
     """CPU time of a training step, in seconds."""
 
     whole: float
-    """With a whole core of this host."""
+    """Seconds with a whole core of this host."""
     sliced: float | None = None
-    """In the slices of a device with `SLICED_SHARE` of a core; None: as with a whole core."""
+    """Seconds in the slices of a device with `SLICED_SHARE` of a core; None: as with a whole core."""
 
     def at(self, share: float) -> float:
         """Time with `share` of a core, interpolated by the share's logarithm.

@@ -68,7 +68,7 @@ def divide_node(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """What a device requests of a node."""
+    """Request of a device for a node."""
 
     device: str
     """Name of the device."""
@@ -102,7 +102,7 @@ class UnplacedDevice:
     """The first device that fits on no node."""
 
     wish: NodeRequest
-    """Its request."""
+    """Request of the device."""
     why: str
     """Reason, to follow the device's name in a sentence."""
     by_cores: bool

@@ -60,7 +60,7 @@ class PlannedDevice:
     core_speed: float = 1.0
     """Speed of a core of its machine, relative to a core of this host."""
     link: Link | None = None
-    """Its own link at the start of the run; None: not shaped."""
+    """The device's own link at the start of the run; None: not shaped."""
     trace: tuple[Trace, ...] = ()
     """Changes of its own link during the run."""
     access: Access | None = None
@@ -75,7 +75,7 @@ class PlannedDevice:
     speed: float = 1.0
     """This device's own factor of speed, as drawn."""
     steps: tuple[Named, ...] = ()
-    """Its own pipeline steps (`agents.pipeline`), in addition to those of all devices."""
+    """The device's own pipeline steps (`agents.pipeline`), in addition to those of all devices."""
     power: Mapping[str, float] | None = None
     """State -> watts; None: unknown."""
     thermal: Thermal | None = None
@@ -98,12 +98,12 @@ class PlannedDevice:
 
     @property
     def host_link(self) -> Link | None:
-        """Its own link in the host's time."""
+        """The device's own link in the host's time; None: not shaped."""
         return None if self.link is None else Link(**to_host_time(asdict(self.link), self.dilation))
 
     @property
     def host_access(self) -> Access | None:
-        """Its access link in the host's time."""
+        """The shared access link in the host's time; None: none."""
         return (
             None if self.access is None else Access(**to_host_time(asdict(self.access), self.dilation))
         )
@@ -160,7 +160,7 @@ class PlannedDevice:
 
     @property
     def profile(self) -> str:
-        """Its hardware as text: `0.25 cpu, 512 MiB` or `10 gflops`."""
+        """Hardware as text: `0.25 cpu, 512 MiB` or `10 gflops`."""
         facts = (
             f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB" if self.cpu is not None else "",
             f"{self.gflops:g} gflops" if self.gflops is not None else "",
@@ -171,7 +171,7 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run will launch. In virtual time nothing is launched, and no cores are assigned."""
+    """Everything that a run will launch. In virtual time it launches nothing and assigns no cores."""
 
     runtime: str
     """Name of the runtime in `testbed.traits.RUNTIMES`."""
@@ -189,7 +189,7 @@ class Plan:
     """Host seconds per second of device time."""
     shaper: Shaper | None = None
     """The links' shaper; None if no device has a link."""
-    oversubscribed: bool = False
+    is_oversubscribed: bool = False
     """Whether the devices may request more than `device_capacity`."""
     hints: tuple[str, ...] = ()
     """Sentences on outdated notation in the files of traces."""
@@ -210,7 +210,7 @@ class Plan:
     """Measurements for the plan: on this host, or by the run that this one repeats."""
     virtual: Virtual = field(default_factory=Virtual)
     """Costs in virtual time: the topology's, else measured ones; None: still to be measured."""
-    routed: bool = False
+    is_routed: bool = False
     """Whether devices reach the broker through a router.
 
     They do if any of them has a link, or gets one later, or if there are several machines.
@@ -284,7 +284,7 @@ class Plan:
 
     def too_much(self, shares: Iterable[float]) -> str | None:
         """Return what is wrong with CPU `shares` of the devices, in device time; None if they fit."""
-        if self.oversubscribed:
+        if self.is_oversubscribed:
             return None
         return feasibility.too_much(shares, self.device_capacity * self.dilation)
 

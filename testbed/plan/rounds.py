@@ -53,7 +53,7 @@ class Round:
     seconds: float
     """Seconds of the round, without what is unknown; `transfer` included."""
     lacks: frozenset[Lack] = frozenset()
-    """What is unknown."""
+    """Unknown parts of the estimate."""
 
 
 def estimate_rounds(

@@ -47,7 +47,7 @@ class StartedRelay:
 def is_needed(spec: RunSpec) -> bool:
     """Return whether any device has a link, gets one later, or loses its network."""
     return (
-        spec.plan.routed
+        spec.plan.is_routed
         or any(entry.disconnect is not None for entry in spec.topology.scenario)
         or any(group.availability is not None for group in spec.topology.devices)
     )

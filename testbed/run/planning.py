@@ -50,7 +50,7 @@ def choose_runtime(options: Options, requested: str = "auto") -> str:
 
 
 def check_host(plan: Plan) -> None:
-    """Raise HostError if this host would refuse to run `plan`, as far as can be checked at once."""
+    """Raise HostError if a quick check shows that this host would refuse to run `plan`."""
     if not plan.traits.simulated:
         emulator(plan.runtime).check_host()
 

@@ -30,7 +30,7 @@ _MAX_MODEL_BYTES = 2**33
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What the replay found to be equal."""
+    """Counts of what the replay found to be equal."""
 
     rule: str = ""
     """Name of the rule."""
@@ -42,7 +42,7 @@ class ReplayResult:
     """Number of models."""
     records: int = 0
     """Number of records."""
-    checksums: bool = True
+    has_checksums: bool = True
     """Whether the recording has checksums; recordings of version 0.2.0 have none."""
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class _Replay:
 
     def run(self) -> ReplayResult:
         core: AggregatorCore | None = None
-        self.same.checksums = recording.has_checksums(self.directory.inputs)
+        self.same.has_checksums = recording.has_checksums(self.directory.inputs)
         for number, entry in enumerate(recording.read(self.directory.inputs)):
             match entry:
                 case Setup():

@@ -43,7 +43,7 @@ class RunDirectory:
         self.profiles = path / "profiles.yaml"
         """The device profiles and link classes that the topology names."""
         self.measured = path / "measured.yaml"
-        """What was measured on the host for the run (`testbed.plan.measurements`)."""
+        """Measurements on the host for the run (`testbed.plan.measurements`)."""
         self.code = path / "code"
         """The copy of the user's own code (`testbed.user_code`) that the run uses."""
         self.manifest = path / "manifest.json"

@@ -89,7 +89,7 @@ class SweepCell:
     """One run of a sweep."""
 
     label: str
-    """How it differs from the other cells, without the seed."""
+    """Description of how the cell differs from the others, without the seed."""
     variant: str
     """Name of its variant; empty if the sweep has no variants."""
     changes: tuple[KeyChange, ...]

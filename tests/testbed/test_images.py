@@ -388,7 +388,7 @@ def test_pruning_keeps_images_in_use() -> None:
         in_containers={"sha256:2"},
     )
     pushed = "registry.example:5000/team/testbed-base:"
-    assert [(one.image, one.alone, one.user, one.kept) for one in found] == [
+    assert [(one.image, one.alone, one.user, one.is_kept) for one in found] == [
         (f"{pushed}0123456789ab", 400, "", False),
         (f"{pushed}ba9876543210", 400, "this checkout", True),
         ("testbed-agent:here", 400, "this checkout", True),
@@ -416,7 +416,7 @@ def test_only_unused_images_are_listed_and_removed(
     engine.images.get(built.broker).tag(*old.split(":"))
     try:
         (found,) = [one for one in inventory.list_images(engine) if one.image == old]
-        assert (found.user, found.kept) == ("containers", True)
+        assert (found.user, found.is_kept) == ("containers", True)
         assert found not in inventory.removable_images([found], everything=True)
     finally:
         user.remove()

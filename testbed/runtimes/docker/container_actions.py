@@ -79,7 +79,7 @@ def _of_link(spec: RunSpec, device: str, requested: Mapping[str, float | None]) 
     changes = to_host_time(requested, spec.plan.dilation)
     impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
     rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
-    if impaired and not spec.plan.routed:
+    if impaired and not spec.plan.is_routed:
         raise BadInputError(
             f"{', '.join(impaired)} cannot change in this run, which has no router: no "
             "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"

@@ -97,7 +97,7 @@ def launch(
         broker=builder.broker(),
         aggregator=builder.aggregator(),
         devices=tuple(map(builder.device, spec.plan.devices)),
-        router=builder.router() if spec.plan.routed else None,
+        router=builder.router() if spec.plan.is_routed else None,
         mps=builder.mps() if spec.plan.shared_gpus else None,
     )
 
@@ -148,7 +148,7 @@ class _SpecificationBuilder:
                 "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
             },
         )
-        return (data, control, server) if self.spec.plan.routed else (data, control)
+        return (data, control, server) if self.spec.plan.is_routed else (data, control)
 
     def broker(self) -> Container:
         return replace(
@@ -170,7 +170,7 @@ class _SpecificationBuilder:
     def aggregator(self) -> Container:
         run = self.spec.directory
         inside = Path(agent_configs.RUN_DIRECTORY)
-        probes = ("python3", "-m", "agents.links.probe_server") if self.spec.plan.routed else ()
+        probes = ("python3", "-m", "agents.links.probe_server") if self.spec.plan.is_routed else ()
         return replace(
             self._container(AGGREGATOR, self.images.agent),
             command=(
@@ -288,7 +288,7 @@ class _SpecificationBuilder:
     @property
     def _server(self) -> str:
         """The network that broker and aggregator are on."""
-        return "server" if self.spec.plan.routed else "data"
+        return "server" if self.spec.plan.is_routed else "data"
 
     @property
     def _infrastructure(self) -> CpuLimits:

@@ -353,7 +353,7 @@ class SwarmRuntime:
                 self._context.volume("control", agent_configs.CONTROL_FOLDER, read_only=True),
             ],
             names={agent_configs.SERVER: server},
-            cores=0.0 if self._spec.plan.oversubscribed else planned.host_cpu,
+            cores=0.0 if self._spec.plan.is_oversubscribed else planned.host_cpu,
         )
         container = replace(container, group=0)
         return self._context.create(container, options)
@@ -400,7 +400,11 @@ class SwarmRuntime:
         on = self._context.devices_on(node.id) if node else ()
         shares = {name: self._devices.states[name].planned.host_cpu for name in on}
         shares[device] = share / self._spec.plan.dilation
-        if node and not self._spec.plan.oversubscribed and sum(shares.values()) > node.capacity + 1e-9:
+        if (
+            node
+            and not self._spec.plan.is_oversubscribed
+            and sum(shares.values()) > node.capacity + 1e-9
+        ):
             raise BadInputError(
                 f"{device} cannot have {share:g} cpu: the devices on {node.name} would ask for "
                 f"{sum(shares.values()):g} cores, and it has {node.capacity:g} for them"
