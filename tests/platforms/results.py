@@ -1,4 +1,4 @@
-"""What passed on which platform: the records, and the tables in docs/platforms.md made of them."""
+"""What passed on which platform: records, and the tables of docs/evidence/platforms.md made of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from testbed.host import cache
 from tests.platforms.checks import CHECKS, Outcome
 from tests.platforms.local import CHECKOUT
 
-RECORDS = CHECKOUT / "docs" / "platforms.json"
-PAGE = CHECKOUT / "docs" / "platforms.md"
+RECORDS = CHECKOUT / "docs" / "evidence" / "platforms.json"
+PAGE = CHECKOUT / "docs" / "evidence" / "platforms.md"
 BEGIN, END = "<!-- platforms: begin -->", "<!-- platforms: end -->"
 """Lines of the page around what is made of the records."""
 _FACTS = {
