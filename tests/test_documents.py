@@ -82,12 +82,14 @@ def test_named_paths_exist(document: Path) -> None:
 def test_pages_named_in_the_code_exist(folder: str) -> None:
     files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml", ".toml")]
     named = {
-        page for path in files for page in re.findall(r"\bdocs/[\w/-]+\.\w+", path.read_text("utf-8"))
+        page for path in files for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text("utf-8"))
     }
     assert sorted(page for page in named if not (ROOT / page).exists()) == []
 
 
-@pytest.mark.parametrize("document", PAGES, ids=by_path)
+@pytest.mark.parametrize(
+    "document", [page for page in PAGES if page.parent.name != "papers"], ids=by_path
+)
 def test_lines_are_short(document: Path) -> None:
     lines = document.read_text(encoding="utf-8").splitlines()
     long = [
