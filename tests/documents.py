@@ -84,6 +84,19 @@ def named_paths(document: Path) -> set[str]:
     return set(_PATH.findall(prose(document)))
 
 
+def absent_tests(document: Path) -> list[str]:
+    """Return names of tests in the text that no file and no function of the tests has."""
+    named = set(re.findall(r"`(test_\w+)(?:\.py)?`", prose(document)))
+    return sorted(named - _tests()) if named else []
+
+
+@functools.cache
+def _tests() -> set[str]:
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    functions = (re.findall(r"^def (test_\w+)", file.read_text("utf-8"), re.MULTILINE) for file in files)
+    return {file.stem for file in files}.union(*functions)
+
+
 def links(document: Path) -> list[str]:
     """Return the targets of all links."""
     return _LINK.findall(prose(document))
@@ -276,7 +289,7 @@ def problems() -> Iterator[str]:
         if document.name != "CHANGELOG.md":
             yield from (f"{name}: {wrong}" for wrong in wrong_commands(document))
         absent = sorted(path for path in named_paths(document) if not (ROOT / path).exists())
-        yield from (f"{name}: there is no {path}" for path in absent)
+        yield from (f"{name}: there is no {path}" for path in [*absent, *absent_tests(document)])
     for page in (DOCS / "evidence").glob("*.md"):
         yield from (f"{page.relative_to(ROOT)}: no command, machine and date below {table}"
                     for table in unsourced_tables(page))  # fmt: skip

@@ -59,7 +59,7 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=by_path)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_have_targets(document: Path) -> None:
     assert list(documents.broken_links(document)) == []
 
 
@@ -74,8 +74,9 @@ def test_every_page_and_picture_is_linked() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=by_path)
-def test_named_paths_exist(document: Path) -> None:
+def test_named_paths_and_tests_exist(document: Path) -> None:
     assert sorted(path for path in documents.named_paths(document) if not (ROOT / path).exists()) == []
+    assert documents.absent_tests(document) == []
 
 
 @pytest.mark.parametrize("folder", ["agents", "analysis", "benchmarks", "images", "testbed", "tests"])
@@ -133,7 +134,7 @@ def test_the_table_of_tests_names_each_file_or_its_folder() -> None:
     assert [name for name in named if not any(fnmatch(stem, name) for stem in every)] == []
 
 
-def test_the_map_names_the_folders() -> None:
+def test_architecture_map_names_the_folders() -> None:
     named = documents.named_paths(ROOT / "ARCHITECTURE.md")
     assert len(named) > 30
     folders = {path.parent for path in (ROOT / "testbed").glob("*/__init__.py")}
@@ -141,7 +142,7 @@ def test_the_map_names_the_folders() -> None:
 
 
 @pytest.mark.parametrize("block", of_language("yaml"), ids=lambda block: block.document.stem)
-def test_yaml_is_what_the_testbed_takes(block: Block) -> None:
+def test_yaml_examples_are_valid(block: Block) -> None:
     check_yaml(block.text)
 
 
@@ -162,13 +163,13 @@ def check_yaml(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["devices: [{name: pi, cpus: 0.1}]", "rule: {name: fedbuf}", "nodes: [{name: a}]"]
 )
-def test_wrong_yaml_is_found(text: str) -> None:
+def test_wrong_yaml_is_detected(text: str) -> None:
     with pytest.raises(BadInputError):
         check_yaml(text)
 
 
 @pytest.mark.parametrize("block", of_language("python"), ids=lambda block: block.document.stem)
-def test_python_imports_what_exists(block: Block) -> None:
+def test_python_examples_import_existing_names(block: Block) -> None:
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith("__"):
             for name in node.names:
@@ -203,7 +204,7 @@ def test_the_site_has_all_pages_and_needs_no_network(site: Path) -> None:
 
 
 @pytest.mark.browser
-def test_a_page_from_disk_is_searched(site: Path) -> None:
+def test_site_search_works_from_disk(site: Path) -> None:
     if lacking := browser.missing():
         unavailable("browser", f"no {lacking}")
     with browser.opened() as window:
@@ -212,7 +213,7 @@ def test_a_page_from_disk_is_searched(site: Path) -> None:
         eventually(lambda: window.run(results) > 0, 30)
 
 
-def test_wrong_documents_are_found(tmp_path: Path) -> None:
+def test_wrong_documents_are_detected(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text(
         "# A title\n[a](a.md#a-title) [b](b.md) [c](#gone) [d](https://d.e)\n```\n[f](f)\n```\n"
