@@ -31,7 +31,7 @@ BASE = {
     "devices": "devices: [{name: pi, count: 4, cpu: 0.1}, {name: village, cpu: 0.1}]",
     "stop": "stop: {after: 1min}",
 }
-"""What a part of a topology, as pages show it, is put into."""
+"""Topology into which an excerpt from a page is inserted."""
 
 
 def by_path(document: Path) -> str:
