@@ -4,8 +4,8 @@
     python -m benchmarks.gpu shares      # devices with 25, 50 and 100 % of a GPU: alone, side by side
     python -m benchmarks.gpu virtual     # client steps/s of virtual time: GPU, CPU, one client at a time
 
-`shares` runs in containers (needs docker, NVIDIA's container toolkit and MPS: docs/gpu.md); `virtual`
-needs only a PyTorch with CUDA. Compare ratios within one call.
+`shares` runs in containers (needs docker, NVIDIA's container toolkit and MPS: docs/evidence/gpu.md);
+`virtual` needs only a PyTorch with CUDA. Compare ratios within one call.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m benchmarks.prediction [SWEEP] [--steps own] [--only NAME ...] [--seeds N]
 
-It prints a table of docs/virtual-time.md. If no Docker engine answers, local processes are used instead.
-Datasets other than the digits come from TESTBED_DATA. Runs stay in `runs/`; those in containers are not
-repeated. The machine should be quiet. `--steps` says what a step costs in virtual time:
+It prints a table of docs/evidence/virtual-time.md. If no Docker engine answers, local processes are used
+instead. Datasets other than the digits come from TESTBED_DATA. Runs stay in `runs/`; those in containers
+are not repeated. The machine should be quiet. `--steps` says what a step costs in virtual time:
 
 - `own`: what it cost in the run that is predicted (`calibrate RUN`). The ratios then test the rest of
   the time model. Takes a minute per experiment and seed.

@@ -1,8 +1,10 @@
 """Speeds of device profiles in training, fitted to published training times.
 
-    python -m benchmarks.profiles          the fits, with errors of held-out networks (docs/fidelity.md)
+    python -m benchmarks.profiles          the fits, with errors of held-out networks
     python -m benchmarks.profiles count    work of a step of each network; needs timm
     python -m benchmarks.profiles host     steps on this host, compared with predictions; needs timm
+
+The table is in docs/evidence/profiles.md.
 
 training_times.csv has, for each network, Gflop and GB of one step with 16 images of 224×224, as
 testbed.plan.step_work counts them in timm's networks (1.0.31), and the seconds of such a step if they

@@ -1,6 +1,6 @@
 """Table of all tasks: their source, their size, and what a client of each costs.
 
-    python -m benchmarks.tasks              # the table of docs/tasks.md
+    python -m benchmarks.tasks              # the table of docs/evidence/tasks.md
     python -m benchmarks.tasks mnist-cnn    # only these tasks
 
 Each task has a process of its own with one thread of torch, as a device has. It trains as the client

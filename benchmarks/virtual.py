@@ -7,8 +7,8 @@ the clients in the same run: one as tutorials write it (DataLoader, torch.optim)
 (autograd, SGD by hand), and for logistic regression a lean one in NumPy (gradient by hand, all in
 place). Measured are the batched trainer with all clients at once; a whole run of AREA, where far fewer
 are pending when the next result is needed; and the trainer by number of clients. `stacks` shows the gain
-of training a perceptron's clients as one stack (docs/virtual-time.md); `start`, which is part of the
-whole, how long `testbed up` takes until the run clock starts.
+of training a perceptron's clients as one stack (docs/evidence/virtual-time.md); `start`, which is part
+of the whole, how long `testbed up` takes until the run clock starts.
 
 All take turns, and the median of each counts. Absolute figures are this machine's. MNIST and CIFAR-10
 come from TESTBED_DATA if that is set; otherwise noise of their shape is used, which is as good.

@@ -34,7 +34,7 @@ _WORDS = {
 """Kind of work -> its name for people."""
 _SMALL_S = 1e-3
 """Seconds of work in a step below which the calls of operations take longer than the work
-(docs/fidelity.md)."""
+(docs/evidence/profiles.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,8 @@ MSS = 1448
 RTO_MIN = 0.2
 """Minimum that Linux adds to the round trip for a retransmission time-out, in seconds."""
 HOPS = 0.001
-"""Seconds that broker and both ends need for a small message. Measured (docs/virtual-time.md)."""
+"""Seconds that broker and both ends need for a small message. Measured
+(docs/evidence/virtual-time.md)."""
 _HEADERS = 66
 """Bytes of a packet in addition to its payload: Ethernet, IPv4, TCP with time stamps."""
 _MQTT = 64
@@ -45,10 +46,10 @@ SLICED_SHARE = 1 / 8
 """Share of a core at which the time of a step in slices is measured."""
 _UPDATE_TIME = 0.003
 """CPU seconds of an update, on a whole core, in addition to its steps: decoding the model, encoding and
-sending the update, waking up for both. Measured (docs/virtual-time.md)."""
+sending the update, waking up for both. Measured (docs/evidence/virtual-time.md)."""
 _START_TIME = 3.0
 """Seconds from the order to start a client until it is ready, mainly to import torch. The client's CPU
-is not limited during that time. Measured (docs/virtual-time.md)."""
+is not limited during that time. Measured (docs/evidence/virtual-time.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class StepTime:
         """Time with `share` of a core, interpolated by the share's logarithm.
 
         The longer the pauses between slices, the colder the caches at the start of each (measured:
-        docs/virtual-time.md).
+        docs/evidence/virtual-time.md).
         """
         if self.sliced is None or share >= 1:
             return self.whole

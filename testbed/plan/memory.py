@@ -1,8 +1,8 @@
 """Maximum memory of the processes of a run, in bytes, from the size of the model.
 
-Figures are resident memory, measured with BERT-base (docs/tasks.md). Rules that keep updates themselves
-(`fedfa`, `port`, `trim`), and compressed models, need one model more in the aggregator for each that
-they keep. A client's data, and what a step computes, are not included.
+Figures are resident memory, measured with BERT-base (docs/concepts/models.md). Rules that keep updates
+themselves (`fedfa`, `port`, `trim`), and compressed models, need one model more in the aggregator for
+each that they keep. A client's data, and what a step computes, are not included.
 """
 
 from __future__ import annotations
