@@ -47,7 +47,7 @@ Rate = Annotated[int, "bit/s"]
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class BrokerAccess:
     """Where the broker is and who we are there. The password stays out of every repr and log."""
 
     host: str
@@ -96,7 +96,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class LocalTraining:
     """Local training of one round on the client's shard. The optimizer begins anew in each."""
 
     steps: Count | None = None
@@ -171,7 +171,7 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class InitialModel:
     """What of a task's model is given when a run begins."""
 
     weights: str | None = None
@@ -180,11 +180,11 @@ class Start:
     """Patterns of names of parameters that neither train nor travel: they stay as they are here."""
 
 
-FROM_TASK = Start()
+FROM_TASK = InitialModel()
 
 
 @dataclass(frozen=True, slots=True)
-class Duration:
+class RandomDuration:
     """A random duration, in seconds; `agents.timing.durations` draws from it."""
 
     distribution: str
@@ -200,12 +200,12 @@ class ClientSetup:
     client: str
     seed: int
     rule: Named
-    local: Local
+    local: LocalTraining
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """What is done to its updates: rows of `agents.pipeline.STEPS`, in that order."""
-    think: Duration | None = None
+    think: RandomDuration | None = None
     """Delay between the end of a training and its update."""
-    timing: Duration | None = None
+    timing: RandomDuration | None = None
     """Floor under the time from when a training could begin to its end."""
     speed: float = 1.0
     """Divides `timing`."""
@@ -214,7 +214,7 @@ class ClientSetup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
     setup: ClientSetup
-    broker: Broker
+    broker: BrokerAccess
     task: Named
     shard: str
     """Path of the client's own training data (`agents.shards`)."""
@@ -223,7 +223,7 @@ class ClientConfig:
     """Number of the model's parameters that are sent."""
     buffers: int = 0
     """Numbers in the model's buffers, which are sent too."""
-    start: Start = Start()
+    start: InitialModel = InitialModel()
     dilation: float = 1.0
     """Seconds of the host that make one of device time."""
     memory: str | None = None
@@ -250,7 +250,7 @@ class ClientConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopConditions:
     """The run ends at whichever comes first."""
 
     after: Annotated[float, "s above 0"] | None = None
@@ -268,7 +268,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class UpdateBounds:
     """What an update may be at most. One over a bound is dropped with a reason, or clipped."""
 
     norm: Positive | None = None
@@ -287,7 +287,7 @@ class Bounds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorConfig:
     run: str
-    broker: Broker
+    broker: BrokerAccess
     task: Named
     rule: Named
     clients: Mapping[str, float]
@@ -295,12 +295,12 @@ class AggregatorConfig:
     samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Of each client's shard."""
     evaluate_every: float
-    stop: Stop
+    stop: StopConditions
     seed: int
     test_set: str
     run_directory: str
     threads: int
-    start: Start = Start()
+    start: InitialModel = InitialModel()
     segment: str = ""
     """Id of this segment of the run: another one each time that all its processes are started."""
     durability: Durability = "update"
@@ -325,7 +325,7 @@ class AggregatorConfig:
     """How many each device has of them."""
     evaluate_after: bool = False
     """Evaluate after the run, and as long as that takes."""
-    bounds: Bounds = Bounds()
+    bounds: UpdateBounds = UpdateBounds()
     keeps_models: bool = False
     """Keep each model that is trained from, for updates that come as the difference to it."""
     last_evaluation_timeout_s: float = 30.0
@@ -338,7 +338,7 @@ class AggregatorConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class SharedLink:
     """A link that several devices share, such as a Wi-Fi cell; None means unlimited."""
 
     name: Annotated[str, "name"]
@@ -353,7 +353,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkSettings:
     """Access link requested for a device; None means unlimited."""
 
     up: int | None = None
@@ -370,12 +370,12 @@ class Link:
         """Whether nothing passes, or so little that a connection over the link breaks."""
         return self.loss >= 1 or any((rate or math.inf) < OUTAGE_RATE for rate in (self.up, self.down))
 
-    def changed(self, changes: Mapping[str, float | None]) -> Link:
+    def changed(self, changes: Mapping[str, float | None]) -> LinkSettings:
         """With other values in the fields that `changes` names."""
         values: dict[str, Any] = dict(changes)
         return dataclasses.replace(self, **values)
 
-    def behind(self, access: Access | None) -> Link:
+    def behind(self, access: SharedLink | None) -> LinkSettings:
         """What a device has of this link that is alone on what it shares."""
         if access is None:
             return self
@@ -390,13 +390,13 @@ class DeviceConfig:
 
     run: str
     device: str
-    broker: Broker
+    broker: BrokerAccess
     """Not over the access link, which is the client's alone."""
     data_address: str
     """The client's broker host, behind the access link."""
-    link: Link | None
+    link: LinkSettings | None
     """The device's own; None where it is not shaped."""
-    probed: Link | None
+    probed: LinkSettings | None
     """The whole way to the server, where it is to be measured."""
     shared: str
     """Name of what it shares with other devices on that way; else its own."""
@@ -425,15 +425,15 @@ class RouterConfig:
     """For the router between the devices and the broker."""
 
     run: str
-    broker: Broker
+    broker: BrokerAccess
     """On the control network."""
     targets: Mapping[str, int]
     """Host names on the server's side, the broker's first, and the port of each, of TCP and UDP."""
     addresses: Mapping[str, str]
     """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]
-    """`rtt`, `jitter` and `loss` of each device, as in `Link`."""
-    access: Mapping[str, Access]
+    """`rtt`, `jitter` and `loss` of each device, as in `LinkSettings`."""
+    access: Mapping[str, SharedLink]
     """What devices share; only those that do."""
     seed: int
     several: bool = False

@@ -32,16 +32,16 @@ _Rate = Annotated[int, Meta(ge=1, le=_MAX_BITS_PER_SECOND)]
 _Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 
 
-class _Action(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
+class _DeviceAction(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
     """An action's JSON form names it as `action`."""
 
 
-class SetCpu(_Action, frozen=True, tag="set"):
+class SetCpu(_DeviceAction, frozen=True, tag="set"):
     cpu: float
     """Share of one host core."""
 
 
-class SetLink(_Action, frozen=True, tag="set"):
+class SetLink(_DeviceAction, frozen=True, tag="set"):
     changes: Mapping[str, int | float | None] = msgspec.field(name="link")
     """Fields of `agents.config.Link` in its units; the others stay as they are."""
 
@@ -54,35 +54,35 @@ class _LinkChanges(Struct, forbid_unknown_fields=True):
     loss: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
-class Crash(_Action, frozen=True):
+class Crash(_DeviceAction, frozen=True):
     """Kill it at once, without a goodbye."""
 
 
-class Restart(_Action, frozen=True):
+class Restart(_DeviceAction, frozen=True):
     """Start it again after a crash."""
 
 
-class Pause(_Action, frozen=True):
+class Pause(_DeviceAction, frozen=True):
     """Freeze it."""
 
 
-class Resume(_Action, frozen=True):
+class Resume(_DeviceAction, frozen=True):
     """Let it go on where it was."""
 
 
-class Disconnect(_Action, frozen=True):
+class Disconnect(_DeviceAction, frozen=True):
     """Let no packet pass; its process goes on."""
 
 
-class Reconnect(_Action, frozen=True):
+class Reconnect(_DeviceAction, frozen=True):
     """Let packets pass again."""
 
 
-class Leave(_Action, frozen=True):
+class Leave(_DeviceAction, frozen=True):
     """Leave in order: the client says goodbye and ends."""
 
 
-class Join(_Action, frozen=True):
+class Join(_DeviceAction, frozen=True):
     """It comes, for the first time or again; nothing of what held it before does so any more."""
 
 
@@ -91,12 +91,12 @@ Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | 
 Action = SetCpu | SetLink | Switching
 
 
-class _Set(_Action, frozen=True, tag="set"):
+class _Set(_DeviceAction, frozen=True, tag="set"):
     cpu: Annotated[float, Meta(ge=0, le=_MAX_CORES)] | None = None
     link: _LinkChanges | None = None
 
 
-class _Form(Struct):
+class _AnyAction(Struct):
     """What `parsed` checks."""
 
     action: _Set | Switching
@@ -157,7 +157,7 @@ def from_json(details: Mapping[str, Any]) -> Action | None:
 
 def parsed(details: Mapping[str, Any]) -> Action:
     """As `from_json`. Raises msgspec.ValidationError, which has the path of what is wrong."""
-    action = msgspec.convert({"action": details}, _Form).action
+    action = msgspec.convert({"action": details}, _AnyAction).action
     if not isinstance(action, _Set):
         return action
     if action.cpu is not None:

@@ -304,7 +304,7 @@ class _Group(_Entry):
     link: dict[str, Any] | None = None
 
 
-class _Differential(BaseModel):
+class _RecordedDifferential(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     noise: Annotated[float, Field(gt=0, le=1e18)]
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -313,7 +313,7 @@ class _Differential(BaseModel):
 
 class _Privacy(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
-    differential: _Differential | None = None
+    differential: _RecordedDifferential | None = None
 
 
 class _Topology(_Entry):

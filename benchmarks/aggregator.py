@@ -34,7 +34,7 @@ from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
-from agents.config import Durability, Named, Stop
+from agents.config import Durability, Named, StopConditions
 from agents.models.vectors import Vector
 from agents.mqtt import chunks
 from agents.pipeline import ServerSteps
@@ -72,7 +72,7 @@ class Aggregator:
             schema="schema",
             side=rule.client_side,
             importance=importance,
-            stop=Stop(after=1e9),
+            stop=StopConditions(after=1e9),
             evaluate_every=SECOND * 1_000_000_000,
         )
         self._kind = rule.client_side.kind

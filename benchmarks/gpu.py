@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from agents.client.training import Trainer
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks import TASKS
@@ -121,8 +121,8 @@ def _cannot(lack: str) -> int:
     return 2
 
 
-def _local() -> Local:
-    return Local(steps=_STEPS, batch_size=_BATCH)
+def _local() -> LocalTraining:
+    return LocalTraining(steps=_STEPS, batch_size=_BATCH)
 
 
 def _data(side: int, channels: int) -> Shard:

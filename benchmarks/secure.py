@@ -23,7 +23,7 @@ from agents.pipeline.secure.field import FIELD, Words  # noqa: E402
 from agents.pipeline.secure.party import Party  # noqa: E402
 from agents.pipeline.secure.secure_messages import decode_sum  # noqa: E402
 from agents.pipeline.secure.settings import SecureRun  # noqa: E402
-from agents.pipeline.secure.sums import Summand, Sums  # noqa: E402
+from agents.pipeline.secure.sums import MaskedSums, Summand  # noqa: E402
 
 _TRIES = 5
 
@@ -60,7 +60,7 @@ def main() -> None:
     for party in parties:
         for name, other in zip(settings.clients, parties, strict=True):
             party.meet(name, other.public)
-    code, sums = parties[0].code, Sums(settings, size)
+    code, sums = parties[0].code, MaskedSums(settings, size)
     vector, rng = np.full(size, 0.01, np.float32), np.random.default_rng(0)
     target, mask = np.empty_like(vector), masks.expanded(masks.seed(), size)
     copy = _best(lambda: np.copyto(target, vector), 50)

@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection
 from testbed import images
@@ -191,7 +191,7 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _read(login: Broker, count: Any) -> None:
+def _read(login: BrokerAccess, count: Any) -> None:
     def received(_: object) -> None:
         count.value += 1  # no other process writes it
 
@@ -202,7 +202,7 @@ def _read(login: Broker, count: Any) -> None:
     time.sleep(600)
 
 
-def _write(login: Broker, size: int, count: Any) -> None:
+def _write(login: BrokerAccess, size: int, count: Any) -> None:
     """As fast as they come out at the other end, a few on their way."""
     connection = Connection(login, [], lambda _: None)
     connection.open()

@@ -13,7 +13,7 @@ import torch
 
 from agents import events, own_code
 from agents.client.training import FitTrainer, trainer_of
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.device_actions import Crash, SetCpu
 from agents.tasks.flower import Flower
 from testbed import BadInputError, simulate, topology, up
@@ -92,7 +92,7 @@ def test_a_fit_is_what_the_app_does(tmp_path: Path) -> None:
     try:
         task = Flower("flower_app.client_app:app", "flower_app.task:Net", "local-epochs=1")
         torch.manual_seed(1)
-        trainer = trainer_of(task, task.shards_for(3)[2], Local(steps=1, lr=0.05))
+        trainer = trainer_of(task, task.shards_for(3)[2], LocalTraining(steps=1, lr=0.05))
         assert isinstance(trainer, FitTrainer)
         start = trainer.flat.w.numpy().copy()
         trainer.warm_up()
@@ -105,7 +105,7 @@ def test_a_fit_is_what_the_app_does(tmp_path: Path) -> None:
         assert 0 < np.abs(result.end - start).max() < 10
         counted = result.buffers.integers.tolist()
         assert counted == [-(-(-(-1797 // 3) * 4 // 5) // 32)]  # batches of the partition: one epoch
-        clipped = trainer_of(task, task.shards_for(3)[2], Local(steps=1, lr=0.05, clip=0.01))
+        clipped = trainer_of(task, task.shards_for(3)[2], LocalTraining(steps=1, lr=0.05, clip=0.01))
         end = clipped.train(start, np.random.default_rng(0)).end
         assert np.linalg.norm(end - start) == pytest.approx(0.01, rel=1e-3)
     finally:

@@ -13,7 +13,7 @@ import torch
 
 from agents.aggregator.evaluation_parts import NO_PARTS, Part, Parts
 from agents.aggregator.inputs import EvaluationDone, PartEvaluated
-from agents.config import FROM_TASK, Start
+from agents.config import FROM_TASK, InitialModel
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, build
 from agents.models.vectors import Vector
@@ -62,7 +62,7 @@ class Evaluator:
         kept: Callable[[int], tuple[Vector, Buffers]] | None = None,
         until_released: bool = False,
         cpus: Sequence[int] = (),
-        start: Start = FROM_TASK,
+        start: InitialModel = FROM_TASK,
         parts: Parts = NO_PARTS,
     ) -> None:
         self._flat = FlatModule(build(task, start), trained=False)

@@ -39,7 +39,7 @@ from agents.device_actions import Crash, Join, Restart, to_json
 from agents.models.flat import first_model
 from agents.mqtt import chunks, topics
 from agents.mqtt.inbox import Inbox
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.rules import RULES
 from agents.rules.interface import Request, Rule
@@ -77,8 +77,8 @@ class _StoodStill:
 
 
 _Request = messages.Request | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
-_Other = Future[Evaluation] | messages.Stop | _Reconnected | _StoodStill
-_Input = Received | _Other
+_Other = Future[Evaluation] | messages.StopOrder | _Reconnected | _StoodStill
+_Input = ReceivedMessage | _Other
 
 
 def main() -> None:
@@ -198,7 +198,7 @@ class Aggregator:
 
     def run(self) -> None:
         """Serve until the core ends the run; what was recorded by then is kept also after an error."""
-        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.Stop()))
+        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.StopOrder()))
         disturbances.watch(lambda since, at: self._inbox.put(_StoodStill(since, at)))
         try:
             self._serve()
@@ -263,7 +263,7 @@ class Aggregator:
 
     def _receive(self, event: _Input) -> None:
         match event:
-            case Received(topic, payload, arrived):
+            case ReceivedMessage(topic, payload, arrived):
                 self._receive_message(topic, payload, arrived)
             case Future():
                 done = event.result()
@@ -275,7 +275,7 @@ class Aggregator:
                     self._handle(inputs.Reconnected(self._now(), lost))
             case _StoodStill(since, at):
                 self._disrupted(since, at, "the aggregator stood still")
-            case messages.Stop():  # SIGTERM
+            case messages.StopOrder():  # SIGTERM
                 self._carry_out(event)
 
     def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
@@ -338,24 +338,24 @@ class Aggregator:
 
     def _carry_out(self, order: messages.AggregatorOrder) -> None:
         match order:
-            case messages.Start():
+            case messages.StartOrder():
                 if self._epoch is None:
                     self._start()
-            case messages.Stop():
+            case messages.StopOrder():
                 if self._epoch is None:
                     self._finished = "interrupted"
                 self._handle(inputs.EndRequested(self._now(), "interrupted"))
-            case messages.Log(at, device, source, lateness, details):
+            case messages.LogOrder(at, device, source, lateness, details):
                 ended = self._core.ended
                 if self._finished is None and (ended is None or at <= to_seconds(ended)):
                     acted = events.Acted(at, device, source, lateness, details)
                     self._record(acted)
                     if isinstance(acted.action, Restart | Join) and self._flood_guard.let_in(device):
                         self._connection.subscribe_again()  # it may have said that it is ready
-            case messages.Note(message):
+            case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)
-            case messages.Disrupt(at, since, reason):
+            case messages.DisruptOrder(at, since, reason):
                 self._disrupted(since, at, reason)
             case _:
                 assert_never(order)

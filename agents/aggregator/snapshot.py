@@ -25,7 +25,7 @@ from agents.disk import checksum, files
 from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQQ")
-_MAGIC = b"testbed5"
+_MAGIC = b"testbed6"
 """Of this version: what the state is made of changes with the code."""
 _MODULES = {
     "agents.aggregator.arrivals",

@@ -93,7 +93,7 @@ Actions = Sequence[Action]
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ClientIdentity:
     """Who a client is."""
 
     run: str
@@ -121,7 +121,7 @@ class ClientCore:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: ClientIdentity,
         think: Callable[[Nanoseconds], Nanoseconds],
         rule: ClientState,
         steps: Sequence[ClientStep] = (),

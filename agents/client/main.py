@@ -23,7 +23,7 @@ from agents.client.pace import Pace
 from agents.config import ClientConfig
 from agents.imports import uncollected
 from agents.mqtt import chunks, topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.pipeline.interface import Exchange, PeerError
 from agents.rules.client_half import SavedVectors
 from agents.tasks import TASKS
@@ -42,14 +42,14 @@ def main() -> None:
     process.keep_freed_memory()
     own_code.use(cfg.code)
     try:
-        client = Client(cfg)
+        client = ClientProcess(cfg)
     except ConnectionFailedError as error:
         sys.exit(f"client {cfg.setup.client}: {error}")
     client.run()
     process.end(0)
 
 
-class Client:
+class ClientProcess:
     """Connects first, so that everyone sees the client joining while torch is being imported."""
 
     def __init__(self, cfg: ClientConfig) -> None:
@@ -57,7 +57,7 @@ class Client:
         self._clock = Clock(cfg.dilation, cfg.clock)
         self._topics = topics.Topics(self._setup.run)
         self._stopped = threading.Event()
-        self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
         self._thinking_until: Nanoseconds | None = None
         self._leaving = self._ready = False
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
@@ -136,7 +136,7 @@ class Client:
         self._busy_since = idle if event is None else to_seconds(event.at)
         return self._handle(event)
 
-    def _handle(self, message: Received | None) -> core.Actions:
+    def _handle(self, message: ReceivedMessage | None) -> core.Actions:
         if message is None:
             return []
         at = self._clock.at(message.at)
@@ -169,7 +169,7 @@ class Client:
             self._refusals.add(topic, messages.MessageError(str(error)))
         return []
 
-    def _take_from_peer(self, message: Received, exchange: Exchange) -> None:
+    def _take_from_peer(self, message: ReceivedMessage, exchange: Exchange) -> None:
         """Take, or refuse, what another client has sent."""
         sender = self._topics.name_in(message.topic)
         try:
@@ -270,7 +270,7 @@ class Client:
             self._execute(self._handle(self._inbox.get()))
         return self._cut or self._stopped.is_set()
 
-    def _sink(self, message: Received) -> None:
+    def _sink(self, message: ReceivedMessage) -> None:
         """In paho's thread: a stop goes before all that waits. Models that come before the client is
         ready are for others, or for its former life; it is sent one when it joins."""
         if (message.topic, message.payload) == self._stop_request:

@@ -8,7 +8,7 @@ import numpy as np
 
 from agents import own_code, pipeline
 from agents.client import randomness
-from agents.client.core import ClientCore, Identity
+from agents.client.core import ClientCore, ClientIdentity
 from agents.client.training_times import Timing
 from agents.config import ClientSetup
 from agents.pipeline.interface import ClientContext, ClientStep
@@ -61,4 +61,4 @@ def core(
         memory=memory,
     )
     rule = own_code.build(setup.rule, RULES, Rule).begin_client(settings)
-    return ClientCore(Identity(setup.run, setup.client, samples), think, rule, steps)
+    return ClientCore(ClientIdentity(setup.run, setup.client, samples), think, rule, steps)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from agents.config import FROM_TASK, Local, Start
+from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.models.vectors import Vector, norm
@@ -47,8 +47,8 @@ class Trainer:
         self,
         task: Task,
         shard: Shard,
-        local: Local,
-        start: Start = FROM_TASK,
+        local: LocalTraining,
+        start: InitialModel = FROM_TASK,
         device: str | torch.device = "cpu",
     ) -> None:
         self._device = torch.device(device)
@@ -56,7 +56,7 @@ class Trainer:
         self._task = task
         self.assign(shard, local)
 
-    def assign(self, shard: Shard, local: Local) -> None:
+    def assign(self, shard: Shard, local: LocalTraining) -> None:
         """From now on train on `shard`, with the settings `local`."""
         self._local = local
         bound = local.proximal or local.clip is not None
@@ -177,7 +177,7 @@ class Trainer:
 class FitTrainer(Trainer):
     """Of a task that trains by itself (`Task.fits`): its `fit` is one step, whose rate is `lr`."""
 
-    def assign(self, shard: Shard, local: Local) -> None:
+    def assign(self, shard: Shard, local: LocalTraining) -> None:
         self._local, self._shard = local, shard
         self._start = self.flat.w.clone() if local.clip is not None else None
 
@@ -220,8 +220,8 @@ class FitTrainer(Trainer):
 def trainer_of(
     task: Task,
     shard: Shard,
-    local: Local,
-    start: Start = FROM_TASK,
+    local: LocalTraining,
+    start: InitialModel = FROM_TASK,
     device: str | torch.device = "cpu",
 ) -> Trainer:
     """A `Trainer` of the kind that the task needs."""
@@ -256,14 +256,14 @@ class _Optimizer(Protocol):
         gradient may be overwritten."""
 
 
-def _optimizer(local: Local, flat: FlatModule) -> _Optimizer:
+def _optimizer(local: LocalTraining, flat: FlatModule) -> _Optimizer:
     return _Sgd(local, flat) if local.optimizer == "sgd" else _Adam(local, flat)
 
 
 class _Sgd:
     """w ← w − lr·g, with weight decay and heavy-ball momentum."""
 
-    def __init__(self, local: Local, flat: FlatModule) -> None:
+    def __init__(self, local: LocalTraining, flat: FlatModule) -> None:
         self._local, self._flat = local, flat
         self._velocity = torch.zeros_like(flat.w) if local.momentum else None
 
@@ -292,7 +292,7 @@ class _Adam:
     """torch's Adam or AdamW, on the flat vector. From the first step that skips a parameter it is on
     single parameters: each has a number of steps of its own then."""
 
-    def __init__(self, local: Local, flat: FlatModule) -> None:
+    def __init__(self, local: LocalTraining, flat: FlatModule) -> None:
         self._local, self._flat = local, flat
         self._whole = self._optimizer = self._on([flat.w])
         self._parts: list[torch.Tensor] = []

@@ -46,7 +46,7 @@ def length(rate: int) -> int:
 
 
 @dataclass(slots=True)
-class Arrivals:
+class TrainArrivals:
     """A train as its receiver has seen it so far; times in ns."""
 
     first: int = 0
@@ -84,7 +84,7 @@ def upload(host: str, rate: int, timeout: float) -> float:
         while True:
             answer = sock.recv(2048)
             if answer.startswith(b"{"):
-                return Arrivals(**json.loads(answer)).rate
+                return TrainArrivals(**json.loads(answer)).rate
 
 
 def download(host: str, rate: int, timeout: float) -> float:
@@ -124,20 +124,20 @@ def _answer(sock: socket.socket, request: bytes) -> None:
         _send_train(sock, int(rate))
     elif way == "up":
         sock.send(_GO)
-        found = _receive_train(sock, int(rate), Arrivals())
+        found = _receive_train(sock, int(rate), TrainArrivals())
         result = {name: getattr(found, name) for name in ("first", "last", "count", "missed")}
         for _ in range(3):  # at least one of them arrives, most likely
             sock.send(json.dumps(result).encode())
             time.sleep(0.1)
 
 
-def _request(sock: socket.socket, request: bytes, timeout: float) -> Arrivals:
+def _request(sock: socket.socket, request: bytes, timeout: float) -> TrainArrivals:
     """Send `request` until a packet arrives: the first of a train, or the permission to start one."""
     sock.settimeout(timeout)
     for _ in range(_MAX_REQUESTS):
         sock.send(request)
         with suppress(TimeoutError):
-            found = Arrivals()
+            found = TrainArrivals()
             _, at, missed = _arrival(sock)
             found.add(at, missed)
             return found
@@ -154,7 +154,7 @@ def _send_train(sock: socket.socket, rate: int) -> None:
             sock.send(_PAYLOAD)
 
 
-def _receive_train(sock: socket.socket, rate: int, found: Arrivals) -> Arrivals:
+def _receive_train(sock: socket.socket, rate: int, found: TrainArrivals) -> TrainArrivals:
     """Receive a train until it is over, adding to `found`. A repeated request is answered again, as the
     first answer was lost."""
     with suppress(TimeoutError):

@@ -55,12 +55,12 @@ class ProbeServer(socketserver.ThreadingTCPServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int]) -> None:
-        super().__init__(address, _Handler)
+        super().__init__(address, _ReservationHandler)
         self.link_locks: defaultdict[bytes, threading.Lock] = defaultdict(threading.Lock)
         """By name of the link."""
 
 
-class _Handler(socketserver.StreamRequestHandler):
+class _ReservationHandler(socketserver.StreamRequestHandler):
     server: ProbeServer
     timeout = _CONNECT_TIMEOUT_SECONDS
 

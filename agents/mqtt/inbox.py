@@ -6,7 +6,7 @@ import queue
 import threading
 from typing import Generic, TypeVar
 
-from agents.mqtt.transport import Received
+from agents.mqtt.transport import ReceivedMessage
 
 _OVERHEAD = 512
 """Bytes that a message takes beside its payload, at most."""
@@ -24,13 +24,13 @@ class Inbox(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._queue: queue.SimpleQueue[Received | T] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ReceivedMessage | T] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._waiting = 0
         """Bytes."""
         self._bounded, self._closed = False, False
 
-    def receive(self, message: Received) -> None:
+    def receive(self, message: ReceivedMessage) -> None:
         """Put `message`, as soon as there is room: the sink of a connection. Before the first `take`
         there always is: the connection is being opened, and the broker's answer to that comes among the
         messages."""
@@ -44,7 +44,7 @@ class Inbox(Generic[T]):
         """Put what is no message, at once; a signal handler may do so, too."""
         self._queue.put(thing)
 
-    def take(self, timeout: float) -> list[Received | T]:
+    def take(self, timeout: float) -> list[ReceivedMessage | T]:
         """All that is there now, and no more than that, however fast more comes; waits up to `timeout`
         seconds for the first."""
         self._bounded = not self._closed
@@ -54,7 +54,7 @@ class Inbox(Generic[T]):
             return []
         taken += [self._queue.get() for _ in range(self._queue.qsize())]
         with self._room:
-            self._waiting -= sum(_size(each) for each in taken if isinstance(each, Received))
+            self._waiting -= sum(_size(each) for each in taken if isinstance(each, ReceivedMessage))
             self._room.notify()
         return taken
 
@@ -65,5 +65,5 @@ class Inbox(Generic[T]):
             self._room.notify()
 
 
-def _size(message: Received) -> int:
+def _size(message: ReceivedMessage) -> int:
     return _OVERHEAD + len(message.payload)

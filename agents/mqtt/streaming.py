@@ -65,7 +65,7 @@ class _Arriving:
     """Bytes of a chunk that is wanted."""
 
 
-class Client(paho.Client):
+class StreamingClient(paho.Client):
     """`joiner` puts chunks together. Payloads, of large messages and small, go to `sink` with their
     topic and the host's monotonic time when all of it had arrived; it is called in paho's thread.
     `options` are paho's own."""

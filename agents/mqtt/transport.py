@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import paho.mqtt.client as paho
 
-from agents.config import KEEPALIVE, Broker
+from agents.config import KEEPALIVE, BrokerAccess
 from agents.links import packet_times
 from agents.mqtt import chunks, streaming
 from agents.mqtt.chunks import Messages
@@ -44,7 +44,7 @@ class ConnectionFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedMessage:
     """A message; `at` is the host's monotonic time when all of it had arrived, as the kernel saw it."""
 
     topic: str
@@ -71,9 +71,9 @@ class Connection:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerAccess,
         subscriptions: Sequence[str],
-        sink: Callable[[Received], None],
+        sink: Callable[[ReceivedMessage], None],
         *,
         will: tuple[str, bytes] | None = None,
         keepalive: float = KEEPALIVE,
@@ -106,7 +106,7 @@ class Connection:
         """What is published before all that is older has been sent again; None: nothing is held."""
         self._lost: Nanoseconds | None = None
         """When the connection was lost; None while it is there, and before it was."""
-        self._paho = streaming.Client(
+        self._paho = streaming.StreamingClient(
             chunks.Joiner(lambda topic: largest.get(Topics.kind_in(topic), 0)),
             self._on_payload,
             client_id=broker.username,  # as no other's: the broker ends a session for one of its id
@@ -250,7 +250,7 @@ class Connection:
         self._in_order_again()  # now, as our status may bring an answer
 
     def _on_payload(self, topic: str, payload: bytes | bytearray, at: Nanoseconds) -> None:
-        self._sink(Received(topic, payload, at))
+        self._sink(ReceivedMessage(topic, payload, at))
 
 
 def _prompt(_client: paho.Client, _data: Any, sock: Any) -> None:

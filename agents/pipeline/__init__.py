@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from agents.config import Named
 from agents.models.vectors import Vector
-from agents.pipeline.byzantine import Byzantine
-from agents.pipeline.compression import Compression
+from agents.pipeline.byzantine import ByzantineStep
+from agents.pipeline.compression import CompressionStep
 from agents.pipeline.differential import DifferentialRun
 from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, UpdateStep
 from agents.pipeline.secure.server import SecureSums
@@ -19,9 +19,9 @@ from agents.rules.interface import Contribution
 from agents.wire.payloads import UpdateMessage
 
 STEPS: dict[str, type[UpdateStep]] = {
-    "byzantine": Byzantine,
+    "byzantine": ByzantineStep,
     "differential": DifferentialRun,
-    "compression": Compression,
+    "compression": CompressionStep,
     "secure": SecureAggregation,
 }
 """In the order in which a client does them."""

@@ -80,7 +80,7 @@ ATTACKS: dict[str, type[Attack]] = {
 
 
 @dataclass(frozen=True)
-class Byzantine(UpdateStep):
+class ByzantineStep(UpdateStep):
     """The attack of a client."""
 
     kind: str

@@ -197,7 +197,7 @@ METHODS: dict[str, type[Method]] = {"fp16": Fp16, "int8": Int8, "topk": TopK}
 
 
 @dataclass(frozen=True)
-class Compression(UpdateStep):
+class CompressionStep(UpdateStep):
     """Compression of a client's updates."""
 
     field: ClassVar[str | None] = "compression"

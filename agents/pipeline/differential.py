@@ -18,7 +18,7 @@ from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, Upd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differential:
+class DifferentialPrivacy:
     """Differential privacy of each client (docs/privacy.md): its updates are clipped, and Gaussian noise
     is added."""
 
@@ -38,7 +38,7 @@ class Differential:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DifferentialRun(Differential, UpdateStep):
+class DifferentialRun(DifferentialPrivacy, UpdateStep):
     """Differential privacy of one run."""
 
     seed: int

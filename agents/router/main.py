@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from agents import config, disturbances
-from agents.config import Access, RouterConfig
+from agents.config import RouterConfig, SharedLink
 from agents.device.delayline import Cell, DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
 from agents.device_actions import SetLink
 from agents.mqtt import topics
 from agents.mqtt.retry import retry
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.wire import messages
 from agents.wire.messages import DeviceOrder, MessageError
 
@@ -58,7 +58,7 @@ def impairment(link: Mapping[str, float]) -> Impairment:
     return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
 
 
-def cells(access: Mapping[str, Access], queues: Mapping[str, tuple[int, int]]) -> dict[int, Cell]:
+def cells(access: Mapping[str, SharedLink], queues: Mapping[str, tuple[int, int]]) -> dict[int, Cell]:
     """Shared cells by queue number; `access` and `queues` (up, down) are by device."""
     made: dict[tuple[str, str], Cell] = {}
     found = {}
@@ -205,7 +205,7 @@ class Router:
             run([*self._iptables, *rule])
         self._held.add(name)
 
-    def _carry_out(self, message: Received) -> None:
+    def _carry_out(self, message: ReceivedMessage) -> None:
         """Carry out an order, in paho's thread. One that fails is reported; the link stays as it is."""
         try:
             match messages.decode(self._topics, message.topic, message.payload):

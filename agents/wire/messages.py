@@ -74,19 +74,24 @@ class _Fields(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     """A JSON object; a field that is None is left out, or null."""
 
 
-class _AggregatorOrder(_Fields, frozen=True, tag_field="do", tag=str.lower):
+def _order_name(class_name: str) -> str:
+    """`start` of `StartOrder`: what the JSON object has as `do`."""
+    return class_name.removesuffix("Order").lower()
+
+
+class _AggregatorOrder(_Fields, frozen=True, tag_field="do", tag=_order_name):
     """An order that says by its name what is to be done."""
 
 
-class Start(_AggregatorOrder, frozen=True):
+class StartOrder(_AggregatorOrder, frozen=True):
     """To the aggregator: the run clock is to start."""
 
 
-class Stop(_AggregatorOrder, frozen=True):
+class StopOrder(_AggregatorOrder, frozen=True):
     """To the aggregator: the run is to end."""
 
 
-class Log(_AggregatorOrder, frozen=True):
+class LogOrder(_AggregatorOrder, frozen=True):
     """To the aggregator: write down what was done to a device, as `agents.events.Acted`."""
 
     at: DeviceTime
@@ -97,7 +102,7 @@ class Log(_AggregatorOrder, frozen=True):
     """The action's JSON form."""
 
 
-class Note(_AggregatorOrder, frozen=True):
+class NoteOrder(_AggregatorOrder, frozen=True):
     """To the aggregator: write down something that a reader of the run should know."""
 
     message: Text
@@ -106,7 +111,7 @@ class Note(_AggregatorOrder, frozen=True):
         force_setattr(self, "message", visible(self.message, MAX_TEXT_CHARACTERS, keep="\n"))
 
 
-class Disrupt(_AggregatorOrder, frozen=True):
+class DisruptOrder(_AggregatorOrder, frozen=True):
     """To the aggregator: write down, as `agents.events.Disrupted`, what disturbed the run from `since`
     to `at`, on the host's monotonic clock."""
 
@@ -142,7 +147,7 @@ class QueueUse(_Fields, frozen=True):
     """Bytes that the link's rate allows in that time."""
 
 
-class Sample(_Fields, frozen=True, kw_only=True):
+class UsageSample(_Fields, frozen=True, kw_only=True):
     """A device's telemetry: what it used until `at`, on the host's monotonic clock."""
 
     device: Name
@@ -182,7 +187,7 @@ class LinkFigures(_Fields, frozen=True):
     """How many were tried."""
 
 
-class Probe(_Fields, frozen=True):
+class LinkProbe(_Fields, frozen=True):
     """A device's link as it was measured before the start, at `at` on the host's monotonic clock."""
 
     device: Name
@@ -190,7 +195,7 @@ class Probe(_Fields, frozen=True):
     probe: LinkFigures
 
 
-class Limits(_Fields, frozen=True, kw_only=True):
+class CgroupLimits(_Fields, frozen=True, kw_only=True):
     """Limits of a control group; NO_LIMIT: without. A field is None if the kernel has no such limit."""
 
     quota: Limit
@@ -215,7 +220,7 @@ class LimitsRead(_Fields, frozen=True):
 
     device: Name
     at: Seconds
-    limits: Limits
+    limits: CgroupLimits
 
 
 class Disturbance(_Fields, frozen=True):
@@ -312,11 +317,11 @@ class Report(_Fields, frozen=True):
     about: Count
 
 
-AggregatorOrder = Start | Stop | Log | Note | Disrupt
+AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | DisruptOrder
 Order = AggregatorOrder | DeviceOrder | LimitsRequest
 AddressedOrder = tuple[str, Order]
 """To which component of the run, as in `Topics.control`, and what."""
-Telemetry = Sample | Probe | LimitsRead | Disturbance
+Telemetry = UsageSample | LinkProbe | LimitsRead | Disturbance
 """Messages of devices and routers to the controller."""
 Message = (
     Order
@@ -376,10 +381,10 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
         case "telemetry":
             fields = _json(payload)
             kinds: dict[str, type[Telemetry]] = {
-                "probe": Probe, "limits": LimitsRead, "disturbance": Disturbance,
+                "probe": LinkProbe, "limits": LimitsRead, "disturbance": Disturbance,
             }  # fmt: skip
             found = (kinds[field] for field in kinds if field in fields)
-            return _of_device(name, next(found, Sample), fields)
+            return _of_device(name, next(found, UsageSample), fields)
         case "failure":
             return _build(Failure, {"component": name, "reason": _text(payload)})
         case "status":
@@ -391,9 +396,9 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
     raise MessageError(f"{kind}/ carries no control messages")
 
 
-def limits(fields: Any) -> Limits:
+def limits(fields: Any) -> CgroupLimits:
     """Limits from plain values, as in a line of telemetry. Raises MessageError."""
-    return _build(Limits, fields)
+    return _build(CgroupLimits, fields)
 
 
 def _request(client: str, text: str) -> Message:
@@ -443,7 +448,7 @@ def _build(cls: type[T], fields: Any) -> T:
     try:
         message = msgspec.convert(fields, cls)
         match message:
-            case Log(details=details) | _ToAggregator(Log(details=details)):
+            case LogOrder(details=details) | _ToAggregator(LogOrder(details=details)):
                 device_actions.parsed(details)
             case DeviceOrder(_, SetLink(changes)):
                 device_actions.parsed(fields["action"])

@@ -13,13 +13,13 @@ from agents.config import (
     FIT_KEEPALIVE,
     KEEPALIVE,
     AggregatorConfig,
-    Broker,
+    BrokerAccess,
     ClientConfig,
     ClientSetup,
     DeviceConfig,
+    InitialModel,
     Named,
     RouterConfig,
-    Start,
     dump,
     silence,
 )
@@ -168,10 +168,10 @@ def update_steps(topology: Topology, plan: Plan) -> list[Named]:
     return pipeline.ordered([*own.values(), *topology.update_steps])
 
 
-def start_of(topology: Topology, directory: RunDirectory) -> Start:
+def start_of(topology: Topology, directory: RunDirectory) -> InitialModel:
     """What the processes of the run in `directory` build its module from, by the host's paths."""
     weights = str(directory.start) if directory.start.is_file() else None
-    return Start(weights, topology.task.frozen)
+    return InitialModel(weights, topology.task.frozen)
 
 
 def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
@@ -215,7 +215,7 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
 
 def router(
     spec: RunSpec,
-    login: Broker,
+    login: BrokerAccess,
     places: Places,
     addresses: Mapping[str, str],
     node: str | None = None,
@@ -341,7 +341,7 @@ def _code(spec: RunSpec, places: Places) -> str | None:
     return None if spec.topology.own_code is None else places.path(spec.directory.code, CODE)
 
 
-def _start(spec: RunSpec, places: Places) -> Start:
+def _start(spec: RunSpec, places: Places) -> InitialModel:
     start = start_of(spec.topology, spec.directory)
     weights = None if start.weights is None else places.path(Path(start.weights), START)
     return replace(start, weights=weights)

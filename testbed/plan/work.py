@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from agents.config import Start
+from agents.config import InitialModel
 from agents.shards import inputs
 from agents.tasks.interface import Task
 from testbed.data.datasets import DATASETS
@@ -48,7 +48,7 @@ def _count_step(task: Task, batch_size: int, frozen: Sequence[str]) -> Work | No
     from agents.models.flat import build
 
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
-        module = build(task, Start(frozen=tuple(frozen)))
+        module = build(task, InitialModel(frozen=tuple(frozen)))
     if task.dataset is None:
         shard = task.shards_for(1)[0]
         x = inputs(torch.from_numpy(shard.x[:batch_size]), shard.scale)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from agents import events
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.device_actions import Action
 from agents.imports import uncollected
 from agents.mqtt.topics import AGGREGATOR, ROUTER
@@ -38,7 +38,7 @@ class Runtime(Protocol):
     def meter(self) -> Meter:
         """Measures what the run uses of its hosts."""
 
-    def start(self) -> Broker:
+    def start(self) -> BrokerAccess:
         """Start broker, aggregator and every device (in parallel); return the controller's broker.
 
         Devices start without CPU limit: container start-up is not part of the experiment.

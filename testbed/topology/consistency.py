@@ -176,7 +176,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 f"the rule {topology.rule.name} does not take normalised updates: remove this, or "
                 "take a rule that does (testbed rules shows them)",
             )
-    accesses: dict[str, config.Access] = {}
+    accesses: dict[str, config.SharedLink] = {}
     for place in _compressed(topology) if side.kind == "residual" else ():
         yield (
             place,
@@ -235,8 +235,8 @@ def _settings_of_ours(topology: Topology, side: ClientSide) -> Iterator[tuple[Wh
             ("rule", "name"),
             f"{topology.rule.name} wants gradients, and {name} trains by its own code: take another",
         )
-    plain = config.Local(steps=1)
-    found: list[tuple[Where, config.Local]] = [(("task", "local"), topology.task.local.build())]
+    plain = config.LocalTraining(steps=1)
+    found: list[tuple[Where, config.LocalTraining]] = [(("task", "local"), topology.task.local.build())]
     found += [
         (("devices", index, "local"), group.local.build())
         for index, group in enumerate(topology.devices)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
-from agents.config import FROM_TASK, Start
+from agents.config import FROM_TASK, InitialModel
 from agents.models.flat import FlatModule, build, learned
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task, mean_loss
@@ -79,7 +79,9 @@ class Objective(Protocol):
         ...
 
 
-def objective(task: Task, train: Shard, start: Start = FROM_TASK, device: str = "cpu") -> Objective:
+def objective(
+    task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
+) -> Objective:
     """The fastest there is for `task` on samples of `train`; what PyTorch computes, it does on
     `device`."""
     if isinstance(task, Quadratic):

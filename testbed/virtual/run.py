@@ -19,7 +19,7 @@ from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
 from agents.client import making, randomness
 from agents.client.training import trainer_of
-from agents.config import Link, Named, silence
+from agents.config import LinkSettings, Named, silence
 from agents.device_actions import DeviceState
 from agents.models.buffers import Buffers
 from agents.models.flat import first_model
@@ -303,7 +303,9 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
         made[step.device] = made[step.device].after(step.action)
     for device in spec.plan.devices:
         changes = made[device.name].link
-        yield replace(device, link=(device.link or Link()).changed(changes)) if changes else device
+        yield (
+            replace(device, link=(device.link or LinkSettings()).changed(changes)) if changes else device
+        )
 
 
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:

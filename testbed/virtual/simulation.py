@@ -19,7 +19,7 @@ from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.client import core as client
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.device_actions import to_json
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
@@ -72,7 +72,7 @@ class Simulation:
         run: str,
         schema: str,
         sizes: tuple[int, int],
-        stop: Stop,
+        stop: StopConditions,
         steps: Iterator[Step],
         absent: frozenset[str],
         evaluates_alone: bool = False,

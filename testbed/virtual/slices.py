@@ -25,7 +25,7 @@ import numpy as np
 
 from agents import own_code, process
 from agents.client.training import trainer_of
-from agents.config import Local, Named, Start
+from agents.config import InitialModel, LocalTraining, Named
 from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks import TASKS
@@ -56,8 +56,8 @@ class Work:
     code: str | None
     """Folder of the task's own code."""
     shard: Shard
-    local: Local
-    start: Start
+    local: LocalTraining
+    start: InitialModel
 
 
 def measured(work: Work) -> tuple[float, float]:

@@ -17,8 +17,8 @@ from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.client import core as client_core
-from agents.client.core import ClientCore, Identity, Outcome, Trained
-from agents.config import Local
+from agents.client.core import ClientCore, ClientIdentity, Outcome, Trained
+from agents.config import LocalTraining
 from agents.models.vectors import Vector
 from agents.pipeline.interface import ClientStep, PeerError
 from agents.pipeline.secure.party import Party
@@ -158,13 +158,13 @@ class Fleet:
                 party.meet(other.name, other.public)
             steps.append(_Kept(party, party.grid, partial(_rng, name), self.sent))
         settings = ClientSettings(
-            local=Local(steps=_STEPS),
+            local=LocalTraining(steps=_STEPS),
             sends_changes=bool(steps),
             as_sent=steps[0].as_sent if steps else None,
             memory=device.memory,
         )
         rule = self._rule.begin_client(settings)
-        device.core = ClientCore(Identity("run", name, 10), lambda *_: 0, rule, steps)
+        device.core = ClientCore(ClientIdentity("run", name, 10), lambda *_: 0, rule, steps)
         self.say(name, "joining")
         self.say(name, "ready")
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from agents.client import accelerator
-from agents.config import Broker, ClientConfig, ClientSetup, Local, Named
+from agents.config import BrokerAccess, ClientConfig, ClientSetup, LocalTraining, Named
 
 CPU = ClientConfig(
-    setup=ClientSetup(run="r", client="pi", seed=0, rule=Named("fedbuff", {}), local=Local(steps=1)),
-    broker=Broker("127.0.0.1", 1, "pi", "secret"),
+    setup=ClientSetup(
+        run="r", client="pi", seed=0, rule=Named("fedbuff", {}), local=LocalTraining(steps=1)
+    ),
+    broker=BrokerAccess("127.0.0.1", 1, "pi", "secret"),
     task=Named("digits-logreg", {}),
     shard="",
     threads=1,

@@ -16,7 +16,7 @@ from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.settings import Settings
 from agents.aggregator.validation import Validation
-from agents.config import Bounds, Stop
+from agents.config import StopConditions, UpdateBounds
 from agents.models import vectors
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
@@ -47,7 +47,11 @@ _MASKED = Masked(np.array([1, 2, 3], np.uint32), holders=(0, 1), outside=0, took
 def validation(*, secure: SecureRun | None = None, version: int = 0, **settings: Any) -> Validation:
     """Of a run whose model is `_W`, of `version`, with deltas from clients of any number of samples, or
     as `settings` say."""
-    defaults: dict[str, Any] = {"side": ClientSide(), "importance": {"a": 1.0}, "stop": Stop(after=1.0)}
+    defaults: dict[str, Any] = {
+        "side": ClientSide(),
+        "importance": {"a": 1.0},
+        "stop": StopConditions(after=1.0),
+    }
     steps = [COMPRESSED] if secure is None else [secure_step(secure)]
     asked = Settings(run="run", schema="s", evaluate_every=1, steps=steps, **defaults | settings)
     server = Server(_W.copy(), {}, np.random.default_rng(0), version=version)
@@ -136,7 +140,7 @@ def test_samples_are_those_of_the_clients_shard() -> None:
 
 @pytest.mark.parametrize("staleness", [0, 2, 3])
 def test_what_is_staler_than_the_bound_is_dropped(staleness: int) -> None:
-    bounded = validation(bounds=Bounds(staleness=2), version=5)
+    bounded = validation(bounds=UpdateBounds(staleness=2), version=5)
     old = 5 - staleness
     told = judged(bounded, update(base_version=old), dispatched=old)
     if staleness <= 2:
@@ -156,7 +160,7 @@ def test_what_is_longer_than_the_bound_is_cut_to_it_and_keeps_its_direction(
     """The move that a model makes is its difference to the global one."""
     origin = _W if kind == "model" else np.zeros(3, np.float32)
     found = update(*origin + np.array(move, np.float32), kind=kind)
-    checks = validation(bounds=Bounds(norm=2.0))
+    checks = validation(bounds=UpdateBounds(norm=2.0))
     moved = found.vector - origin
     length = checks.over_norm(found)
     if length is None:
@@ -169,7 +173,7 @@ def test_what_is_longer_than_the_bound_is_cut_to_it_and_keeps_its_direction(
 
 
 def test_or_it_is_dropped() -> None:
-    dropping = validation(bounds=Bounds(norm=2.0, over_norm="drop"))
+    dropping = validation(bounds=UpdateBounds(norm=2.0, over_norm="drop"))
     assert isinstance(judged(dropping, update(0, 0, 2)), UpdateMessage)
     assert judged(dropping, update(0, 0, 2.5)) == "norm 2.5, the bound is 2"
 

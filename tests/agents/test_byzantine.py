@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents.client import core
-from agents.config import Local, Named
+from agents.config import LocalTraining, Named
 from agents.pipeline.byzantine import ATTACKS, Attacker, Noise
 from agents.rules.interface import ClientSide, Kind
 from agents.wire.payloads import ModelMessage, UpdateMessage
@@ -23,9 +23,9 @@ START, ENDS = [1.0, 1.0], [[3.0, 0.0], [2.0, 2.0]]
 
 def sent(named: Named, kind: Kind = "delta", **local: Any) -> list[UpdateMessage]:
     """The client's two updates."""
-    rule = client_rule(ClientSide(kind), Local(steps=2, **local))
+    rule = client_rule(ClientSide(kind), LocalTraining(steps=2, **local))
     attacker = Attacker(ATTACKS[named.name](**named.params), np.random.default_rng)
-    client = core.ClientCore(core.Identity("run", "a", 10), lambda *_: 0, rule, [attacker])
+    client = core.ClientCore(core.ClientIdentity("run", "a", 10), lambda *_: 0, rule, [attacker])
     model = ModelMessage(
         run="run", version=0, dispatch=1, schema="s", vector=np.array(START, np.float32)
     )

@@ -12,8 +12,8 @@ from agents.client import memory_file
 from agents.client.core import (
     Actions,
     ClientCore,
+    ClientIdentity,
     CutShort,
-    Identity,
     Outcome,
     Remember,
     SendUpdate,
@@ -21,7 +21,7 @@ from agents.client.core import (
     Train,
     Trained,
 )
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.vectors import Vector
 from agents.rules.client_half import ClientSettings, ClientState, SavedVectors, effective_steps
 from agents.rules.favano import Favano, FavanoClient
@@ -30,12 +30,14 @@ from agents.wire.payloads import ModelMessage, UpdateMessage
 from tests.agents.helpers import client_rule
 
 
-def _client(known: SavedVectors | None = None, local: Local | None = None, **side: Any) -> ClientCore:
+def _client(
+    known: SavedVectors | None = None, local: LocalTraining | None = None, **side: Any
+) -> ClientCore:
     return _core(client_rule(ClientSide(**side), local, memory=known))
 
 
 def _core(rule: ClientState) -> ClientCore:
-    return ClientCore(Identity("run", "a", 10), lambda *_: 50, rule)
+    return ClientCore(ClientIdentity("run", "a", 10), lambda *_: 50, rule)
 
 
 def _vector(*values: float) -> Vector:
@@ -195,15 +197,17 @@ def test_a_restarted_client_carries_on_from_what_was_applied(
 
 def test_effective_steps_of_fednova() -> None:
     """By hand: plain 3; momentum ½: 1 + 1.5 + 1.75; proximal ημ = 0.1: 1, 1.9, 2.71."""
-    assert effective_steps(Local(), 0.1, 3) == 3
-    assert effective_steps(Local(momentum=0.5), 0.1, 3) == 4.25
-    assert effective_steps(Local(proximal=1.0), 0.1, 3) == pytest.approx(2.71)
+    assert effective_steps(LocalTraining(), 0.1, 3) == 3
+    assert effective_steps(LocalTraining(momentum=0.5), 0.1, 3) == 4.25
+    assert effective_steps(LocalTraining(proximal=1.0), 0.1, 3) == pytest.approx(2.71)
 
 
 @pytest.mark.parametrize(("proximal", "told"), [(0.0, 2.0), (2.5, 4.0)])
 def test_fednova_sends_the_normalised_delta(proximal: float, told: float) -> None:
     """With a proximal term the server counts steps, not a_i. Momentum 0 and 2 of 4 steps otherwise."""
-    local = Local(steps=4, lr=0.4, proximal=proximal, fednova=True)  # ημ = 1: a = 1 whatever the steps
+    local = LocalTraining(
+        steps=4, lr=0.4, proximal=proximal, fednova=True
+    )  # ημ = 1: a = 1 whatever the steps
     client = _client(local=local)
     client.model(_model(1, w=1.0), 0)
     client.trained(_trained(end=9.0, steps=4 if proximal else 2))
@@ -214,7 +218,7 @@ def test_fednova_sends_the_normalised_delta(proximal: float, told: float) -> Non
 
 def test_fednova_counts_with_the_step_size_that_came_with_the_model() -> None:
     """ημ = 0.4 · 2.5 = 1, so that a = 1 after 4 steps, and not 2.73 as with the client's own 0.1."""
-    client = _client(local=Local(steps=4, lr=0.1, proximal=2.5, fednova=True))
+    client = _client(local=LocalTraining(steps=4, lr=0.1, proximal=2.5, fednova=True))
     client.model(_model(1, w=1.0, lr=0.4), 0)
     client.trained(_trained(end=9.0))
     (update,) = _sent(client.thought(200))
@@ -230,7 +234,7 @@ def test_favano_divides_by_its_own_history() -> None:
 
 def _favano(debias: Literal["stochastic", "deterministic"]) -> FavanoClient:
     rule = Favano(period=1.0, sample=1, debias=debias)
-    return rule.begin_client(ClientSettings(local=Local(steps=4)))
+    return rule.begin_client(ClientSettings(local=LocalTraining(steps=4)))
 
 
 def test_favano_sends_the_start_plus_the_divided_progress() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Think, Train, Trained
+from agents.client.core import ClientCore, ClientIdentity, Outcome, SendUpdate, Think, Train, Trained
 from agents.rules.interface import ClientSide
 from agents.wire.payloads import FAREWELL, ModelMessage, UpdateMessage
 from tests.agents.helpers import client_rule
@@ -14,7 +14,7 @@ VECTOR = np.array([0.25], np.float32)
 
 
 def _client(think: int = 0) -> ClientCore:
-    return ClientCore(Identity("run", "a", samples=10), lambda *_: think, client_rule())
+    return ClientCore(ClientIdentity("run", "a", samples=10), lambda *_: think, client_rule())
 
 
 def _model(dispatch: int, version: int = 0, acknowledged: int = 0) -> ModelMessage:
@@ -89,7 +89,7 @@ def test_thinking_is_told_the_time_since_the_training_could_begin(side: ClientSi
         told.append(elapsed)
         return 0
 
-    client = ClientCore(Identity("run", "a", samples=10), think, client_rule(side))
+    client = ClientCore(ClientIdentity("run", "a", samples=10), think, client_rule(side))
     client.model(_model(1), at=100)
     client.model(_model(2), at=200)  # waits
     client.trained(_trained(at=400))
@@ -124,7 +124,7 @@ def test_training_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
 def test_who_leaves_hands_in_what_it_remembers() -> None:
     """The model of its last update, and the one before, as it does not know which was applied."""
     side = ClientSide(kind="residual")
-    client = ClientCore(Identity("run", "a", 10), lambda *_: 0, client_rule(side))
+    client = ClientCore(ClientIdentity("run", "a", 10), lambda *_: 0, client_rule(side))
 
     def farewells() -> list[tuple[str, int, list[float]]]:
         sent = [one.message() for one in client.leave(at=400) if isinstance(one, SendUpdate)]

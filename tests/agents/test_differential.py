@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from agents.aggregator import actions as act
-from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Trained
+from agents.client.core import ClientCore, ClientIdentity, Outcome, SendUpdate, Trained
 from agents.config import Named
 from agents.models.vectors import Vector
-from agents.pipeline.differential import Differential, DifferentialRun, Privatiser
+from agents.pipeline.differential import DifferentialPrivacy, DifferentialRun, Privatiser
 from agents.pipeline.secure.quantised import Grid
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
@@ -112,7 +112,7 @@ def _sent(
 ) -> UpdateMessage:
     """By a client that has just been started."""
     rule = client_rule(ClientSide(kind))
-    core = ClientCore(Identity("run", "a", 10), lambda *_: 0, rule, [privatiser])
+    core = ClientCore(ClientIdentity("run", "a", 10), lambda *_: 0, rule, [privatiser])
     core.model(ModelMessage(run="run", version=0, dispatch=dispatch, schema="s", vector=start), 0)
     core.trained(Trained(lambda: Outcome(end, 0.25), 1, 0, 0))
     (send,) = core.thought(0)
@@ -179,4 +179,4 @@ def test_noise_at_the_server_follows_the_discount_of_staleness() -> None:
 
 def test_delta_is_above_0() -> None:
     with pytest.raises(ValueError, match="delta is 0, expected above 0"):
-        Differential(clip=1.0, noise=1.0, delta=0.0)
+        DifferentialPrivacy(clip=1.0, noise=1.0, delta=0.0)

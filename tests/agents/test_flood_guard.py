@@ -10,10 +10,10 @@ import pytest
 from agents import events, shards
 from agents.aggregator.flood_guard import FloodGuard
 from agents.aggregator.main import Aggregator
-from agents.config import AggregatorConfig, Broker, Named, Stop
+from agents.config import AggregatorConfig, BrokerAccess, Named, StopConditions
 from agents.device_actions import Restart, to_json
 from agents.mqtt.topics import AGGREGATOR, Topics
-from agents.mqtt.transport import Received
+from agents.mqtt.transport import ReceivedMessage
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
 from tests.agents.helpers import message
@@ -100,12 +100,12 @@ def test_the_aggregator_shuts_out_who_floods_until_it_is_started_anew(
     shards.save(Quadratic(((1.0,),)).shards()[0], tmp_path / "shard")
     config = AggregatorConfig(
         run="r",
-        broker=Broker("localhost", 1883, "a", ""),
+        broker=BrokerAccess("localhost", 1883, "a", ""),
         task=Named("quadratic", {"centers": [[1.0]]}),
         rule=Named("fedasync", {}),
         clients={"a": 0.5, "b": 0.5},
         evaluate_every=1e6,
-        stop=Stop(after=1e6),
+        stop=StopConditions(after=1e6),
         seed=1,
         test_set=str(tmp_path / "shard"),
         run_directory=str(tmp_path),
@@ -122,23 +122,23 @@ def test_the_aggregator_shuts_out_who_floods_until_it_is_started_anew(
         return connection.subscribed
 
     def say(topic: str, message: messages.Message) -> None:
-        aggregator._receive(Received(topic, messages.encode(message), 0))
+        aggregator._receive(ReceivedMessage(topic, messages.encode(message), 0))
 
     def present() -> list[str]:
         return list(aggregator._core.ready)
 
     for name in ("a", "b"):
         say(names.status(name), messages.Status(name, "ready"))
-    say(names.control(AGGREGATOR), messages.Start())
+    say(names.control(AGGREGATOR), messages.StartOrder())
     for _ in range(1150):
-        aggregator._receive(Received(names.update("a"), payload, 0))
+        aggregator._receive(ReceivedMessage(names.update("a"), payload, 0))
     assert present() == ["b"]
     assert look() == 1  # it still comes
     say(names.status("a"), messages.Status("a", "ready"))
     assert present() == ["b"]
     assert look() == 2
     assert look() == 2
-    say(names.control(AGGREGATOR), messages.Log(0.0, "a", "hand", 0.0, to_json(Restart())))
+    say(names.control(AGGREGATOR), messages.LogOrder(0.0, "a", "hand", 0.0, to_json(Restart())))
     assert look() == 3  # what it has said meanwhile comes again
     say(names.status("a"), messages.Status("a", "ready"))
     assert present() == ["a", "b"]

@@ -6,9 +6,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from agents.mqtt.inbox import Inbox
-from agents.mqtt.transport import Received
+from agents.mqtt.transport import ReceivedMessage
 
-LARGE = Received("update/d-1", bytes(1000), 0)
+LARGE = ReceivedMessage("update/d-1", bytes(1000), 0)
 
 
 def test_who_floods_waits_until_the_others_messages_are_handled() -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from agents.links import packet_train
-from agents.links.packet_train import Arrivals
+from agents.links.packet_train import TrainArrivals
 
 
 def test_a_train_is_a_second_long_within_bounds() -> None:
@@ -21,7 +21,7 @@ def test_a_train_is_a_second_long_within_bounds() -> None:
 def test_the_rate_is_what_came_after_the_first() -> None:
     """Ten more of 11,712 bits in 0.1 s; two of them were not fetched in time. What was missed before the
     train is none of its business."""
-    found = Arrivals()
+    found = TrainArrivals()
     assert found.rate == 0
     for number in range(9):
         found.add(at=1_000_000_000 + number * 12_500_000, missed=5 if number < 4 else 7)

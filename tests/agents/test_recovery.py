@@ -10,7 +10,7 @@ import numpy as np
 from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, snapshot
-from agents.client.core import ClientCore, Identity, Outcome, Trained
+from agents.client.core import ClientCore, ClientIdentity, Outcome, Trained
 from agents.device_actions import Crash, Pause, Resume, SetCpu
 from agents.rules.fedavg import FedAvg
 from agents.rules.interface import ClientSide
@@ -144,7 +144,7 @@ def test_a_report_of_one_who_is_away_brings_it_not_back() -> None:
 
 def test_a_client_knows_what_it_works_on() -> None:
     rule = client_rule(ClientSide(send_buffer="hold"))
-    client = ClientCore(Identity("run", "a", 10), lambda *_: 0, rule)
+    client = ClientCore(ClientIdentity("run", "a", 10), lambda *_: 0, rule)
     assert client.works_on == 0
     client.model(model(3), 0)
     assert client.works_on == 3

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from agents.client.training import Trainer, batches, trainer_of
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.flat import FlatModule, initial
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -71,14 +71,16 @@ class Partial(Task):
 
 
 LOCALS = {
-    "decay": Local(steps=12, batch_size=8, lr=0.1, weight_decay=0.1),
-    "momentum": Local(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, momentum=0.9),
-    "adam": Local(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, optimizer="adam"),
-    "adamw": Local(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, optimizer="adamw"),
+    "decay": LocalTraining(steps=12, batch_size=8, lr=0.1, weight_decay=0.1),
+    "momentum": LocalTraining(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, momentum=0.9),
+    "adam": LocalTraining(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, optimizer="adam"),
+    "adamw": LocalTraining(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, optimizer="adamw"),
 }
 
 
-def torchs(local: Local, module: nn.Module, rng: np.random.Generator) -> tuple[np.ndarray, set[str]]:
+def torchs(
+    local: LocalTraining, module: nn.Module, rng: np.random.Generator
+) -> tuple[np.ndarray, set[str]]:
     """What plain PyTorch makes of it, and the parameters that it skipped in some steps and not in
     others."""
     if local.optimizer == "sgd":
@@ -121,7 +123,7 @@ def test_a_term_on_all_parameters_leaves_none_out(more: dict[str, Any]) -> None:
     """(μ/2)‖w − w_b‖² and (l2/2)‖w‖² depend on every parameter: weight decay acts on all."""
     task = Partial(l2=0.0 if more else 0.1)
     start = initial(task.model())
-    local = Local(steps=3, batch_size=8, lr=0.1, weight_decay=0.1, **more)
+    local = LocalTraining(steps=3, batch_size=8, lr=0.1, weight_decay=0.1, **more)
     end = Trainer(task, SHARD, local).train(start, np.random.default_rng(1)).end
     unused = slice(-12, None)
     assert np.linalg.norm(end[unused]) < 0.99 * np.linalg.norm(start[unused])
@@ -161,7 +163,7 @@ def test_virtual_time_skips_them_too(build: Callable[[], nn.Module], local: str)
 def test_without_decay_and_momentum_a_gradient_of_zero_is_none() -> None:
     """Then the models are stacked all the same."""
     task = Partial()
-    local = Local(steps=12, batch_size=8, lr=0.1)
+    local = LocalTraining(steps=12, batch_size=8, lr=0.1)
     start = initial(task.model())
     job = Job(
         start=start,
@@ -193,7 +195,7 @@ class OwnFit(Partial):
 
 def test_an_own_fit_begins_without_gradients() -> None:
     task = OwnFit()
-    trainer = trainer_of(task, SHARD, Local(steps=1, lr=0.1))
+    trainer = trainer_of(task, SHARD, LocalTraining(steps=1, lr=0.1))
     start = initial(task.model())
     plain = task.model()
     task.fit(plain, SHARD, 0.1)

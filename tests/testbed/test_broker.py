@@ -25,10 +25,10 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.mqtt import chunks
 from agents.mqtt.topics import AGGREGATOR, Topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from testbed.broker import (
     Account,
     Identity,
@@ -208,7 +208,7 @@ class Peer:
 
     def __init__(
         self,
-        login: Broker,
+        login: BrokerAccess,
         *,
         password: str | None = None,
         will: str | None = None,
@@ -259,7 +259,7 @@ class Peer:
         self.paho._reset_sockets()  # those that wake its loop; else they wait for the garbage collector
 
 
-Logins = Callable[[str], Broker]
+Logins = Callable[[str], BrokerAccess]
 Connect = Callable[..., Peer]
 
 
@@ -295,7 +295,7 @@ def running(kind: str, tmp_path: Path, made: Mapping[str, Account], limits: Limi
     assert not any(account.password in log for account in made.values())
 
 
-def login(made: Mapping[str, Account], at: Listeners, identity: Identity, user: str) -> Broker:
+def login(made: Mapping[str, Account], at: Listeners, identity: Identity, user: str) -> BrokerAccess:
     """`a` and `b` use TLS, all others do not."""
     if user not in ("a", "b"):
         return made[user].at(at.host, at.port)
@@ -349,7 +349,7 @@ def test_login(connect: Connect) -> None:
 
 
 def test_a_device_and_the_init_that_sounds_like_it_are_two(logins: Logins, connect: Connect) -> None:
-    inits, devices = (queue.SimpleQueue[Received]() for _ in range(2))
+    inits, devices = (queue.SimpleQueue[ReceivedMessage]() for _ in range(2))
     init = Connection(logins("init/a"), [TOPICS.control("a")], inits.put)
     device = Connection(logins("init-a"), [TOPICS.request("init-a")], devices.put)
     for connection in (init, device):
@@ -357,7 +357,7 @@ def test_a_device_and_the_init_that_sounds_like_it_are_two(logins: Logins, conne
     connect("controller").publish(TOPICS.control("a"), b"pause")
     connect("aggregator").publish(TOPICS.request("init-a"), b"stop")
     for inbox in (inits, devices):  # who was sent away by the other comes back first
-        assert isinstance(inbox.get(timeout=10), Received)
+        assert isinstance(inbox.get(timeout=10), ReceivedMessage)
     for connection in (init, device):
         connection.close()
 
@@ -405,7 +405,7 @@ def test_who_subscribes_again_gets_the_retained_messages_once_more(
     logins: Logins, connect: Connect
 ) -> None:
     connect("a").publish(TOPICS.status("a"), b"ready", retain=True)
-    inbox = queue.SimpleQueue[Received]()
+    inbox = queue.SimpleQueue[ReceivedMessage]()
     aggregator = Connection(logins("aggregator"), [TOPICS.status("+")], inbox.put, keeps_session=True)
     aggregator.open()
     assert inbox.get(timeout=30).payload == b"ready"
@@ -687,7 +687,7 @@ def test_a_transfer_that_takes_longer_than_the_keep_alive_keeps_its_connection(l
     noticed."""
     relay, names = Relay(), Topics("r")
     lanes: list[Lane] = []
-    got: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    got: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
     lost: list[int] = []
     threading.Thread(target=relay.serve, daemon=True).start()
     with ExitStack() as stack:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from agents import events
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.rules.fedfix import FedFix
 from agents.wire import payloads
 from analysis.load import Run
@@ -160,7 +160,7 @@ def test_the_last_step_of_a_scenario_ends_the_run_and_nothing_follows(tmp_path: 
 
 
 def test_equal_periods_meet_for_ever() -> None:
-    run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, Stop(after=600.0))
+    run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, StopConditions(after=600.0))
     run.run()
     assert {r.weight for r in run.records if isinstance(r, events.UpdateApplied)} == {0.5}
     assert run.server.version == 6_000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.config import Access, Link
+from agents.config import LinkSettings, SharedLink
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from testbed.relay import relay_probe
 from testbed.relay.main import OwnLink, shared_lanes
@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 Connect = Callable[[], tuple[socket.socket, socket.socket]]
 """The ends of a new connection: the device's and the broker's."""
 Through = Callable[..., Connect]
-Of = Callable[[Link], OwnLink]
+Of = Callable[[LinkSettings], OwnLink]
 CELL = 4_000_000
 """bit/s."""
 
@@ -82,7 +82,7 @@ def sent(sock: socket.socket, data: bytes) -> None:
 
 
 def test_streams_arrive_whole_and_their_ends_after_them(through: Through, of: Of) -> None:
-    connect = through(of(Link(50_000_000, 50_000_000, rtt=0.02, jitter=0.005)))
+    connect = through(of(LinkSettings(50_000_000, 50_000_000, rtt=0.02, jitter=0.005)))
     ends = [connect(), connect()]  # which share the link
     data = [os.urandom(500_000), os.urandom(500_000)]
     for (device, _), some in zip(ends, data, strict=True):
@@ -100,7 +100,7 @@ def test_a_connection_whose_device_has_gone_is_kept_until_the_broker_ends_it(
 ) -> None:
     gc.freeze()  # garbage that other tests have left is not looked at
     try:
-        device, broker = through(of(Link()))()
+        device, broker = through(of(LinkSettings()))()
         device.close()
         assert received(broker) == b""
         time.sleep(0.05)  # asyncio forgets the device's end
@@ -111,7 +111,7 @@ def test_a_connection_whose_device_has_gone_is_kept_until_the_broker_ends_it(
 
 
 def test_a_sender_feels_a_receiver_that_does_not_read(through: Through, of: Of) -> None:
-    device, broker = through(of(Link()))()
+    device, broker = through(of(LinkSettings()))()
     device.settimeout(0.5)
     passed = 0
     with suppress(TimeoutError):
@@ -122,8 +122,8 @@ def test_a_sender_feels_a_receiver_that_does_not_read(through: Through, of: Of) 
     assert len(received(broker)) == passed
 
 
-@pytest.mark.parametrize("link", [Link(), Link(rtt=0.1)])
-def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through, of: Of) -> None:
+@pytest.mark.parametrize("link", [LinkSettings(), LinkSettings(rtt=0.1)])
+def test_a_reset_is_an_end_to_the_other_side(link: LinkSettings, through: Through, of: Of) -> None:
     device, broker = through(of(link))()
     device.sendall(b"last words")
     assert broker.recv(4) == b"last"
@@ -133,7 +133,7 @@ def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through, of: O
 
 
 def test_a_reset_leaves_other_connections_of_the_link_alone(through: Through, of: Of) -> None:
-    connect = through(of(Link(rtt=0.1)))
+    connect = through(of(LinkSettings(rtt=0.1)))
     (device, broker), (other_device, other_broker) = connect(), connect()
     sent(broker, bytes(1000))
     time.sleep(0.02)  # the bytes and the end are under way to a device that is no longer there
@@ -147,7 +147,7 @@ def test_where_the_target_does_not_answer_the_devices_connection_ends(relay: Rel
     with socket.create_server((HOST, 0)) as gone:
         target = gone.getsockname()
     listener = socket.create_server((HOST, 0))
-    access = of(Link())
+    access = of(LinkSettings())
     relay.listen(listener, target, [access.up], [access.down])
     with socket.create_connection(listener.getsockname(), 10) as device:
         assert device.recv(1) == b""
@@ -156,7 +156,7 @@ def test_where_the_target_does_not_answer_the_devices_connection_ends(relay: Rel
 def test_in_an_outage_nothing_passes_and_the_connection_stays(
     relay: Relay, through: Through, of: Of
 ) -> None:
-    access = of(Link(rtt=0.02))
+    access = of(LinkSettings(rtt=0.02))
     device, broker = through(access)()
     relay.submit(partial(access.apply, Disconnect()))
     time.sleep(0.05)
@@ -175,7 +175,7 @@ def test_what_passes_is_counted_for_whoever_has_the_file(
     through: Through, of: Of, traffic: Path
 ) -> None:
     before = Traffic(traffic, ["pi"]).of("pi")
-    device, broker = through(of(Link(rtt=0.02)))()
+    device, broker = through(of(LinkSettings(rtt=0.02)))()
     sent(device, bytes(1000))
     sent(broker, bytes(2000))
     assert (len(received(broker)), len(received(device))) == (1000, 2000)
@@ -186,7 +186,7 @@ def test_what_passes_is_counted_for_whoever_has_the_file(
 
 @pytest.mark.alone
 def test_a_change_affects_only_the_fields_it_names(relay: Relay, through: Through, of: Of) -> None:
-    access = of(Link(up=1_000_000, rtt=0.4))
+    access = of(LinkSettings(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
     relay.submit(partial(access.apply, SetLink({"rtt": 0.02})))
     assert access.link.up == 1_000_000
@@ -201,7 +201,11 @@ def test_a_change_affects_only_the_fields_it_names(relay: Relay, through: Throug
 
 def test_of_an_access_only_what_is_limited_is_shared() -> None:
     found = shared_lanes(
-        {"a": Access("wifi", CELL), "b": Access("wifi", CELL), "c": Access("lte", CELL, CELL)}
+        {
+            "a": SharedLink("wifi", CELL),
+            "b": SharedLink("wifi", CELL),
+            "c": SharedLink("lte", CELL, CELL),
+        }
     )
     assert [(len(up), len(down)) for up, down in found.values()] == [(1, 0), (1, 0), (1, 1)]
     assert found["a"][0][0] is found["b"][0][0]
@@ -213,8 +217,8 @@ def test_of_an_access_only_what_is_limited_is_shared() -> None:
 def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
     upwards: bool, through: Through, of: Of
 ) -> None:
-    shared = shared_lanes(dict.fromkeys("abc", Access("wifi", CELL, CELL)))
-    pairs = [through(of(Link(rtt=0.02)), *shared[name])() for name in "abc"]
+    shared = shared_lanes(dict.fromkeys("abc", SharedLink("wifi", CELL, CELL)))
+    pairs = [through(of(LinkSettings(rtt=0.02)), *shared[name])() for name in "abc"]
     begin = time.monotonic()
     ended = []
 
@@ -240,9 +244,9 @@ def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
 
 @pytest.mark.alone
 def test_a_slow_device_does_not_hold_up_its_cell(through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
+    shared = shared_lanes(dict.fromkeys("ab", SharedLink("wifi", CELL)))
     slow, fast = (
-        through(of(Link(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
+        through(of(LinkSettings(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
     )
     threading.Thread(target=sent, args=(slow[0], bytes(1_000_000)), daemon=True).start()
     time.sleep(0.5)  # its queue is full
@@ -257,9 +261,9 @@ def test_a_slow_device_does_not_hold_up_its_cell(through: Through, of: Of) -> No
 def test_a_device_without_network_takes_nothing_of_its_cell(
     relay: Relay, through: Through, of: Of
 ) -> None:
-    shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
-    own = of(Link())
-    away, there = through(own, *shared["a"])(), through(of(Link()), *shared["b"])()
+    shared = shared_lanes(dict.fromkeys("ab", SharedLink("wifi", CELL)))
+    own = of(LinkSettings())
+    away, there = through(own, *shared["a"])(), through(of(LinkSettings()), *shared["b"])()
     relay.submit(partial(own.apply, Disconnect()))
     time.sleep(0.05)
     threading.Thread(target=sent, args=(away[0], bytes(500_000)), daemon=True).start()

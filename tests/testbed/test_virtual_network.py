@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.config import Access, Link, Local
+from agents.config import LinkSettings, LocalTraining, SharedLink
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.virtual.event_queue import SCENARIO, EventQueue
@@ -27,7 +27,9 @@ SECOND = 125_000
 
 
 def _device(name: str = "a", **fields: Any) -> PlannedDevice:
-    return PlannedDevice(name=name, group=name, cpu=None, memory=0, local=Local(steps=1), **fields)
+    return PlannedDevice(
+        name=name, group=name, cpu=None, memory=0, local=LocalTraining(steps=1), **fields
+    )
 
 
 class Times:
@@ -35,7 +37,7 @@ class Times:
 
     def __init__(
         self,
-        server_link: Link | None = None,
+        server_link: LinkSettings | None = None,
         seed: int = 0,
         *,
         steady: bool = False,
@@ -72,7 +74,7 @@ steadily = pytest.mark.parametrize("steady", [False, True])
 @steadily
 def test_messages_go_through_one_after_the_other(steady: bool) -> None:
     times = Times(steady=steady)
-    line = times.network.line(_device(link=Link(up=MBIT, rtt=0.2)))
+    line = times.network.line(_device(link=LinkSettings(up=MBIT, rtt=0.2)))
     for at in (0.0, 0.1, 2.0):
         times.upload(at, line, SECOND // 2)
     assert times.play_times() == [0.6, 1.1, 2.6]
@@ -80,7 +82,7 @@ def test_messages_go_through_one_after_the_other(steady: bool) -> None:
 
 def test_both_directions_are_links_of_their_own() -> None:
     times = Times()
-    line = times.network.line(_device(link=Link(up=MBIT, down=2 * MBIT)))
+    line = times.network.line(_device(link=LinkSettings(up=MBIT, down=2 * MBIT)))
     times.upload(0.0, line, SECOND, "up")
     times.download(0.0, line, SECOND, "down")
     assert times.play() == [("down", 0.5), ("up", 1.0)]
@@ -89,8 +91,8 @@ def test_both_directions_are_links_of_their_own() -> None:
 @steadily
 def test_a_free_link_takes_half_a_round_trip_and_plans_nothing(steady: bool) -> None:
     times = Times(steady=steady)
-    times.network.line(_device(link=Link())).download(SECOND, times.noted("at once"))
-    line = times.network.line(_device(link=Link(rtt=0.2)))
+    times.network.line(_device(link=LinkSettings())).download(SECOND, times.noted("at once"))
+    line = times.network.line(_device(link=LinkSettings(rtt=0.2)))
     for name in ("first", "second"):
         line.download(SECOND, times.noted(name))
     assert times.arrivals == [("at once", 0.0), ("first", 0.1), ("second", 0.1)]
@@ -99,7 +101,7 @@ def test_a_free_link_takes_half_a_round_trip_and_plans_nothing(steady: bool) -> 
 
 def test_where_nothing_changes_the_time_of_arrival_is_known_at_once() -> None:
     times = Times(steady=True)
-    line = times.network.line(_device(link=Link(up=MBIT)))
+    line = times.network.line(_device(link=LinkSettings(up=MBIT)))
     for name in ("first", "second"):
         line.upload(SECOND, times.noted(name))
     assert times.arrivals == [("first", 1.0), ("second", 2.0)]
@@ -107,9 +109,9 @@ def test_where_nothing_changes_the_time_of_arrival_is_known_at_once() -> None:
 
 
 def test_the_slowest_pipe_on_the_way_counts() -> None:
-    times = Times(Link(up=4 * MBIT, down=2 * MBIT))
-    cell = Access("cell", up=4 * MBIT, down=MBIT)
-    line = times.network.line(_device(link=Link(up=8 * MBIT, down=8 * MBIT), access=cell))
+    times = Times(LinkSettings(up=4 * MBIT, down=2 * MBIT))
+    cell = SharedLink("cell", up=4 * MBIT, down=MBIT)
+    line = times.network.line(_device(link=LinkSettings(up=8 * MBIT, down=8 * MBIT), access=cell))
     times.upload(0.0, line, SECOND, "up")
     times.download(0.0, line, SECOND, "down")
     assert times.play() == [("up", 0.5), ("down", 1.0)]
@@ -119,7 +121,7 @@ def test_the_slowest_pipe_on_the_way_counts() -> None:
 def test_who_shares_a_cell_has_half_of_it(steady: bool) -> None:
     """The second begins when the first is half through: 0.5 Mbit are left at 0.5 Mbit/s."""
     times = Times(steady=steady)
-    cell = Access("cell", up=MBIT, down=None)
+    cell = SharedLink("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
     times.upload(0.5, second, SECOND, "b")
@@ -129,7 +131,7 @@ def test_who_shares_a_cell_has_half_of_it(steady: bool) -> None:
 def test_another_cell_is_not_shared() -> None:
     times = Times()
     for name in "ab":
-        line = times.network.line(_device(name, access=Access(name, up=MBIT, down=None)))
+        line = times.network.line(_device(name, access=SharedLink(name, up=MBIT, down=None)))
         times.upload(0.0, line, SECOND, name)
     assert times.play() == [("a", 1.0), ("b", 1.0)]
 
@@ -137,7 +139,7 @@ def test_another_cell_is_not_shared() -> None:
 def test_one_device_has_one_share_however_much_it_sends() -> None:
     """`a` has two messages, `b` one: `b` has half until it is through, at 2 s."""
     times = Times()
-    cell = Access("cell", up=MBIT, down=None)
+    cell = SharedLink("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     for line, name in ((first, "a1"), (first, "a2"), (second, "b")):
         times.upload(0.0, line, SECOND, name)
@@ -145,8 +147,8 @@ def test_one_device_has_one_share_however_much_it_sends() -> None:
 
 
 def test_a_slow_upload_holds_up_nobody_at_the_server() -> None:
-    times = Times(Link(down=MBIT))
-    slow = times.network.line(_device("slow", link=Link(up=MBIT // 100)))
+    times = Times(LinkSettings(down=MBIT))
+    slow = times.network.line(_device("slow", link=LinkSettings(up=MBIT // 100)))
     fast = times.network.line(_device("fast"))
     times.upload(0.0, slow, SECOND, "slow")
     times.upload(3.0, fast, SECOND, "fast")
@@ -154,9 +156,9 @@ def test_a_slow_upload_holds_up_nobody_at_the_server() -> None:
 
 
 def test_a_crowd_gets_no_more_than_the_server_has() -> None:
-    times = Times(Link(up=MBIT))
+    times = Times(LinkSettings(up=MBIT))
     for k in range(100):
-        line = times.network.line(_device(f"d{k}", link=Link(down=MBIT)))
+        line = times.network.line(_device(f"d{k}", link=LinkSettings(down=MBIT)))
         times.download(0.0, line, SECOND, f"d{k}")
     assert times.play() == [(f"d{k}", 100.0) for k in range(100)]
 
@@ -164,7 +166,7 @@ def test_a_crowd_gets_no_more_than_the_server_has() -> None:
 @steadily
 def test_a_request_does_not_overtake_a_model(steady: bool) -> None:
     times = Times(steady=steady)
-    line = times.network.line(_device(link=Link(down=MBIT, rtt=0.2)))
+    line = times.network.line(_device(link=LinkSettings(down=MBIT, rtt=0.2)))
     times.at(0.0, lambda: line.download(0, times.noted("first")))
     times.download(0.0, line, SECOND, "model")
     times.at(0.5, lambda: line.download(0, times.noted("second")))
@@ -187,7 +189,7 @@ def test_what_is_under_way_goes_on_at_the_new_rate(
     changes: list[tuple[float, dict[str, float | None]]], arrives: float
 ) -> None:
     times = Times()
-    line = times.network.line(_device(link=Link(up=MBIT)))
+    line = times.network.line(_device(link=LinkSettings(up=MBIT)))
     times.upload(10.0, line, SECOND)
     for at, change in changes:
         times.at(at, functools.partial(line.change, change))
@@ -197,14 +199,14 @@ def test_what_is_under_way_goes_on_at_the_new_rate(
 @steadily
 def test_nothing_passes_a_link_that_loses_all(steady: bool) -> None:
     times = Times(steady=steady)
-    times.upload(0.0, times.network.line(_device(link=Link(loss=1.0))), SECOND)
+    times.upload(0.0, times.network.line(_device(link=LinkSettings(loss=1.0))), SECOND)
     assert times.play() == []
 
 
 def test_what_is_lost_is_sent_again() -> None:
     """6 % of 1000 s; the last packet may take a few time-outs of 0.2 s, 0.4 s, ..."""
     times = Times()
-    line = times.network.line(_device(link=Link(up=100_000, loss=0.06)))
+    line = times.network.line(_device(link=LinkSettings(up=100_000, loss=0.06)))
     times.upload(0.0, line, 94_000 * 1000 // 8)
     assert times.play_times() == [pytest.approx(1000, abs=5)]
 
@@ -212,7 +214,7 @@ def test_what_is_lost_is_sent_again() -> None:
 def test_a_limit_that_comes_in_mid_transfer_is_for_the_rest() -> None:
     """Half of it has passed the cell when the device's own link becomes slow."""
     times = Times()
-    line = times.network.line(_device(access=Access("cell", up=MBIT, down=None)))
+    line = times.network.line(_device(access=SharedLink("cell", up=MBIT, down=None)))
     times.upload(0.0, line, SECOND)
     times.at(0.5, lambda: line.change({"up": MBIT // 10}))
     assert times.play_times() == [5.5]
@@ -231,8 +233,8 @@ def test_a_change_is_for_what_has_not_passed_all_pipes(
     """After a second ¾ of it have passed the device's own pipe, and half the cell, which it shares
     until then."""
     times = Times()
-    cell = Access("cell", up=MBIT, down=None)
-    line = times.network.line(_device(access=cell, link=Link(up=MBIT * 3 // 4)))
+    cell = SharedLink("cell", up=MBIT, down=None)
+    line = times.network.line(_device(access=cell, link=LinkSettings(up=MBIT * 3 // 4)))
     times.upload(0.0, line, SECOND, "a")
     times.upload(0.0, times.network.line(_device("b", access=cell)), SECOND // 2, "b")
     times.at(1.0, lambda: line.change(change))
@@ -241,7 +243,7 @@ def test_a_change_is_for_what_has_not_passed_all_pipes(
 
 def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> None:
     times = Times()
-    cell = Access("cell", up=MBIT, down=None)
+    cell = SharedLink("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
     times.upload(0.0, second, SECOND, "b")
@@ -254,7 +256,7 @@ def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> No
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_what_a_crash_loses_is_in_nobodys_way(way: str) -> None:
     times = Times()
-    cell = Access("cell", up=MBIT, down=MBIT)
+    cell = SharedLink("cell", up=MBIT, down=MBIT)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     send = times.upload if way == "up" else times.download
     for line, name in ((first, "lost"), (first, "lost too"), (second, "b")):
@@ -267,7 +269,7 @@ def test_what_a_crash_loses_is_in_nobodys_way(way: str) -> None:
 def test_what_is_lost_does_not_hold_up_what_comes_after_it() -> None:
     """It would have been there at 10 s."""
     times = Times()
-    line = times.network.line(_device(link=Link(rtt=20.0)))
+    line = times.network.line(_device(link=LinkSettings(rtt=20.0)))
     line.download(0, times.noted("lost"))
     line.drop()
     line.change({"rtt": 0.0})
@@ -276,7 +278,7 @@ def test_what_is_lost_does_not_hold_up_what_comes_after_it() -> None:
 
 
 def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
-    link = Link(up=MBIT, rtt=0.2, jitter=0.1, loss=0.2)
+    link = LinkSettings(up=MBIT, rtt=0.2, jitter=0.1, loss=0.2)
 
     def arrivals(*names: str, seed: int = 0, steady: bool = False) -> list[float]:
         """Of the first of the devices."""
@@ -298,8 +300,8 @@ def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
     assert alone[-1] > 1.0
 
 
-@pytest.mark.parametrize("link", [Link(jitter=0.1, rtt=0.2), Link(loss=0.5)])
-def test_jitter_and_loss_are_drawn_anew_for_each_message(link: Link) -> None:
+@pytest.mark.parametrize("link", [LinkSettings(jitter=0.1, rtt=0.2), LinkSettings(loss=0.5)])
+def test_jitter_and_loss_are_drawn_anew_for_each_message(link: LinkSettings) -> None:
     times = Times()
     line = times.network.line(_device(link=link))
     for k in range(8):
@@ -313,7 +315,7 @@ def test_what_is_certain_draws_no_random_numbers() -> None:
         raise AssertionError
 
     arrivals: list[Nanoseconds] = []
-    line = Line(EventQueue(), Link(rtt=0.2), ((), ()), generator, steady=False, packets=False)
+    line = Line(EventQueue(), LinkSettings(rtt=0.2), ((), ()), generator, steady=False, packets=False)
     line.download(0, arrivals.append)
     assert arrivals == [100_000_000]
 
@@ -373,7 +375,7 @@ def _in_turn(flows: list[tuple[int, int]]) -> list[float]:
 def test_packets_have_headers_and_what_the_bucket_holds_passes_at_once(steady: bool) -> None:
     """100 kbit/s: 12,500 bytes/s, the bucket holds 1,514 bytes and is full again after 0.12112 s."""
     times = Times(steady=steady, packets=True)
-    line = times.network.line(_device(link=Link(up=100_000)))
+    line = times.network.line(_device(link=LinkSettings(up=100_000)))
     size = 3 * 1448 - 64  # 4,542 bytes with all headers; the hops take 1 ms
     for at in (0.0, 0.0, 1.0, 1.3):
         times.upload(at, line, size)
@@ -385,7 +387,7 @@ def test_packets_have_headers_and_what_the_bucket_holds_passes_at_once(steady: b
 def test_a_request_is_a_small_message() -> None:
     """194 bytes with all headers; alone it fits into the bucket."""
     times = Times(packets=True)
-    line = times.network.line(_device(link=Link(down=100_000)))
+    line = times.network.line(_device(link=LinkSettings(down=100_000)))
     times.download(0.0, line, 0)
     times.download(1.0, line, 3 * 1448 - 64)
     times.download(1.0, line, 0)
@@ -396,7 +398,7 @@ def test_a_request_is_a_small_message() -> None:
 def test_what_arrives_is_acknowledged_on_the_way_back(steady: bool) -> None:
     """Three packets by 202 bytes, a request by 70, which the bucket then lacks."""
     times = Times(steady=steady, packets=True)
-    line = times.network.line(_device(link=Link(up=100_000)))
+    line = times.network.line(_device(link=LinkSettings(up=100_000)))
     for at, size, acknowledgement in ((0.0, 3 * 1448 - 64, 202), (1.0, 0, 70)):
         times.arrivals.clear()
         times.download(at, line, size)
@@ -406,7 +408,7 @@ def test_what_arrives_is_acknowledged_on_the_way_back(steady: bool) -> None:
 
 def test_an_update_has_digits_in_its_header() -> None:
     times = Times(packets=True)
-    line = times.network.line(_device(link=Link(up=100_000)))
+    line = times.network.line(_device(link=LinkSettings(up=100_000)))
     line.hand_in(3 * 1448 - 64 - 72, times.noted("update"))
     assert times.play_times() == pytest.approx([0.24324])
 
@@ -414,7 +416,7 @@ def test_an_update_has_digits_in_its_header() -> None:
 @steadily
 def test_the_aggregator_acknowledges_an_update(steady: bool) -> None:
     times = Times(steady=steady, packets=True)
-    line = times.network.line(_device(link=Link(up=100_000)))
+    line = times.network.line(_device(link=LinkSettings(up=100_000)))
     line.acknowledge()
     times.upload(0.0, line, 3 * 1448 - 64)
     assert times.play_times() == pytest.approx([0.24324 + 70 / 12_500])
@@ -428,7 +430,7 @@ def test_with_a_steady_link_the_bucket_is_the_same(sends: list[tuple[int, int]],
     found = []
     for steady in (False, True):
         times = Times(steady=steady, packets=True)
-        line = times.network.line(_device(link=Link(up=rate)))
+        line = times.network.line(_device(link=LinkSettings(up=rate)))
         for at, size in sorted(sends):
             times.upload(at / 1e3, line, size)
         found.append(times.play_times())

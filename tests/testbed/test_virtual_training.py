@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from agents.client.training import Trainer
-from agents.config import Local, Schedule, Start
+from agents.config import InitialModel, LocalTraining, Schedule
 from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks.cnn import Cifar10Cnn, MnistCnn
@@ -99,7 +99,7 @@ def _jobs(task: Task, train: Shard, options: dict[str, Any], *, gradient: bool =
     for seed, (samples, batch, steps, lr) in enumerate(RAGGED):
         start = w + rng.normal(0, 0.05, w.size).astype(np.float32)
         indices = rng.choice(len(train), samples, replace=False)
-        local = Local(steps=steps, batch_size=batch, lr=lr, **options)
+        local = LocalTraining(steps=steps, batch_size=batch, lr=lr, **options)
         jobs.append(
             Job(
                 start=start,
@@ -194,7 +194,7 @@ def test_a_training_cut_short_does_its_steps_alone() -> None:
 
 def test_frozen_parameters_are_no_part_of_stacked_models() -> None:
     task, train = TASKS["logistic"]
-    start = Start(frozen=("1.weight",))
+    start = InitialModel(frozen=("1.weight",))
     job = dataclasses.replace(_jobs(task, train, {})[0], start=np.zeros(10, np.float32))
     (result,) = BatchTrainer(task, train, start).run([job])
     shard = Shard(train.x[job.indices], train.y[job.indices], train.scale)
@@ -219,7 +219,7 @@ def test_a_gradient_is_the_clients_own(task: str) -> None:
 
 
 def _quadratic(client: int, steps: int, lr: float = 0.5, *, gradient: bool = False) -> Job:
-    local = Local(steps=steps, lr=lr)
+    local = LocalTraining(steps=steps, lr=lr)
     return Job(
         start=np.zeros(2, np.float32),
         indices=np.array([client]),
@@ -252,7 +252,7 @@ def test_a_logistic_step_by_hand() -> None:
     job = Job(
         start=start,
         indices=np.array([0]),
-        local=Local(steps=1),
+        local=LocalTraining(steps=1),
         lr=0.5,
         steps=1,
         rng=lambda: np.random.default_rng(0),
@@ -274,7 +274,7 @@ def test_logits_may_be_larger_than_exp_can_take() -> None:
     job = Job(
         start=start,
         indices=np.array([0]),
-        local=Local(steps=1),
+        local=LocalTraining(steps=1),
         lr=0.5,
         steps=1,
         rng=lambda: np.random.default_rng(0),
@@ -298,7 +298,7 @@ def test_many_jobs_at_once_are_each_as_alone() -> None:
     task, train = LARGE["mnist-logreg"]
     rng = np.random.default_rng(0)
     starts = rng.normal(0, 0.05, (40, 7850)).astype(np.float32)
-    local = Local(steps=1, batch_size=32, lr=0.1)
+    local = LocalTraining(steps=1, batch_size=32, lr=0.1)
 
     def job(k: int) -> Job:
         return Job(

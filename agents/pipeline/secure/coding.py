@@ -19,7 +19,7 @@ from agents.pipeline.secure.settings import SecureRun
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class MaskCode:
     """The shares of masks of `size` elements among N = `parties` holders, numbered from 0."""
 
     parties: int
@@ -64,9 +64,9 @@ class Code:
         return self.field.product(matrix, shares).reshape(-1)[: self.size]
 
 
-def code_of(settings: SecureRun, size: int) -> Code:
+def code_of(settings: SecureRun, size: int) -> MaskCode:
     """The code of a run's masks, of `size` parameters."""
-    return Code(len(settings.clients), settings.needed, settings.colluding, size)
+    return MaskCode(len(settings.clients), settings.needed, settings.colluding, size)
 
 
 def unfit(parties: int, needed: int, colluding: int) -> str | None:

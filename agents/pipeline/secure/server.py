@@ -22,7 +22,7 @@ from agents.pipeline.interface import BASE_LACKS, ServerStep
 from agents.pipeline.secure.field import Words
 from agents.pipeline.secure.masked import Masked
 from agents.pipeline.secure.secure_messages import sum_size
-from agents.pipeline.secure.sums import Sum, Summand, Sums
+from agents.pipeline.secure.sums import MaskedSums, Sum, Summand
 from agents.rules.interface import SumUp
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import Encoded, UpdateMessage
@@ -72,7 +72,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Received:
+class _WaitingUpdate:
     """An update that waits for its sum."""
 
     masked: Masked
@@ -81,11 +81,11 @@ class _Received:
 
 
 class SecureSums(ServerStep):
-    def __init__(self, sums: Sums) -> None:
+    def __init__(self, sums: MaskedSums) -> None:
         self.sums = sums
         self.answer_size = sum_size(sums.code.length)
         """Bytes of an answer of a client, at most."""
-        self._received: dict[tuple[str, int], _Received] = {}
+        self._received: dict[tuple[str, int], _WaitingUpdate] = {}
         """By client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
         """By number of those that are waiting."""
@@ -117,7 +117,7 @@ class SecureSums(ServerStep):
             return "a mask that took longer than the round, or less than no time"
         if message.kind == "model" and base is None:
             return f"masked, and {BASE_LACKS}"
-        self._received[client, message.dispatch] = _Received(masked)
+        self._received[client, message.dispatch] = _WaitingUpdate(masked)
         return base if message.kind == "model" and base is not None else _NOTHING
 
     def facts(self, client: str, dispatch: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from agents.pipeline.secure.secure_messages import share_size
 from agents.pipeline.secure.server import SecureSums
 from agents.pipeline.secure.settings import SecureRun
 from agents.pipeline.secure.simulated import SimulatedParty
-from agents.pipeline.secure.sums import Sums
+from agents.pipeline.secure.sums import MaskedSums
 from agents.wire.payloads import Encoded
 
 
@@ -48,7 +48,7 @@ class SecureAggregation(SecureRun, UpdateStep):
         return Masking(party, self.grid, rng, exchange=party)
 
     def at_server(self, parameters: int) -> SecureSums:
-        return SecureSums(Sums(self, parameters))
+        return SecureSums(MaskedSums(self, parameters))
 
     @property
     def grid(self) -> Grid:

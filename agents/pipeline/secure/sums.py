@@ -48,7 +48,7 @@ class Sum:
         return [(client, dispatch, weight) for (client, dispatch), weight in self.weights.items()]
 
 
-class Sums:
+class MaskedSums:
     """All that is being summed."""
 
     def __init__(self, settings: SecureRun, size: int) -> None:

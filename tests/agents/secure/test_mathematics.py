@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from agents.pipeline.secure import masks, quantised
-from agents.pipeline.secure.coding import Code, lagrange, split, unfit
+from agents.pipeline.secure.coding import MaskCode, lagrange, split, unfit
 from agents.pipeline.secure.field import FIELD, Field, Words
 from agents.pipeline.secure.quantised import Grid
 
@@ -62,7 +62,9 @@ def test_interpolates_like_galois() -> None:
 def test_any_u_shares_give_the_sum_of_masks_back(data: st.DataObject) -> None:
     parties = data.draw(st.integers(1, 8))
     needed = data.draw(st.integers(1, parties))
-    code = Code(parties, needed, data.draw(st.integers(0, needed - 1)), data.draw(st.integers(1, 40)))
+    code = MaskCode(
+        parties, needed, data.draw(st.integers(0, needed - 1)), data.draw(st.integers(1, 40))
+    )
     seed = data.draw(st.binary(min_size=16, max_size=16))
     weights = data.draw(st.lists(st.integers(1, 64), min_size=1, max_size=4))
     drawn = masks.expanded(seed, len(weights) * code.size).reshape(-1, code.size)
@@ -73,7 +75,7 @@ def test_any_u_shares_give_the_sum_of_masks_back(data: st.DataObject) -> None:
     assert np.array_equal(code.mask(answering, rows), FIELD.product(np.array([weights]), drawn)[0])
 
 
-def _noise(code: Code, seed: bytes) -> Words:
+def _noise(code: MaskCode, seed: bytes) -> Words:
     return masks.expanded(seed, code.colluding * code.length)
 
 
@@ -82,7 +84,7 @@ def test_t_shares_are_the_same_whatever_the_mask_is(needed: int, colluding: int,
     """Over all noise of the field of 7 elements, any T shares are uniform for every mask, all together:
     they tell nothing. T + 1 of them are not the same."""
     field = Field(3)
-    code = Code(3, needed, colluding, size, field)
+    code = MaskCode(3, needed, colluding, size, field)
     noises = [*itertools.product(range(field.p), repeat=colluding * code.length)]
     drawn = [*itertools.product(range(field.p), repeat=size)]
     for holders in itertools.combinations(range(3), colluding):
@@ -94,7 +96,10 @@ def test_t_shares_are_the_same_whatever_the_mask_is(needed: int, colluding: int,
 
 
 def _seen(
-    code: Code, mask: tuple[int, ...], noises: list[tuple[int, ...]], holders: range | tuple[int, ...]
+    code: MaskCode,
+    mask: tuple[int, ...],
+    noises: list[tuple[int, ...]],
+    holders: range | tuple[int, ...],
 ) -> Counter[tuple[int, ...]]:
     """How often the shares of these holders are what they are."""
     whole = np.array(mask, np.uint32)
@@ -207,4 +212,4 @@ def test_constraints() -> None:
     with pytest.raises(ValueError, match="no prime"):
         Field(32)
     with pytest.raises(ValueError, match="more than the field has points for"):
-        Code(5, 4, 1, 1, Field(3))
+        MaskCode(5, 4, 1, 1, Field(3))

@@ -17,7 +17,7 @@ from agents.pipeline.secure.field import FIELD
 from agents.pipeline.secure.masked import Masked
 from agents.pipeline.secure.server import Asked, Lost, Opened, SecureSums
 from agents.pipeline.secure.settings import SecureRun
-from agents.pipeline.secure.sums import Summand, Sums
+from agents.pipeline.secure.sums import MaskedSums, Summand
 from agents.rules.interface import Contribution, SumUp
 from tests.agents.helpers import message
 
@@ -38,7 +38,7 @@ _SHARE = np.zeros(2, np.uint32)
 def sums_of(*clients: str) -> SecureSums:
     """With an update of each of `clients`, 1 in three places, that answers dispatch 1. All have a share
     of its mask."""
-    sums = SecureSums(Sums(_SETTINGS, 3))
+    sums = SecureSums(MaskedSums(_SETTINGS, 3))
     for client in clients:
         masked = Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0)
         vector = sums.received(client, message(client, 1), masked.encoded, None)
@@ -87,10 +87,10 @@ def test_what_no_sum_can_be_made_of(
     words: list[int], holders: tuple[int, ...], outside: int, problem: str | None
 ) -> None:
     masked = Masked(np.array(words, np.uint32), holders, outside)
-    assert Sums(_SETTINGS, 3).unfit(masked) == problem
+    assert MaskedSums(_SETTINGS, 3).unfit(masked) == problem
 
 
-def _opened(sums: Sums, weights: Sequence[float], words: Sequence[int]) -> Vector | str:
+def _opened(sums: MaskedSums, weights: Sequence[float], words: Sequence[int]) -> Vector | str:
     """A sum of updates of a, b, …, each of three equal words, whose masks are 0."""
     masked = [Masked(np.full(3, word, np.uint32), (0, 1, 2, 3), 0) for word in words]
     summands = [Summand(*one) for one in zip(_CLIENTS, range(4), weights, masked, strict=False)]
@@ -102,7 +102,7 @@ def _opened(sums: Sums, weights: Sequence[float], words: Sequence[int]) -> Vecto
 
 def test_a_sum_is_in_parts_of_the_largest_weight_whatever_weights_it_has() -> None:
     """Also where none has the largest one, and where a weight is rounded up to the least: 1/64."""
-    sums = Sums(replace(_SETTINGS, largest_weight=64), 3)
+    sums = MaskedSums(replace(_SETTINGS, largest_weight=64), 3)
     total = _opened(sums, [0.5, 0.25, 0.25], [64, 32, 0])
     assert isinstance(total, np.ndarray)
     assert total.tolist() == [40.0] * 3  # 0.5 · 64 + 0.25 · 32
@@ -112,7 +112,7 @@ def test_a_sum_is_in_parts_of_the_largest_weight_whatever_weights_it_has() -> No
 
 
 def test_an_update_that_counts_for_more_than_the_others_is_lowered_and_the_record_says_so() -> None:
-    sums = SecureSums(Sums(replace(_SETTINGS, largest_weight=64), 3))
+    sums = SecureSums(MaskedSums(replace(_SETTINGS, largest_weight=64), 3))
     for client in ("a", "b", "c"):
         masked = Masked(np.full(3, 64, np.uint32), (0, 1, 2, 3), 0)
         assert not isinstance(sums.received(client, message(client, 1), masked.encoded, None), str)
@@ -132,7 +132,7 @@ def test_an_update_that_counts_for_more_than_the_others_is_lowered_and_the_recor
 
 def test_what_is_beyond_the_range_of_its_updates_is_no_sum_of_them() -> None:
     """Of steps of 1, from −127 to 127: two updates of weight 2/2 come to 4 · 127 at the most."""
-    sums = Sums(_SETTINGS, 3)
+    sums = MaskedSums(_SETTINGS, 3)
     for words in ([127, 127], [FIELD.p - 127, FIELD.p - 127], [254, 0]):
         assert isinstance(_opened(sums, [1.0, 1.0], words), np.ndarray)
     for words in ([127, 128], [FIELD.p - 127, FIELD.p - 128], [2**29, 0]):
@@ -145,7 +145,7 @@ def test_what_is_beyond_the_range_of_its_updates_is_no_sum_of_them() -> None:
 
 def test_what_is_longer_than_its_clipped_updates_is_no_sum_of_them() -> None:
     """Updates of length 10√3 at most: with weights 1 and 0.5, sums of 15√3."""
-    sums = Sums(replace(_SETTINGS, norm=10 * 3**0.5), 3)
+    sums = MaskedSums(replace(_SETTINGS, norm=10 * 3**0.5), 3)
     assert isinstance(_opened(sums, [1.0, 0.5], [10, 10]), np.ndarray)
     problem = _opened(sums, [1.0, 0.5], [10, 11])
     assert problem == "its norm is 26.8, and its updates are clipped to 26 in all"
