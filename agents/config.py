@@ -22,7 +22,7 @@ KEEPALIVE, FIT_KEEPALIVE = 30, 300
 `fit`. Such code may hold Python's interpreter all along, so that no ping is sent meanwhile."""
 
 
-def silence(keepalive: float = KEEPALIVE) -> float:
+def silence_timeout(keepalive: float = KEEPALIVE) -> float:
     """Seconds after which a broker gives up on a silent client (MQTT 3.1.1, section 3.1.2.10)."""
     return 1.5 * keepalive
 

@@ -123,7 +123,7 @@ def holds(action: Switching) -> Mapping[Hold, bool]:
     return _HOLDS[type(action)]
 
 
-def about(action: Switching) -> Hold:
+def hold_of(action: Switching) -> Hold:
     """The hold whose begin or end `action` is; a `Join` is about `down`, and ends the others as well."""
     return next(iter(_HOLDS[type(action)]))
 
@@ -150,12 +150,12 @@ def from_json(details: Mapping[str, Any]) -> Action | None:
             whole = {key: int(x) for key, x in link.items() if isinstance(x, float) and x.is_integer()}
             details = {**details, "link": {**link, **whole}}
     try:
-        return parsed(details)
+        return parse(details)
     except msgspec.ValidationError:
         return None
 
 
-def parsed(details: Mapping[str, Any]) -> Action:
+def parse(details: Mapping[str, Any]) -> Action:
     """As `from_json`. Raises msgspec.ValidationError, which has the path of what is wrong."""
     action = msgspec.convert({"action": details}, _AnyAction).action
     if not isinstance(action, _Set):
@@ -188,7 +188,7 @@ class DeviceState:
             case _:
                 ended = holds(action)
                 others = {hold: last for hold, last in self.switched.items() if hold not in ended}
-                return dataclasses.replace(self, switched={**others, about(action): action})
+                return dataclasses.replace(self, switched={**others, hold_of(action): action})
 
     @property
     def held(self) -> bool:

@@ -265,7 +265,7 @@ COMPLETE = tuple(_REASONS)
 """Reasons of an end as planned."""
 
 
-def ended_by(reason: str) -> str:
+def end_reason(reason: str) -> str:
     """Why a run ended, for people: of `after`, `time is up`. Reasons of no topology are words."""
     return _REASONS.get(reason, reason)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Do not look for garbage meanwhile. Imports leave next to none, and to look through all that they
     make, time and again, is a seventh of the time that PyTorch takes."""
     enabled = gc.isenabled()

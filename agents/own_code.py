@@ -34,7 +34,7 @@ def is_own(name: str) -> bool:
     return ":" in name or name in HOSTS
 
 
-def use(folder: str | None) -> None:
+def use_folder(folder: str | None) -> None:
     """Import own code from `folder` from now on; what came from another one is forgotten, so that a
     process can run one version after the other."""
     if folder is None and not _in_use:
@@ -53,7 +53,7 @@ def folder() -> str | None:
     return next(iter(_in_use), None)
 
 
-def attribute(name: str) -> Any:
+def load_attribute(name: str) -> Any:
     """What `module:name` of own code is. Raises LookupError where there is none, and what importing it
     raises."""
     module_name, _, last = name.partition(":")
@@ -66,22 +66,22 @@ def attribute(name: str) -> Any:
 def build(named: Named, ours: Mapping[str, type[T]], base: type) -> T:
     """The task or rule that `named` describes, one of `ours` or of own code. Raises LookupError where
     there is none, and what own code raises."""
-    params = plain(named.params) if is_own(named.name) else named.params
-    return find(named.name, ours, base)(**params)
+    params = as_json_values(named.params) if is_own(named.name) else named.params
+    return find_class(named.name, ours, base)(**params)
 
 
-def find(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
+def find_class(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
     """The class called `name`: a key of `ours`, or a dataclass of own code that is derived from `base`.
     Raises LookupError, and what importing own code raises."""
     if not is_own(name):
         return ours[name]
     if name in HOSTS:
-        host, _, attribute = HOSTS[name].partition(":")
-        return cast("type[T]", getattr(importlib.import_module(host), attribute))
-    module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        host, _, class_name = HOSTS[name].partition(":")
+        return cast("type[T]", getattr(importlib.import_module(host), class_name))
+    module_name, _, class_name = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
         raise LookupError(f"{name} is no class, expected module:Class")
-    found = getattr(_module(module_name), attribute, None)
+    found = getattr(_module(module_name), class_name, None)
     if not isinstance(found, type):
         classes = [
             key
@@ -89,25 +89,25 @@ def find(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
             if isinstance(value, type) and value.__module__ == module_name
         ]
         there = f"it has {', '.join(classes)}" if classes else "it has no class"
-        raise LookupError(f"the module {module_name} has no class {attribute}; {there}")
+        raise LookupError(f"the module {module_name} has no class {class_name}; {there}")
     if base not in found.__mro__:
         raise LookupError(
-            f"{attribute} is no {base.__name__.lower()}: derive it, as in class "
-            f"{attribute}({base.__name__}), with from {base.__module__} import {base.__name__}"
+            f"{class_name} is no {base.__name__.lower()}: derive it, as in class "
+            f"{class_name}({base.__name__}), with from {base.__module__} import {base.__name__}"
         )
     if "__dataclass_fields__" not in vars(found):
-        raise LookupError(f"{attribute} is no dataclass: write @dataclass(frozen=True) above it")
+        raise LookupError(f"{class_name} is no dataclass: write @dataclass(frozen=True) above it")
     return cast("type[T]", found)
 
 
-def provides(module: str) -> bool:
+def has_module(module: str) -> bool:
     """Whether `module` is one of the folder's."""
     return PathFinder.find_spec(module.partition(".")[0], _in_use) is not None
 
 
 def _module(name: str) -> object:
     """The own module `name`, imported; no byte code is left beside it."""
-    if not provides(name):
+    if not has_module(name):
         raise LookupError(f"the code has no module {name}")
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
@@ -123,28 +123,28 @@ def _module(name: str) -> object:
     return module
 
 
-def raised(error: BaseException) -> bool:
+def is_from_own_code(error: BaseException) -> bool:
     """Whether `error` comes from within own code."""
     return bool(_own_lines(error))
 
 
-def caused(error: BaseException, task: str) -> bool:
+def is_own_fault(error: BaseException, task: str) -> bool:
     """Whether own code is to blame for `error`: it comes from within that, or from what runs of the own
     task `task`, such as a model of torch's layers, which our notes name."""
-    return raised(error) or (is_own(task) and hasattr(error, "__notes__"))
+    return is_from_own_code(error) or (is_own(task) and hasattr(error, "__notes__"))
 
 
-def place(error: BaseException) -> str:
+def error_place(error: BaseException) -> str:
     """The line of own code that `error` comes from, such as " (mlp.py, line 12)"; empty where there is
     none."""
     return "".join(f" ({file}, line {number})" for file, number in _own_lines(error)[-1:])
 
 
-def told(error: BaseException) -> str:
+def own_traceback(error: BaseException) -> str:
     """The traceback of `error` without those of our frames that led into own code, or into what own
     code has made."""
     start = error.__traceback__
-    own = raised(error)
+    own = is_from_own_code(error)
     while start is not None and not _begins(start.tb_frame, own=own):
         start = start.tb_next
     lines = traceback.format_exception(type(error), error, start)
@@ -152,7 +152,7 @@ def told(error: BaseException) -> str:
 
 
 @contextmanager
-def running(name: str) -> Iterator[None]:
+def exit_if_own_code_fails(name: str) -> Iterator[None]:
     """Inside runs what the task `name` consists of: where that is own code, what it raises ends the
     process with its traceback and the exit code FAILED."""
     try:
@@ -160,17 +160,17 @@ def running(name: str) -> Iterator[None]:
     except Exception as error:
         if not is_own(name):
             raise
-        sys.stderr.write(f"{told(error)}\n")
+        sys.stderr.write(f"{own_traceback(error)}\n")
         sys.exit(FAILED)
 
 
-def plain(value: Any) -> Any:
+def as_json_values(value: Any) -> Any:
     """`value` as own code gets it in every runtime: as JSON has it, with lists for tuples."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(dataclasses.asdict(value))
+        return as_json_values(dataclasses.asdict(value))
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: as_json_values(inner) for key, inner in value.items()}
+    return [as_json_values(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _begins(frame: FrameType, *, own: bool) -> bool:

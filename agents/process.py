@@ -25,7 +25,7 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
-def end(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End this process now, all printed. To clear away what PyTorch has made takes 0.2 s of a core, 2 s
     at a tenth of one; and Python would wait for threads, such as one that evaluates."""
     sys.stdout.flush()

@@ -34,7 +34,7 @@ class Shard:
         return Shard(self.x[indices], self.y[indices], self.scale)
 
 
-def inputs(x: torch.Tensor, scale: float) -> torch.Tensor:
+def model_inputs(x: torch.Tensor, scale: float) -> torch.Tensor:
     """What a model is given for samples `x` of a shard, shape (n, …): a copy, as `Shard.x` says."""
     import torch
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 
-def visible(text: str, most: int, keep: str = "") -> str:
+def make_printable(text: str, most: int, keep: str = "") -> str:
     """`text` in `most` characters at most, with an escape (`\\x1b`) for each that a screen does not just
     show: controls, what turns the direction of writing, half of a surrogate pair. `keep` stays."""
     text = text[:most]
@@ -16,12 +16,12 @@ def visible(text: str, most: int, keep: str = "") -> str:
     return "".join(inert)[:most]
 
 
-def counted(number: int, singular: str, plural: str | None = None) -> str:
+def quantity(number: int, singular: str, plural: str | None = None) -> str:
     """`1 run`, `1,200 runs`; `plural` where that is not the singular with an s."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 
-def shown(value: object) -> str:
+def describe_value(value: object) -> str:
     """A value that was sent, for an error's text. Lists and maps, which may be deep, by their type
     alone, as integers with more digits than Python writes."""
     if isinstance(value, str | int | float | None):

@@ -146,10 +146,10 @@ class Aggregator:
                     schema="schema",
                     vector=self._server.w,
                 )
-                head, views = payloads.laid_out(message)
+                head, views = payloads.lay_out(message)
                 if self._newest is None or self._newest[0] != action.version:
                     self._newest = action.version, chunks.cut([bytes(view) for view in views])
-                self._outbox[action.client] = action, chunks.messages(head, self._newest[1])
+                self._outbox[action.client] = action, chunks.chunk_messages(head, self._newest[1])
             elif isinstance(action, act.Log):
                 events.to_line(action.record)
 

@@ -62,7 +62,7 @@ def main() -> None:
             party.meet(name, other.public)
     code, sums = parties[0].code, MaskedSums(settings, size)
     vector, rng = np.full(size, 0.01, np.float32), np.random.default_rng(0)
-    target, mask = np.empty_like(vector), masks.expanded(masks.seed(), size)
+    target, mask = np.empty_like(vector), masks.expand_seed(masks.new_seed(), size)
     copy = _best(lambda: np.copyto(target, vector), 50)
     up, clients = 4 * code.length * (given.clients - 1) / 1e6, given.clients
     print(
@@ -75,8 +75,8 @@ def main() -> None:
         print(f"{what:44} {1e3 * seconds:9.2f} ms {seconds / copy:8.1f} copies")
 
     words, _ = parties[0].grid.rounded(vector, rng)
-    line("client: expand a mask", _best(lambda: masks.expanded(masks.seed(), size)))
-    noise = masks.expanded(masks.seed(), code.colluding * code.length)
+    line("client: expand a mask", _best(lambda: masks.expand_seed(masks.new_seed(), size)))
+    noise = masks.expand_seed(masks.new_seed(), code.colluding * code.length)
     holders = range(given.clients)
     line("client: code it into shares", _best(lambda: code.shares(mask, noise, holders)))
     line("client: mask and sealed shares, all of it", _best(lambda: list(parties[0].prepare(1))))

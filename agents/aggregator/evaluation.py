@@ -17,7 +17,7 @@ from agents.config import FROM_TASK, InitialModel
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, build
 from agents.models.vectors import Vector
-from agents.shards import Shard, inputs
+from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task
 from agents.timing.nanoseconds import Nanoseconds
 
@@ -151,7 +151,7 @@ _Samples = tuple[torch.Tensor, torch.Tensor]
 
 def _tensors(shard: Shard) -> _Samples:
     """Inputs and labels."""
-    return inputs(torch.from_numpy(shard.x), shard.scale), torch.from_numpy(shard.y)
+    return model_inputs(torch.from_numpy(shard.x), shard.scale), torch.from_numpy(shard.y)
 
 
 def _part(part: str, name: str, figures: Sequence[Vector], penalty: float) -> Part:

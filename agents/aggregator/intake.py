@@ -18,7 +18,7 @@ from agents.models.vectors import Vector
 from agents.mqtt.rate_limit import RateLimit
 from agents.pipeline import ServerSteps
 from agents.rules.interface import Kind, Server, Update
-from agents.texts import visible
+from agents.texts import make_printable
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _NO_FACTS: dict[str, Any] = {}
@@ -148,7 +148,7 @@ class Intake:
         that is unknown."""
         if self._ending.end is not None:
             return []
-        why = visible(reason, _MAX_REASON)
+        why = make_printable(reason, _MAX_REASON)
         return [Log(events.UpdateRejected(to_seconds(at), sender, why, dispatch))]
 
     def stray(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:

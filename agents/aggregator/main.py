@@ -86,7 +86,7 @@ def main() -> None:
     if cfg.evaluation_cpus:  # a container has both
         os.sched_setaffinity(0, cfg.cpus)
     process.keep_freed_memory()
-    own_code.use(cfg.code)
+    own_code.use_folder(cfg.code)
     code = 1
     try:
         aggregator = Aggregator(cfg)
@@ -97,12 +97,12 @@ def main() -> None:
     except (ConnectionFailedError, RecordingError, SnapshotError) as error:
         sys.stderr.write(f"aggregator: {error}\n")
     except Exception as error:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
-        if own_code.caused(error, cfg.task.name):
+        if own_code.is_own_fault(error, cfg.task.name):
             code = own_code.FAILED
-            sys.stderr.write(f"{own_code.told(error)}\n")
+            sys.stderr.write(f"{own_code.own_traceback(error)}\n")
         else:
             traceback.print_exc()
-    process.end(code)
+    process.exit_now(code)
 
 
 class Aggregator:
@@ -422,7 +422,7 @@ class Aggregator:
         self._outbox.append((self._topics.request(request.client), messages.encode(request)))
 
     def _model(self, version: int, number: int, dispatch: act.Dispatch | None = None) -> chunks.Messages:
-        head, views = payloads.laid_out(
+        head, views = payloads.lay_out(
             payloads.ModelMessage(
                 run=self._topics.run,
                 version=version,
@@ -436,7 +436,7 @@ class Aggregator:
         if self._newest is None or self._newest[0] != version:
             self._newest = None  # not two at once
             self._newest = version, chunks.cut([bytes(view) for view in views])  # the rule changes w
-        return chunks.messages(head, self._newest[1])
+        return chunks.chunk_messages(head, self._newest[1])
 
 
 def _largest(parameters: int, buffers: int, answer: int | None) -> dict[str, int]:

@@ -141,14 +141,14 @@ class Recording:
 
 
 def _head(text: bytes, number: int, *payload: bytes | bytearray | memoryview) -> bytes:
-    head = _HEAD.pack(len(text), sum(map(len, payload)), number, checksum.of(text, *payload))
-    return head + PACKED.pack(checksum.of(head))
+    head = _HEAD.pack(len(text), sum(map(len, payload)), number, checksum.checksum_of(text, *payload))
+    return head + PACKED.pack(checksum.checksum_of(head))
 
 
 def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[bytes | memoryview, ...]:
     if isinstance(event, SharesSummed):
         return (secure_wire.encode_sum(event.message.number, event.message.words),)
-    head, views = payloads.laid_out(event.message)
+    head, views = payloads.lay_out(event.message)
     return head, *views
 
 
@@ -203,7 +203,7 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
             if count > 0 and head.number <= skip:
                 continue
             text, payload = file.read(head.text), file.read(head.payload)
-            if head.summed is not None and checksum.of(text, payload) != head.summed:
+            if head.summed is not None and checksum.checksum_of(text, payload) != head.summed:
                 raise _damaged(path, head)
             try:
                 entry = _entry(text, payload)
@@ -245,7 +245,7 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
         if len(packed) < length:
             yield Torn(at)
             return
-        if checksum.of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
+        if checksum.checksum_of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
             raise RecordingError(
                 f"{path}, the entry at byte {at} of {end:,}, behind {_counted(expected)}, is damaged: "
                 "the checksum of its head is wrong"

@@ -29,16 +29,16 @@ def prepare(cfg: ClientConfig) -> None:
         )
     gpu = torch.cuda.get_device_properties(0)
     if cfg.gpu_memory is not None:
-        torch.cuda.set_per_process_memory_fraction(fraction(cfg.gpu_memory, gpu.total_memory))
-    sys.stderr.write(f"client {cfg.setup.client}: {told(gpu, cfg.gpu_memory)}\n")
+        torch.cuda.set_per_process_memory_fraction(memory_fraction(cfg.gpu_memory, gpu.total_memory))
+    sys.stderr.write(f"client {cfg.setup.client}: {describe_gpu(gpu, cfg.gpu_memory)}\n")
 
 
-def fraction(limit: int, total: int) -> float:
+def memory_fraction(limit: int, total: int) -> float:
     """Share of `total` bytes that `limit` bytes are, at most 1."""
     return min(1.0, limit / total)
 
 
-def told(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> str:
+def describe_gpu(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> str:
     """`trains on NVIDIA A2, 5 multiprocessors, 2048 of 15102 MiB`."""
     total = gpu.total_memory >> 20
     memory = f"{total} MiB" if limit is None else f"{limit >> 20} of {total} MiB"
@@ -46,7 +46,7 @@ def told(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> str:
 
 
 @contextmanager
-def memory_named(cfg: ClientConfig) -> Iterator[None]:
+def exit_when_out_of_memory(cfg: ClientConfig) -> Iterator[None]:
     """Inside, a lack of the GPU's memory ends the process with what to do about it."""
     try:
         yield

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 
 from agents import config, own_code, process, shards
 from agents.client import accelerator, core, making, memory_file, randomness
-from agents.client.outbox import Outbox, written
+from agents.client.outbox import Outbox, retry_while_disk_full
 from agents.client.pace import Pace
 from agents.config import ClientConfig
-from agents.imports import uncollected
+from agents.imports import without_garbage_collection
 from agents.mqtt import chunks, topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.pipeline.interface import Exchange, PeerError
 from agents.rules.client_half import SavedVectors
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.texts import counted
+from agents.texts import quantity
 from agents.timing.clock import Clock
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire import messages, payloads
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 def main() -> None:
     cfg = config.load(ClientConfig, Path(sys.argv[1]))
     process.keep_freed_memory()
-    own_code.use(cfg.code)
+    own_code.use_folder(cfg.code)
     try:
         client = ClientProcess(cfg)
     except ConnectionFailedError as error:
         sys.exit(f"client {cfg.setup.client}: {error}")
     client.run()
-    process.end(0)
+    process.exit_now(0)
 
 
 class ClientProcess:
@@ -91,7 +91,7 @@ class ClientProcess:
         self._resend()  # an update of a former process comes before it is known that that has ended
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
-        with own_code.running(cfg.task.name), accelerator.memory_named(cfg):
+        with own_code.exit_if_own_code_fails(cfg.task.name), accelerator.exit_when_out_of_memory(cfg):
             self._trainer = _trainer(cfg, shard)
         self._cut = False
         self._memory = None if cfg.memory is None else Path(cfg.memory)
@@ -100,7 +100,7 @@ class ClientProcess:
         begun = 0 if self._begun is None else memory_file.count(self._begun)
         self._timing = making.timing(self._setup, begun)
         self._publish_key()
-        with own_code.running(self._setup.rule.name):
+        with own_code.exit_if_own_code_fails(self._setup.rule.name):
             self._core = making.core(self._setup, len(shard), self._wait, steps, known)
         self._pace = Pace()
         self._busy_since = time.monotonic()
@@ -201,17 +201,17 @@ class ClientProcess:
                 case core.Think(duration):
                     self._thinking_until = self._clock.now() + duration
                 case core.Remember(known) if (path := self._memory) is not None:
-                    written(partial(memory_file.save, known, path), self._stopped.wait)
+                    retry_while_disk_full(partial(memory_file.save, known, path), self._stopped.wait)
                 case core.SendUpdate(_, message):
                     self._send(message())
 
     def _send(self, update: payloads.UpdateMessage) -> None:
-        head, views = payloads.laid_out(update)
+        head, views = payloads.lay_out(update)
         if self._outbox is not None and update.kind != payloads.FAREWELL:
             put = partial(self._outbox.put, update.dispatch, (head, *views))
-            if not written(put, self._stopped.wait):
+            if not retry_while_disk_full(put, self._stopped.wait):
                 return
-        payload = chunks.messages(head, chunks.cut(views))
+        payload = chunks.chunk_messages(head, chunks.cut(views))
         self._connection.publish(self._topics.update(self._name), payload)
 
     def _resend(self) -> None:
@@ -225,14 +225,14 @@ class ClientProcess:
         self._cut = False
         self._timing.begin()
         if self._begun is not None:
-            written(partial(memory_file.count_one_more, self._begun), self._stopped.wait)
+            retry_while_disk_full(partial(memory_file.count_one_more, self._begun), self._stopped.wait)
         self._log(f"round {sequence} begins, from version {model.version}")
         self._pace.begin(self._busy_since)
         if self._exchange is not None:
             self._prepare(self._exchange, model.dispatch)
         started, rng = self._clock.now(), making.rng(self._setup, randomness.TRAINING, sequence)
         name = self._config.task.name
-        with own_code.running(name), accelerator.memory_named(self._config):
+        with own_code.exit_if_own_code_fails(name), accelerator.exit_when_out_of_memory(self._config):
             if self._core.sends_gradients:
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
@@ -242,7 +242,7 @@ class ClientProcess:
                 )
         self._keep_pace()
         how = "is cut short" if self._cut or self._stopped.is_set() else "ends"
-        self._log(f"round {sequence} {how}: {counted(result.steps, 'step')}, loss {result.loss:.4g}")
+        self._log(f"round {sequence} {how}: {quantity(result.steps, 'step')}, loss {result.loss:.4g}")
         if self._stopped.is_set():
             return
         outcome = core.Outcome(result.end, result.loss, result.buffers)
@@ -306,15 +306,15 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
     What is there then is there to stay, garbage too, of which there is next to none. To look for it
     through torch's 170,000 objects takes 100 ms of a core, at start-up as well as later, when it would
     make one training of a device of 0.04 cores 2.5 s longer."""
-    with uncollected():
+    with without_garbage_collection():
         import torch
 
-        from agents.client.training import trainer_of
+        from agents.client.training import make_trainer
 
         torch.set_num_threads(cfg.threads)
         accelerator.prepare(cfg)
         task = own_code.build(cfg.task, TASKS, Task)
-        trainer = trainer_of(task, shard, cfg.setup.local, cfg.start, cfg.device)
+        trainer = make_trainer(task, shard, cfg.setup.local, cfg.start, cfg.device)
         trainer.warm_up()
         gc.freeze()
     return trainer

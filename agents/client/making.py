@@ -41,7 +41,7 @@ def steps(setup: ClientSetup, parameters: int, *, simulated: bool = False) -> li
         rng=lambda *purpose: rng(setup, *purpose),
         simulated=simulated,
     )
-    return pipeline.at_client(setup.steps, client)
+    return pipeline.build_client_steps(setup.steps, client)
 
 
 def core(

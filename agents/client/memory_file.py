@@ -15,7 +15,7 @@ def save(memory: SavedVectors, path: Path) -> None:
     """Write `memory`, which is not empty, to the disk; a crash leaves the old file or the new one."""
     metadata = {name: str(number) for name, (number, _) in memory.items()}
     vectors = np.concatenate([vector for _, vector in memory.values()], dtype="<f4")
-    files.save(path, files.sealed(payloads.pack(vectors, metadata)), secret=True)
+    files.save(path, files.with_checksum(payloads.pack(vectors, metadata)), secret=True)
 
 
 def load(path: Path) -> SavedVectors:
@@ -24,7 +24,7 @@ def load(path: Path) -> SavedVectors:
     if not path.exists():
         return {}
     with files.open_regular(path) as file:
-        vectors, metadata, _ = payloads.unpack(bytes(files.unsealed(file.read())))
+        vectors, metadata, _ = payloads.unpack(bytes(files.without_checksum(file.read())))
     parts = np.split(vectors, len(metadata))
     return {name: (int(metadata[name]), part) for name, part in zip(metadata, parts, strict=True)}
 

@@ -46,13 +46,13 @@ class Outbox:
 
     def put(self, dispatch: int, pieces: Iterable[bytes | memoryview]) -> None:
         """Keep the update that answers `dispatch`, whose payload is `pieces`, one after the other."""
-        with files.whole(self._file(dispatch)) as partial:
+        with files.atomic_write(self._file(dispatch)) as partial:
             try:
                 self._spare.rename(partial)
             except FileNotFoundError:
                 partial.touch(0o600)
             with partial.open("r+b") as file:
-                file.writelines(files.sealed(pieces))
+                file.writelines(files.with_checksum(pieces))
                 file.truncate()
         if dispatch in self._open:  # by an aggregator that has lost its last dispatches (durability)
             self._open.remove(dispatch)
@@ -117,10 +117,10 @@ def _payload(path: Path) -> memoryview:
         if size > _MAX_BYTES:
             raise ValueError(f"it has {size:,} bytes")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        return files.unsealed(data)
+        return files.without_checksum(data)
 
 
-def written(write: Callable[[], object], wait: Callable[[float], bool]) -> bool:
+def retry_while_disk_full(write: Callable[[], object], wait: Callable[[float], bool]) -> bool:
     """Whether `write` was done: while the disk is full, it is tried again every second. `wait` waits for
     so many seconds and says whether to give up. Raises OSError for what is no full disk."""
     while True:

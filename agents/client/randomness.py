@@ -15,5 +15,5 @@ begun (`agents.client.training_times`)."""
 
 
 def generator(seed: int, client: str, *purpose: int) -> np.random.Generator:
-    key = (*keys.of(client), *purpose)
+    key = (*keys.key_of(client), *purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

@@ -15,7 +15,7 @@ from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.models.vectors import Vector, norm
-from agents.shards import Shard, inputs
+from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, mean_loss
 
 
@@ -67,7 +67,7 @@ class Trainer:
         self._skipped: Sequence[slice] = []
         """Parts of the vector that the next step leaves as they are: parameters that the loss does not
         depend on."""
-        self._x = inputs(torch.from_numpy(shard.x).to(self._device), shard.scale)
+        self._x = model_inputs(torch.from_numpy(shard.x).to(self._device), shard.scale)
         self._y = torch.from_numpy(shard.y).to(self._device)
         self._optimizer = _optimizer(local, self.flat)
 
@@ -188,7 +188,7 @@ class FitTrainer(Trainer):
         weight.grad = torch.zeros(1)
         torch.optim.SGD([weight], lr=0.1).step()
         with torch.no_grad():
-            self.flat.module(inputs(torch.from_numpy(self._shard.x[:1]), self._shard.scale))
+            self.flat.module(model_inputs(torch.from_numpy(self._shard.x[:1]), self._shard.scale))
 
     def train(
         self,
@@ -217,7 +217,7 @@ class FitTrainer(Trainer):
         raise NotImplementedError("a task that trains by itself has no gradient")
 
 
-def trainer_of(
+def make_trainer(
     task: Task,
     shard: Shard,
     local: LocalTraining,

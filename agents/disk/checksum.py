@@ -13,7 +13,7 @@ Checksum = xxh3_64
 """`update` it with pieces; `intdigest` is the checksum of all of them, one after the other."""
 
 
-def of(*pieces: bytes | bytearray | memoryview) -> int:
+def checksum_of(*pieces: bytes | bytearray | memoryview) -> int:
     """The checksum of `pieces`, one after the other."""
     found = Checksum()
     for piece in pieces:

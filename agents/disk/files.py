@@ -19,7 +19,7 @@ from agents.disk.checksum import PACKED, Checksum
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to, which becomes `path` in one step where nothing is raised. Also
     when two do this at once."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -33,13 +33,16 @@ def whole(path: Path) -> Iterator[Path]:
 def save(path: Path, pieces: Iterable[bytes | memoryview], *, secret: bool = False) -> None:
     """Write `pieces`, one after the other; all of them are on the disk as `path` when this returns.
     `secret`: for this user alone."""
-    with whole(path) as partial, open_private(partial, "wb") if secret else partial.open("wb") as file:
+    with (
+        atomic_write(path) as partial,
+        open_private(partial, "wb") if secret else partial.open("wb") as file,
+    ):
         file.writelines(pieces)
         file.flush()
         os.fdatasync(file.fileno())
 
 
-def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+def with_checksum(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """`pieces` and, behind them, their checksum: what `unsealed` reads."""
     found = Checksum()
     for piece in pieces:
@@ -48,11 +51,11 @@ def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
     yield PACKED.pack(found.intdigest())
 
 
-def unsealed(data: bytes | mmap.mmap) -> memoryview:
+def without_checksum(data: bytes | mmap.mmap) -> memoryview:
     """Return the bytes that `sealed` was given, joined. Raises ValueError if they were changed."""
     view = memoryview(data)
     content, found = view[: -PACKED.size], view[-PACKED.size :]
-    if len(view) < PACKED.size or checksum.of(content) != PACKED.unpack(found)[0]:
+    if len(view) < PACKED.size or checksum.checksum_of(content) != PACKED.unpack(found)[0]:
         raise ValueError("its checksum is wrong: it is damaged, or not whole")
     return content
 

@@ -40,7 +40,7 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SOCKET_BUFFER_BYTES = 4 << 20
 
 
-def length(rate: int) -> int:
+def train_length(rate: int) -> int:
     """Number of packets in a train for a link of `rate` bit/s."""
     return min(max(_MIN_PACKETS, round(rate * _TRAIN_SECONDS / (8 * FRAME))), _MAX_PACKETS)
 
@@ -147,7 +147,7 @@ def _request(sock: socket.socket, request: bytes, timeout: float) -> TrainArriva
 def _send_train(sock: socket.socket, rate: int) -> None:
     interval = 8 * FRAME / (rate * _SEND_RATE_FACTOR)
     begin = time.monotonic()
-    for number in range(length(rate)):
+    for number in range(train_length(rate)):
         if (ahead := begin + number * interval - time.monotonic()) > _SEND_AHEAD_SECONDS:
             time.sleep(ahead - _SEND_AHEAD_SECONDS / 2)
         with suppress(BlockingIOError, ConnectionRefusedError):
@@ -158,7 +158,7 @@ def _receive_train(sock: socket.socket, rate: int, found: TrainArrivals) -> Trai
     """Receive a train until it is over, adding to `found`. A repeated request is answered again, as the
     first answer was lost."""
     with suppress(TimeoutError):
-        while found.count + found.missed < length(rate):
+        while found.count + found.missed < train_length(rate):
             sock.settimeout(_silence(rate) if found.count else _FIRST_PACKET_TIMEOUT_SECONDS)
             size, at, missed = _arrival(sock)
             if size == len(_PAYLOAD):

@@ -64,7 +64,7 @@ def cut(views: Sequence[bytes | memoryview], most: int = CHUNK_BYTES) -> Body:
     return Body(b"", number, tuple(map(_chunk, heads, others)), first)
 
 
-def messages(head: bytes, body: Body) -> Messages:
+def chunk_messages(head: bytes, body: Body) -> Messages:
     """What carries `head` and, after it, `body`."""
     if body.first is None:
         return (head + body.whole,)
@@ -81,7 +81,7 @@ def _chunk(head: bytes, share: memoryview) -> Chunk:
 
 def split(payload: bytes | bytearray | memoryview, most: int = CHUNK_BYTES) -> Messages:
     """What carries a `payload` that is there in one piece, and may change."""
-    return messages(b"", cut([bytes(payload)], most))
+    return chunk_messages(b"", cut([bytes(payload)], most))
 
 
 @dataclass(slots=True)

@@ -28,19 +28,19 @@ STEPS: dict[str, type[UpdateStep]] = {
 _NOT_MASKED = "not masked, in a run with secure aggregation"
 
 
-def ordered(steps: Iterable[Named]) -> list[Named]:
+def sort_steps(steps: Iterable[Named]) -> list[Named]:
     """`steps`, of each kind at most one, in the order in which they are done."""
     return sorted(steps, key=lambda step: [*STEPS].index(step.name))
 
 
-def built(step: Named) -> UpdateStep:
+def build_step(step: Named) -> UpdateStep:
     """The step with its parameters."""
     return STEPS[step.name](**step.params)
 
 
-def at_client(steps: Iterable[Named], client: ClientContext) -> list[ClientStep]:
+def build_client_steps(steps: Iterable[Named], client: ClientContext) -> list[ClientStep]:
     """The halves of `steps` at a client."""
-    return [built(step).at_client(client) for step in steps]
+    return [build_step(step).at_client(client) for step in steps]
 
 
 class ServerSteps:
@@ -49,7 +49,7 @@ class ServerSteps:
     def __init__(self, steps: Iterable[Named], parameters: int) -> None:
         self._steps: list[ServerStep] = []
         self._by_field: dict[str, ServerStep] = {}
-        for step in map(built, steps):
+        for step in map(build_step, steps):
             if (half := step.at_server(parameters)) is not None:
                 self._steps.append(half)
                 if step.field is not None:

@@ -70,13 +70,13 @@ class Privatiser(ClientStep):
         settings = self._settings
         bound = settings.clip
         if settings.at == "server":
-            bound -= lengthening(settings.rounding, progress.size)
+            bound -= rounding_growth(settings.rounding, progress.size)
         length = norm(progress)
         private: Vector = progress.astype(np.float32)
         if not math.isfinite(length):
             private.fill(np.nan)  # nothing of what diverged can be clipped, so nothing of it is told
         elif length > bound:
-            private *= _below(bound / length)
+            private *= _round_down(bound / length)
         if settings.at == "client":
             noise = self._rng(dispatch).standard_normal(private.size, np.float32)
             noise *= np.float32(settings.noise * bound)
@@ -97,13 +97,13 @@ class NoiseAtServer(ServerStep):
         add_scaled(w, drawn, weight * self._std)
 
 
-def _below(factor: float) -> np.float32:
+def _round_down(factor: float) -> np.float32:
     """A factor that makes an element, once it is rounded to float32, at most `factor` times as large."""
     none = np.float32(0)
     below: np.float32 = np.nextafter(np.nextafter(np.float32(factor), none), none)
     return below
 
 
-def lengthening(step: float, size: int) -> float:
+def rounding_growth(step: float, size: int) -> float:
     """By how much rounding to multiples of `step` may lengthen a vector of shape (size,), in ℓ2."""
     return step * math.sqrt(size)

@@ -27,7 +27,7 @@ from agents import device_actions
 from agents.device_actions import SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
-from agents.texts import visible
+from agents.texts import make_printable
 
 MAX_PAYLOAD_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 4096
@@ -108,7 +108,7 @@ class NoteOrder(_AggregatorOrder, frozen=True):
     message: Text
 
     def __post_init__(self) -> None:
-        force_setattr(self, "message", visible(self.message, MAX_TEXT_CHARACTERS, keep="\n"))
+        force_setattr(self, "message", make_printable(self.message, MAX_TEXT_CHARACTERS, keep="\n"))
 
 
 class DisruptOrder(_AggregatorOrder, frozen=True):
@@ -120,7 +120,7 @@ class DisruptOrder(_AggregatorOrder, frozen=True):
     reason: Text
 
     def __post_init__(self) -> None:
-        force_setattr(self, "reason", visible(self.reason, MAX_TEXT_CHARACTERS, keep="\n"))
+        force_setattr(self, "reason", make_printable(self.reason, MAX_TEXT_CHARACTERS, keep="\n"))
 
 
 class DeviceOrder(_Fields, frozen=True):
@@ -235,7 +235,7 @@ class Disturbance(_Fields, frozen=True):
     """Reason, such as `the uplink of pi-1 carried nothing though packets waited`."""
 
     def __post_init__(self) -> None:
-        force_setattr(self, "disturbance", visible(self.disturbance, MAX_TEXT_CHARACTERS))
+        force_setattr(self, "disturbance", make_printable(self.disturbance, MAX_TEXT_CHARACTERS))
 
 
 class GpuFigures(_Fields, frozen=True):
@@ -265,7 +265,7 @@ class Failure(_Fields, frozen=True):
     reason: Text
 
     def __post_init__(self) -> None:
-        force_setattr(self, "reason", visible(self.reason, MAX_TEXT_CHARACTERS))
+        force_setattr(self, "reason", make_printable(self.reason, MAX_TEXT_CHARACTERS))
 
 
 class Status(_Fields, frozen=True):
@@ -396,7 +396,7 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
     raise MessageError(f"{kind}/ carries no control messages")
 
 
-def limits(fields: Any) -> CgroupLimits:
+def limits_from_fields(fields: Any) -> CgroupLimits:
     """Limits from plain values, as in a line of telemetry. Raises MessageError."""
     return _build(CgroupLimits, fields)
 
@@ -449,13 +449,13 @@ def _build(cls: type[T], fields: Any) -> T:
         message = msgspec.convert(fields, cls)
         match message:
             case LogOrder(details=details) | _ToAggregator(LogOrder(details=details)):
-                device_actions.parsed(details)
+                device_actions.parse(details)
             case DeviceOrder(_, SetLink(changes)):
-                device_actions.parsed(fields["action"])
+                device_actions.parse(fields["action"])
                 if not changes or None in map(changes.get, changes.keys() - {"up", "down"}):
                     raise ValueError("action.link: expected some changes, with numbers but for rates")
     except ValueError as error:
-        raise MessageError(visible(str(error), _MAX_ERROR_CHARACTERS)) from error
+        raise MessageError(make_printable(str(error), _MAX_ERROR_CHARACTERS)) from error
     return message
 
 

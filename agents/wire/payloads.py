@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
-from agents.texts import shown
+from agents.texts import describe_value
 from agents.timing.nanoseconds import Nanoseconds
 
 PROTOCOL = 2
@@ -140,16 +140,16 @@ _READERS = {cls: _readers(cls) for cls in (ModelMessage, UpdateMessage)}
 
 def encode(message: ModelMessage | UpdateMessage) -> bytes:
     """The payload of `message`."""
-    head, views = laid_out(message)
+    head, views = lay_out(message)
     return b"".join((head, *views))
 
 
-def laid_out(message: ModelMessage | UpdateMessage) -> tuple[bytes, Views]:
+def lay_out(message: ModelMessage | UpdateMessage) -> tuple[bytes, Views]:
     """The payload of `message`: the header, and views of what it describes."""
     metadata = _metadata(message)
     if isinstance(message, UpdateMessage) and message.encoded is not None:
         return _encoded_parts(message.encoded, message.buffers, metadata)
-    return _laid_out(np.ascontiguousarray(message.vector, dtype="<f4"), message.buffers, metadata)
+    return _lay_out(np.ascontiguousarray(message.vector, dtype="<f4"), message.buffers, metadata)
 
 
 def largest_model(parameters: int, buffers: int) -> int:
@@ -196,11 +196,11 @@ def pack(
 ) -> tuple[bytes | memoryview, ...]:
     """Pieces of a safetensors file with the float32 tensor `w` and, where there are any, `buffers`;
     `vector` is contiguous, shape (d,)."""
-    head, views = _laid_out(vector, buffers, metadata)
+    head, views = _lay_out(vector, buffers, metadata)
     return head, *views
 
 
-def _laid_out(vector: Vector, buffers: Buffers, metadata: dict[str, str]) -> tuple[bytes, Views]:
+def _lay_out(vector: Vector, buffers: Buffers, metadata: dict[str, str]) -> tuple[bytes, Views]:
     header = _header(vector.size, buffers, metadata)
     return header, [vector.data.cast("B"), *_views(buffers)]
 
@@ -335,7 +335,7 @@ def _only_vector(header: dict[str, Any], body: memoryview) -> Vector:
 def _fields(cls: type[Any], metadata: Mapping[str, str]) -> dict[str, Any]:
     protocol = metadata.get("protocol")
     if protocol != str(PROTOCOL):
-        raise WireError(f"protocol {shown(protocol)}, expected {PROTOCOL}")
+        raise WireError(f"protocol {describe_value(protocol)}, expected {PROTOCOL}")
     fields: dict[str, Any] = {}
     name = ""
     try:

@@ -116,7 +116,7 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
     outcome: str = run.manifest.get("outcome") or (run.ended.reason if run.ended else "crashed")
     if outcome in ("failed", "crashed"):
         return "bad", outcome
-    return "over", f"ended: {events.ended_by(outcome)}"
+    return "over", f"ended: {events.end_reason(outcome)}"
 
 
 def _runtime(run: Run) -> str:

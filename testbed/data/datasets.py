@@ -392,12 +392,12 @@ def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Da
         splits = {"test": decoded.test, "validation": decoded.validation, "train": decoded.train}
         for name, shard in splits.items():
             if shard is not None:
-                with files.whole(folder / f"{name}.safetensors") as partial:
+                with files.atomic_write(folder / f"{name}.safetensors") as partial:
                     shards.save(shard, partial)
         if decoded.clients is not None:
-            with files.whole(folder / "clients.safetensors") as partial:
+            with files.atomic_write(folder / "clients.safetensors") as partial:
                 save_file({"clients": decoded.clients}, partial)
-        with files.whole(folder / _CONTENTS) as partial:  # last: what it names is there
+        with files.atomic_write(folder / _CONTENTS) as partial:  # last: what it names is there
             has_clients = decoded.clients is not None
             kept = [name for name, shard in splits.items() if shard is not None]
             partial.write_text(

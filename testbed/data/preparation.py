@@ -213,7 +213,7 @@ def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, In
     }
     with contextlib.suppress(OSError, SafetensorError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with files.whole(path) as unfinished:
+        with files.atomic_write(path) as unfinished:
             save_file(whole, unfinished)
     return dealt
 

@@ -21,7 +21,7 @@ from agents.config import (
     Named,
     RouterConfig,
     dump,
-    silence,
+    silence_timeout,
 )
 from agents.links import probe_server
 from agents.mqtt.topics import AGGREGATOR, ROUTER
@@ -165,7 +165,7 @@ def keeps_models(topology: Topology, plan: Plan) -> bool:
 def update_steps(topology: Topology, plan: Plan) -> list[Named]:
     """What is done to updates in this run: one of each step that any device does."""
     own = {step.name: step for device in plan.devices for step in device.steps}
-    return pipeline.ordered([*own.values(), *topology.update_steps])
+    return pipeline.sort_steps([*own.values(), *topology.update_steps])
 
 
 def start_of(topology: Topology, directory: RunDirectory) -> InitialModel:
@@ -245,7 +245,7 @@ def longest_silence(model: int, rate: float) -> float:
     """Return the seconds within which a client that gets and sends `model` bytes at `rate` bits per
     second answers a request, which waits behind the models under way: no less than a broker waits for
     any client."""
-    return max(silence(), 6 * 8 * model / rate)
+    return max(silence_timeout(), 6 * 8 * model / rate)
 
 
 def keepalive(task: Task) -> float:
@@ -297,7 +297,7 @@ def client_setup(spec: RunSpec, device: PlannedDevice, common: Sequence[Named]) 
         seed=spec.topology.seed,
         rule=spec.topology.rule.named,
         local=device.local,
-        steps=pipeline.ordered([*device.steps, *common]),
+        steps=pipeline.sort_steps([*device.steps, *common]),
         think=device.think,
         timing=device.timing,
         speed=device.speed,

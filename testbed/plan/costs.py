@@ -226,7 +226,7 @@ def message_sizes(
         rng=lambda *_: np.random.default_rng(0),
         simulated=True,
     )
-    for step in pipeline.at_client(encoding, context):
+    for step in pipeline.build_client_steps(encoding, context):
         if step.simulated_exchange is not None:
             step.simulated_exchange.prepare(0, clients, 0)
         made = step.apply(np.zeros_like(w), 0, 0)
@@ -259,5 +259,5 @@ def message_sizes(
 
 
 def _size(message: payloads.ModelMessage | payloads.UpdateMessage) -> int:
-    head, views = payloads.laid_out(message)
+    head, views = payloads.lay_out(message)
     return len(head) + sum(view.nbytes for view in views)

@@ -42,7 +42,7 @@ def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[N
     near = int(local.proximal > 0 or local.clip is not None)
     remembers = side.kind == "residual"
     own = _CLIENT + model * (6 + kept + near + 2 * remembers)
-    return own + sum(pipeline.built(step).memory(model, remembers=remembers) for step in steps)
+    return own + sum(pipeline.build_step(step).memory(model, remembers=remembers) for step in steps)
 
 
 def aggregator(model: int, devices: int) -> int:

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from agents import shards
-from agents.pipeline.differential import lengthening
-from agents.shards import Shard, inputs
+from agents.pipeline.differential import rounding_growth
+from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, no_classes, not_taken
 from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
@@ -55,7 +55,7 @@ def _check_rounding(topology: Topology, size: int) -> None:
     secure, differential = topology.secure, topology.differential
     if secure is None or differential is None or differential.at != "server":
         return
-    most = lengthening(secure.grid.step, size)
+    most = rounding_growth(secure.grid.step, size)
     if most > differential.clip / 2:
         message = (
             f"rounding may make an update of {size:,} parameters longer by {most:.2g}: so much is taken "
@@ -181,7 +181,7 @@ def check_data(topology: Topology, prepared: Prepared) -> None:
         module = task.model().eval()
     train = prepared.train
     some = train.take(np.arange(min(2, len(train))))
-    x, y = inputs(torch.from_numpy(some.x), some.scale), torch.from_numpy(some.y)
+    x, y = model_inputs(torch.from_numpy(some.x), some.scale), torch.from_numpy(some.y)
     key = "input"
     try:
         outputs = module(x)

@@ -21,7 +21,7 @@ from agents.mqtt.inbox import Inbox
 from agents.mqtt.rate_limit import RateLimit
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
-from agents.texts import counted
+from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from agents.wire import messages
 from agents.wire.messages import AddressedOrder, MessageError, NoteOrder
@@ -203,7 +203,7 @@ class Controller:
         self._view.progress(f"Not everything could be removed ({error}). Try: testbed down {run}")
 
     def _run(self) -> events.RunEnded:
-        fleet = f"{counted(len(self._devices), 'device')} ({self._spec.plan.runtime})"
+        fleet = f"{quantity(len(self._devices), 'device')} ({self._spec.plan.runtime})"
         self._view.progress(f"Starting broker, aggregator and {fleet}")
         begin = time.monotonic()
         broker = self._runtime.start()
@@ -274,7 +274,7 @@ class Controller:
             ready -= self._await_limits(ready, connection)
             if len(ready) > reported:
                 reported = len(ready)
-                self._view.progress(f"Ready: {reported} of {counted(len(self._awaited), 'device')}")
+                self._view.progress(f"Ready: {reported} of {quantity(len(self._awaited), 'device')}")
             late = time.monotonic() >= deadline
             # Absent devices measure their links now, too.
             measured = self._unmeasured <= self._exit_codes.keys()
@@ -348,7 +348,7 @@ class Controller:
     def _fail_late(self, ready: set[str]) -> None:
         missing = ", ".join(sorted(self._awaited - ready)) or AGGREGATOR
         raise RunFailedError(
-            f"{len(ready)} of {counted(len(self._awaited), 'device')} ready after start.timeout = "
+            f"{len(ready)} of {quantity(len(self._awaited), 'device')} ready after start.timeout = "
             f"{self._spec.topology.start.timeout:g} s; not ready: {missing}. See "
             f"{self._spec.directory.logs}, or give the fleet more time (start.timeout) or a quorum "
             "(start.quorum)."
@@ -494,7 +494,7 @@ class Controller:
             if name in (BROKER, ROUTER, MPS) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
-                often = f", after {counted(self._restarts, 'restart')}" if self._restarts else ""
+                often = f", after {quantity(self._restarts, 'restart')}" if self._restarts else ""
                 raise RunFailedError(
                     f"the {name} ended with exit code {code}{often}.{_hint({code})}"
                     f"{self._log_tail(name)}"

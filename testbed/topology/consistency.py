@@ -114,8 +114,8 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     if secure is None:
         return
     clients = len(secure.clients)
-    unfit = coding.unfit(clients, secure.needed, secure.colluding)
-    if (problem := unfit or coding.split(clients, secure.needed)) is not None:
+    unfit = coding.code_problem(clients, secure.needed, secure.colluding)
+    if (problem := unfit or coding.split_problem(clients, secure.needed)) is not None:
         yield (*where, "needed"), problem
     if (problem := quantised.overflow(secure.updates, secure.largest_weight, secure.bits)) is not None:
         yield (*where, "bits"), problem

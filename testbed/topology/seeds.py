@@ -10,5 +10,5 @@ from agents import keys
 
 def generator(seed: int, device: str, purpose: str) -> np.random.Generator:
     """The same for the same arguments, independent of that for any others."""
-    key = *keys.of(device), *keys.of(purpose)
+    key = *keys.key_of(device), *keys.key_of(purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

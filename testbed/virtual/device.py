@@ -10,7 +10,7 @@ from typing import Protocol
 
 from agents.client import core as client
 from agents.client.training_times import Timing
-from agents.config import silence
+from agents.config import silence_timeout
 from agents.pipeline.interface import SimulatedExchange
 from agents.rules.client_half import SavedVectors
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
@@ -35,7 +35,7 @@ class Training(Protocol):
         """Its result will be asked for soon."""
 
 
-_PATIENCE = from_seconds(silence())
+_PATIENCE = from_seconds(silence_timeout())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

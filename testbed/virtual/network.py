@@ -307,8 +307,8 @@ class Line:
         there.send(8 * on_link(size or SMALL), through)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
-        """Set fields of `agents.config.LinkSettings`, also for packets under way; a packet that has passed
-        the link's queue arrives as planned."""
+        """Set fields of `agents.config.LinkSettings`, also for packets under way; a packet that has
+        passed the link's queue arrives as planned."""
         self.link = self.link.changed(changes)
         self._apply_link()
 

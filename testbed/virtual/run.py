@@ -18,8 +18,8 @@ from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
 from agents.client import making, randomness
-from agents.client.training import trainer_of
-from agents.config import LinkSettings, Named, silence
+from agents.client.training import make_trainer
+from agents.config import LinkSettings, Named, silence_timeout
 from agents.device_actions import DeviceState
 from agents.models.buffers import Buffers
 from agents.models.flat import first_model
@@ -74,7 +74,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     run directory is whole.
     """
     recorder = Recorder(spec.directory, view)
-    own_code.use(None if spec.topology.own_code is None else str(spec.directory.code))
+    own_code.use_folder(None if spec.topology.own_code is None else str(spec.directory.code))
     gc.freeze()  # what is there by now stays, and need not be looked through time and again
     try:
         with interrupt_flag() as interrupted:
@@ -82,10 +82,10 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
             simulation.run(time.time(), interrupted)
     except Exception as error:
         task = spec.topology.task.name
-        if not own_code.caused(error, task):
+        if not own_code.is_own_fault(error, task):
             raise
         names = " and ".join(filter(own_code.is_own, (task, spec.topology.rule.name)))
-        raise RunFailedError(f"{names} failed:\n{own_code.told(error)}") from error
+        raise RunFailedError(f"{names} failed:\n{own_code.own_traceback(error)}") from error
     finally:
         gc.unfreeze()
         recorder.close()
@@ -215,7 +215,7 @@ class _Fleet:
         self._prepared = prepared
         self._side = side
         self._cost = cost
-        self._patience = from_seconds(silence(keepalive(task)))
+        self._patience = from_seconds(silence_timeout(keepalive(task)))
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
@@ -318,7 +318,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
         beginning = start_of(topology, spec.directory)
-        trainer_of(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
+        make_trainer(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
         code = None if topology.own_code is None else str(spec.directory.code)
         whole, sliced = slices.measured(
             slices.Work(
@@ -331,7 +331,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         virtual = timed(virtual, step)
     if plan.packets:
         for one in topology.update_steps:
-            virtual = _with_exchange(virtual, pipeline.built(one).exchange_cost(parameters), view)
+            virtual = _with_exchange(virtual, pipeline.build_step(one).exchange_cost(parameters), view)
     if virtual != plan.virtual:
         plan.with_measured(virtual).measured.write(spec.directory.measured)
     return costs.of(virtual, topology.task.flops_per_step)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from agents.client.core import Outcome
-from agents.client.training import trainer_of
+from agents.client.training import make_trainer
 from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, norm
@@ -243,7 +243,7 @@ class _Single:
         self._train = train
         with torch.random.fork_rng(devices=[]):
             nothing = Shard(train.x[:0], train.y[:0], train.scale)
-            self._trainer = trainer_of(task, nothing, LocalTraining(steps=1), start, device)
+            self._trainer = make_trainer(task, nothing, LocalTraining(steps=1), start, device)
 
     def train(self, job: Job) -> Outcome:
         self._trainer.assign(

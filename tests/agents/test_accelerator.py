@@ -28,7 +28,7 @@ A2 = SimpleNamespace(name="NVIDIA A2", total_memory=16 * 2**30, multi_processor_
 
 def test_a_client_without_a_gpu_is_left_alone() -> None:
     accelerator.prepare(CPU)
-    with pytest.raises(torch.OutOfMemoryError), accelerator.memory_named(CPU):
+    with pytest.raises(torch.OutOfMemoryError), accelerator.exit_when_out_of_memory(CPU):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
 
 
@@ -55,15 +55,15 @@ def test_pytorch_takes_no_more_of_the_memory_than_the_device_has(
     assert capsys.readouterr().err == told
     accelerator.prepare(replace(GPU, gpu_memory=None))
     assert taken == [0.125]
-    assert accelerator.fraction(32 * 2**30, 16 * 2**30) == 1.0
+    assert accelerator.memory_fraction(32 * 2**30, 16 * 2**30) == 1.0
 
 
 def test_a_lack_of_gpu_memory_is_named() -> None:
-    with pytest.raises(SystemExit) as ended, accelerator.memory_named(GPU):
+    with pytest.raises(SystemExit) as ended, accelerator.exit_when_out_of_memory(GPU):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
     assert str(ended.value) == (
         "client pi: out of GPU memory of its 2048 MiB: CUDA out of memory. Tried to allocate 2 GiB. "
         "Raise gpu.memory in the topology, or lower batch_size"
     )
-    with pytest.raises(RuntimeError, match="another"), accelerator.memory_named(GPU):
+    with pytest.raises(RuntimeError, match="another"), accelerator.exit_when_out_of_memory(GPU):
         raise RuntimeError("another")

@@ -21,8 +21,8 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
     Switching,
-    about,
     from_json,
+    hold_of,
     holds,
     to_json,
 )
@@ -71,7 +71,7 @@ def test_a_state_takes_every_action_and_can_be_made_again(action: Action) -> Non
     assert list(state.actions()) == [action]
     assert state.after(action) == state
     if isinstance(action, Switching):
-        assert holds(action)[about(action)] == (type(action) in {Crash, Pause, Disconnect, Leave})
+        assert holds(action)[hold_of(action)] == (type(action) in {Crash, Pause, Disconnect, Leave})
 
 
 def _made(*actions: Action) -> list[Action]:

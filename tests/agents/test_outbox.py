@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.client.outbox import Outbox, set_aside, written
+from agents.client.outbox import Outbox, retry_while_disk_full, set_aside
 
 
 def opened(folder: Path) -> Outbox:
@@ -136,9 +136,9 @@ def test_a_full_disk_is_waited_for_until_the_run_ends() -> None:
         tried.append(seconds)
         return False
 
-    assert written(write, wait)
+    assert retry_while_disk_full(write, wait)
     assert tried == [1.0, 1.0]
     tried.clear()
-    assert not written(write, lambda _: True)
+    assert not retry_while_disk_full(write, lambda _: True)
     with pytest.raises(FileNotFoundError):
-        written(lambda: Path("/no/such/folder").mkdir(), wait)
+        retry_while_disk_full(lambda: Path("/no/such/folder").mkdir(), wait)

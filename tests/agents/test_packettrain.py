@@ -13,9 +13,9 @@ from agents.links.packet_train import TrainArrivals
 
 
 def test_a_train_is_a_second_long_within_bounds() -> None:
-    assert packet_train.length(10_000_000) == 854
-    assert packet_train.length(64_000) == 12
-    assert packet_train.length(1_000_000_000) == 2_700
+    assert packet_train.train_length(10_000_000) == 854
+    assert packet_train.train_length(64_000) == 12
+    assert packet_train.train_length(1_000_000_000) == 2_700
 
 
 def test_the_rate_is_what_came_after_the_first() -> None:
@@ -42,7 +42,7 @@ def test_who_has_not_heard_the_answer_asks_again_and_that_is_no_part_of_the_trai
         for _ in range(2):
             sock.send(b"up 64000")
             assert sock.recv(2048) == b"go"
-        for _ in range(packet_train.length(64_000)):
+        for _ in range(packet_train.train_length(64_000)):
             sock.send(bytes(1422))  # 1464 on the wire
         assert json.loads(sock.recv(2048))["count"] == 12
 

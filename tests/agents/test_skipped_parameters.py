@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from agents.client.training import Trainer, batches, trainer_of
+from agents.client.training import Trainer, batches, make_trainer
 from agents.config import LocalTraining
 from agents.models.flat import FlatModule, initial
 from agents.shards import Shard
@@ -195,7 +195,7 @@ class OwnFit(Partial):
 
 def test_an_own_fit_begins_without_gradients() -> None:
     task = OwnFit()
-    trainer = trainer_of(task, SHARD, LocalTraining(steps=1, lr=0.1))
+    trainer = make_trainer(task, SHARD, LocalTraining(steps=1, lr=0.1))
     start = initial(task.model())
     plain = task.model()
     task.fit(plain, SHARD, 0.1)

@@ -559,12 +559,12 @@ def test_lists_of_bytes_are_tokens_or_pixels_as_their_user_says(tmp_path: Path) 
 def test_tokens_reach_a_model_as_whole_numbers() -> None:
     import torch
 
-    from agents.shards import inputs
+    from agents.shards import model_inputs
 
     tokens = Shard(np.array([[1, 2]], np.int8), np.zeros(1, np.int64))
-    assert inputs(torch.from_numpy(tokens.x), 1.0).dtype == torch.int64
+    assert model_inputs(torch.from_numpy(tokens.x), 1.0).dtype == torch.int64
     pixels = torch.tensor([[0, 255]], dtype=torch.uint8)
-    assert inputs(pixels, 1 / 255).tolist() == [[0.0, 1.0]]
+    assert model_inputs(pixels, 1 / 255).tolist() == [[0.0, 1.0]]
 
 
 def test_a_clients_number_is_one_name_in_all_batches(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class MaskCode:
     field: Field = FIELD
 
     def __post_init__(self) -> None:
-        problem = unfit(self.parties, self.needed, self.colluding)
+        problem = code_problem(self.parties, self.needed, self.colluding)
         if problem is not None:
             raise ValueError(problem)
         if self.parties + self.needed > self.field.p:
@@ -55,12 +55,14 @@ class MaskCode:
         blocks = np.zeros((self.needed, self.length), np.uint32)
         blocks.reshape(-1)[: self.size] = mask
         blocks[self.needed - self.colluding :] = noise.reshape(self.colluding, self.length)
-        matrix = lagrange(self._betas, self._alphas(holders), self.field)
+        matrix = lagrange_matrix(self._betas, self._alphas(holders), self.field)
         return self.field.product(matrix, blocks)
 
     def mask(self, holders: Sequence[int], shares: Words) -> Words:
         """What the shares of U different `holders`, a row each, are the shares of."""
-        matrix = lagrange(self._alphas(holders), self._betas[: self.needed - self.colluding], self.field)
+        matrix = lagrange_matrix(
+            self._alphas(holders), self._betas[: self.needed - self.colluding], self.field
+        )
         return self.field.product(matrix, shares).reshape(-1)[: self.size]
 
 
@@ -69,7 +71,7 @@ def code_of(settings: SecureRun, size: int) -> MaskCode:
     return MaskCode(len(settings.clients), settings.needed, settings.colluding, size)
 
 
-def unfit(parties: int, needed: int, colluding: int) -> str | None:
+def code_problem(parties: int, needed: int, colluding: int) -> str | None:
     """Why N holders, U and T do not go together, or None."""
     if not 1 <= needed <= parties:
         return f"needed (U) is {needed}, expected from 1 to the number of clients, {parties}"
@@ -78,7 +80,7 @@ def unfit(parties: int, needed: int, colluding: int) -> str | None:
     return None
 
 
-def split(parties: int, needed: int) -> str | None:
+def split_problem(parties: int, needed: int) -> str | None:
     """Why N holders and U let a server open two sums that differ by one update, or None: two sets of U
     holders without a common one would give each share twice."""
     if 2 * needed > parties:
@@ -90,7 +92,7 @@ def split(parties: int, needed: int) -> str | None:
     )
 
 
-def lagrange(points: Sequence[int], targets: Sequence[int], field: Field) -> NDArray[np.uint64]:
+def lagrange_matrix(points: Sequence[int], targets: Sequence[int], field: Field) -> NDArray[np.uint64]:
     """What takes the values of a polynomial at `points` to those at `targets`, which are others: shape
     (targets, points)."""
     p = field.p

@@ -16,7 +16,7 @@ TCP. Fitted to a run in docker (docs/privacy.md)."""
 _TRIES = 5
 
 
-def measured(secure: SecureRun, parameters: int) -> ExchangeCost:
+def measure_cost(secure: SecureRun, parameters: int) -> ExchangeCost:
     """What it takes with a model of so many parameters."""
     names = [secure.clients[0], secure.clients[-1]]
     party, peer = (Party("run", name, secure, parameters) for name in names)

@@ -13,12 +13,12 @@ SEED_BYTES = 16
 _ZEROS = bytes(1 << 16)
 
 
-def seed() -> bytes:
+def new_seed() -> bytes:
     """A fresh secret, from the system's source."""
     return secrets.token_bytes(SEED_BYTES)
 
 
-def expanded(secret: bytes, count: int, field: Field = FIELD) -> Words:
+def expand_seed(secret: bytes, count: int, field: Field = FIELD) -> Words:
     """`count` elements, which follow from `secret`: the stream's words with their upper bits cut off,
     without those that are p, so that none is more likely than another."""
     stream = Cipher(algorithms.AES128(secret), modes.CTR(bytes(16))).encryptor()

@@ -44,7 +44,12 @@ class Party:
     thread than the rest, and never wait for a computation there."""
 
     def __init__(
-        self, run: str, name: str, settings: SecureRun, size: int, seed: Callable[[], bytes] = masks.seed
+        self,
+        run: str,
+        name: str,
+        settings: SecureRun,
+        size: int,
+        seed: Callable[[], bytes] = masks.new_seed,
     ) -> None:
         self._run, self.name, self._settings = run, name, settings
         self._places = {client: place for place, client in enumerate(settings.clients)}
@@ -94,8 +99,8 @@ class Party:
             keys = dict(self._keys)
         known = [name for name in self._settings.clients if name in keys or name == self.name]
         holders = tuple(self._places[name] for name in known)
-        mask = masks.expanded(self._seed(), code.size)
-        noise = masks.expanded(self._seed(), code.colluding * code.length)
+        mask = masks.expand_seed(self._seed(), code.size)
+        noise = masks.expand_seed(self._seed(), code.colluding * code.length)
         shares = code.shares(mask, noise, holders)
         self._masks[dispatch] = _Mask(mask, holders)
         while len(self._masks) > _MASKS:

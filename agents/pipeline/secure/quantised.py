@@ -73,7 +73,7 @@ class Grid:
         return self.whole(words) * self.step
 
 
-def heaviest(weights: Sequence[int]) -> int:
+def heaviest_share(weights: Sequence[int]) -> int:
     """The largest weight that one update of a sum may have beside the others' `weights`: as much as all
     of these together; beside a single one, twice as much."""
     return sum(weights) * (2 if len(weights) == 1 else 1)
@@ -82,7 +82,7 @@ def heaviest(weights: Sequence[int]) -> int:
 def dominates(weights: Sequence[int]) -> bool:
     """Whether an update of a sum with these weights counts for more than it may (`heaviest`)."""
     *others, largest = sorted(weights)
-    return largest > heaviest(others)
+    return largest > heaviest_share(others)
 
 
 def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
@@ -90,7 +90,7 @@ def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
     least 1, and none that `dominates`, which is lowered."""
     whole = [max(1, round(largest * weight)) for weight in weights]
     *others, _ = sorted(whole)
-    most = heaviest(others)
+    most = heaviest_share(others)
     return [min(weight, most) for weight in whole]
 
 

@@ -63,9 +63,9 @@ class SecureAggregation(SecureRun, UpdateStep):
         return model * (1 + sent) + math.ceil(model / (self.needed - self.colluding)) * held
 
     def exchange_cost(self, parameters: int) -> ExchangeCost:
-        from agents.pipeline.secure.cost import measured  # with cryptography
+        from agents.pipeline.secure.cost import measure_cost  # with cryptography
 
-        return measured(self, parameters)
+        return measure_cost(self, parameters)
 
     def exchanged(self, parameters: int) -> int:
         """Shares of masks."""

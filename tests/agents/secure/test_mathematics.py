@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from agents.pipeline.secure import masks, quantised
-from agents.pipeline.secure.coding import MaskCode, lagrange, split, unfit
+from agents.pipeline.secure.coding import MaskCode, code_problem, lagrange_matrix, split_problem
 from agents.pipeline.secure.field import FIELD, Field, Words
 from agents.pipeline.secure.quantised import Grid
 
@@ -54,7 +54,7 @@ def test_interpolates_like_galois() -> None:
     polynomial = galois.Poly([_TOP, 5, 0, 123456789], field=gf)
     points, targets = [1, 2, 3, 9], [4, 5, 2**30]
     values = np.array([[int(polynomial(gf(point)))] for point in points], np.uint32)
-    found = FIELD.product(lagrange(points, targets, FIELD), values)
+    found = FIELD.product(lagrange_matrix(points, targets, FIELD), values)
     assert found[:, 0].tolist() == [int(polynomial(gf(target))) for target in targets]
 
 
@@ -67,7 +67,7 @@ def test_any_u_shares_give_the_sum_of_masks_back(data: st.DataObject) -> None:
     )
     seed = data.draw(st.binary(min_size=16, max_size=16))
     weights = data.draw(st.lists(st.integers(1, 64), min_size=1, max_size=4))
-    drawn = masks.expanded(seed, len(weights) * code.size).reshape(-1, code.size)
+    drawn = masks.expand_seed(seed, len(weights) * code.size).reshape(-1, code.size)
     shares = [code.shares(mask, _noise(code, seed), range(parties)) for mask in drawn]
     summed = FIELD.product(np.array([weights]), np.stack(shares).reshape(len(weights), -1))
     answering = data.draw(st.permutations(range(parties)))[:needed]
@@ -76,7 +76,7 @@ def test_any_u_shares_give_the_sum_of_masks_back(data: st.DataObject) -> None:
 
 
 def _noise(code: MaskCode, seed: bytes) -> Words:
-    return masks.expanded(seed, code.colluding * code.length)
+    return masks.expand_seed(seed, code.colluding * code.length)
 
 
 @pytest.mark.parametrize(("needed", "colluding", "size"), [(2, 1, 1), (3, 2, 1), (3, 1, 2)])
@@ -111,7 +111,7 @@ def test_masks_and_what_they_mask_look_uniform() -> None:
     """Of a constant update no bit shows: both pass χ² over 256 classes and a test of their distribution;
     the sum without a mask does not."""
     words, _ = Grid(1.0, 16).rounded(np.full(100_000, 0.25), np.random.default_rng(0))
-    mask = masks.expanded(bytes(range(16)), words.size)
+    mask = masks.expand_seed(bytes(range(16)), words.size)
     for found, uniform in ((mask, True), (FIELD.sum(words, mask), True), (words, False)):
         classes = np.bincount(found.astype(np.uint64) * 256 // FIELD.p, minlength=256)
         low = np.bincount(found & 0xFF, minlength=256)
@@ -123,12 +123,12 @@ def test_masks_and_what_they_mask_look_uniform() -> None:
 def test_expansion_skips_p_and_repeats() -> None:
     """In the field of 7 elements one word of 8 is p: none is left, and each element as likely."""
     field = Field(3)
-    words = masks.expanded(b"k" * 16, 70_000, field)
+    words = masks.expand_seed(b"k" * 16, 70_000, field)
     assert stats.chisquare(np.bincount(words, minlength=8)[:7]).pvalue > 1e-4
     assert words.max() == 6
-    assert np.array_equal(masks.expanded(b"k" * 16, 70_000, field), words)
-    assert not np.array_equal(masks.expanded(b"l" * 16, 70_000, field), words)
-    assert masks.seed() != masks.seed()
+    assert np.array_equal(masks.expand_seed(b"k" * 16, 70_000, field), words)
+    assert not np.array_equal(masks.expand_seed(b"l" * 16, 70_000, field), words)
+    assert masks.new_seed() != masks.new_seed()
 
 
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=50), st.integers(2, 30), st.integers(0, 99))
@@ -204,11 +204,11 @@ def test_what_is_not_finite_is_refused() -> None:
 
 
 def test_constraints() -> None:
-    assert unfit(4, 3, 2) is None
-    assert unfit(4, 5, 1) == "needed (U) is 5, expected from 1 to the number of clients, 4"
-    assert split(5, 3) is split(4, 3) is split(1, 1) is None
-    assert "more than half of the number of clients, 4: else two sets of 2" in str(split(4, 2))
-    assert unfit(4, 3, 3) == "colluding (T) is 3, expected from 0 to below needed (U), 3"
+    assert code_problem(4, 3, 2) is None
+    assert code_problem(4, 5, 1) == "needed (U) is 5, expected from 1 to the number of clients, 4"
+    assert split_problem(5, 3) is split_problem(4, 3) is split_problem(1, 1) is None
+    assert "more than half of the number of clients, 4: else two sets of 2" in str(split_problem(4, 2))
+    assert code_problem(4, 3, 3) == "colluding (T) is 3, expected from 0 to below needed (U), 3"
     with pytest.raises(ValueError, match="no prime"):
         Field(32)
     with pytest.raises(ValueError, match="more than the field has points for"):
