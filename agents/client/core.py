@@ -141,7 +141,7 @@ class ClientCore:
         self._send_buffer: _Done | None = None
         self._wanted: Literal["pull", "interrupt"] | None = None
 
-    def model(self, message: ModelMessage, at: Nanoseconds) -> Actions:
+    def on_model(self, message: ModelMessage, at: Nanoseconds) -> Actions:
         """A dispatch arrived, complete at time `at`; one that MQTT delivers a second time is dropped."""
         if message.dispatch <= self._newest:
             return []
@@ -165,7 +165,7 @@ class ClientCore:
             held.append(self._send_buffer.model)
         return max((model.dispatch for model in held), default=0)
 
-    def trained(self, result: Trained) -> Actions:
+    def on_trained(self, result: Trained) -> Actions:
         """The training that `Train` requested is done, or was cut short."""
         if self._working_on is None:
             raise RuntimeError("trained() without a training")
@@ -175,7 +175,7 @@ class ClientCore:
         begun = max(self._working_on[1], self._free_since)
         return [Think(self._think(result.ended - begun))]
 
-    def thought(self, at: Nanoseconds) -> Actions:
+    def on_thought(self, at: Nanoseconds) -> Actions:
         """The delay that `Think` requested is over, at time `at`; no news after an interrupt."""
         return [] if self._trained is None else self._finish(at)
 

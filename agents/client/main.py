@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents import config, own_code, process, shards
-from agents.client import accelerator, core, making, memory_file, randomness
+from agents.client import accelerator, core, factory, memory_file, randomness
 from agents.client.outbox import Outbox, retry_while_disk_full
 from agents.client.pace import Pace
 from agents.config import ClientConfig
@@ -64,7 +64,7 @@ class ClientProcess:
         names = self._topics
         subscriptions = [names.model(self._name), names.broadcast, names.request(self._name)]
         largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers)}
-        steps = making.steps(self._setup, cfg.parameters)
+        steps = factory.steps(self._setup, cfg.parameters)
         self._exchange = next((step.exchange for step in steps if step.exchange is not None), None)
         """What is said to other clients. Keys and shares are handed to it in paho's thread, so that they
         do not pile up during a training."""
@@ -98,10 +98,10 @@ class ClientProcess:
         known = None if self._memory is None else _remembered(self._memory, self._name)
         self._begun = None if cfg.begun is None else Path(cfg.begun)
         begun = 0 if self._begun is None else memory_file.count(self._begun)
-        self._timing = making.timing(self._setup, begun)
+        self._timing = factory.timing(self._setup, begun)
         self._publish_key()
         with own_code.exit_if_own_code_fails(self._setup.rule.name):
-            self._core = making.core(self._setup, len(shard), self._wait, steps, known)
+            self._core = factory.core(self._setup, len(shard), self._wait, steps, known)
         self._pace = Pace()
         self._busy_since = time.monotonic()
         """The host's clock when there was something to do after the last pause."""
@@ -132,7 +132,7 @@ class ClientProcess:
         except queue.Empty:
             self._thinking_until = None
             self._busy_since = time.monotonic()
-            return self._core.thought(self._clock.now())
+            return self._core.on_thought(self._clock.now())
         self._busy_since = idle if event is None else to_seconds(event.at)
         return self._handle(event)
 
@@ -141,7 +141,7 @@ class ClientProcess:
             return []
         at = self._clock.at(message.at)
         if message.topic != self._topics.request(self._name):
-            return self._core.model(payloads.decode_model(message.payload), at)
+            return self._core.on_model(payloads.decode_model(message.payload), at)
         return self._requested(message.topic, message.payload, at)
 
     def _requested(self, topic: str, payload: bytes | bytearray, at: Nanoseconds) -> core.Actions:
@@ -153,7 +153,7 @@ class ClientProcess:
                     return self._core.interrupt(at)
                 case messages.Acknowledgement(_, dispatch):
                     if self._outbox is not None:
-                        self._outbox.acknowledged(dispatch)
+                        self._outbox.discard(dispatch)
                 case messages.UnmaskRequest(client, number, updates) if self._exchange is not None:
                     answer = self._exchange.answer(number, updates)
                     self._connection.publish(self._topics.sums(client), answer)
@@ -174,9 +174,9 @@ class ClientProcess:
         sender = self._topics.name_in(message.topic)
         try:
             if self._topics.kind_in(message.topic) == "key":
-                exchange.meet(sender, bytes(message.payload))
+                exchange.add_peer(sender, bytes(message.payload))
             else:
-                exchange.take(sender, message.payload)
+                exchange.receive_share(sender, message.payload)
         except PeerError as error:
             self._refusals.add(message.topic, messages.MessageError(str(error)))
 
@@ -189,7 +189,7 @@ class ClientProcess:
         begun = self._clock.now()
         for name, share in exchange.prepare(dispatch):
             self._connection.publish(self._topics.share(name, self._name), share)
-        exchange.prepared(dispatch, self._clock.now() - begun)
+        exchange.note_preparation_time(dispatch, self._clock.now() - begun)
 
     def _execute(self, actions: core.Actions) -> None:
         for action in actions:
@@ -230,7 +230,7 @@ class ClientProcess:
         self._pace.begin(self._busy_since)
         if self._exchange is not None:
             self._prepare(self._exchange, model.dispatch)
-        started, rng = self._clock.now(), making.rng(self._setup, randomness.TRAINING, sequence)
+        started, rng = self._clock.now(), factory.rng(self._setup, randomness.TRAINING, sequence)
         name = self._config.task.name
         with own_code.exit_if_own_code_fails(name), accelerator.exit_when_out_of_memory(self._config):
             if self._core.sends_gradients:
@@ -247,7 +247,7 @@ class ClientProcess:
             return
         outcome = core.Outcome(result.end, result.loss, result.buffers)
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
-        self._execute(self._core.trained(trained))
+        self._execute(self._core.on_trained(trained))
 
     def _tell(self, what: str) -> None:
         sys.stderr.write(f"client {self._name}: {what}\n")

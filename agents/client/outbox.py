@@ -58,7 +58,7 @@ class Outbox:
             self._open.remove(dispatch)
         self._open.append(dispatch)
 
-    def acknowledged(self, dispatch: int) -> None:
+    def discard(self, dispatch: int) -> None:
         """The aggregator has the update that answers `dispatch`."""
         if dispatch in self._open:
             self._open.remove(dispatch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import SeedSequence
 
-from agents import keys
+from agents import generator_keys
 
 TRAINING, THINKING, TIMING, ATTACKING, ROUNDING, NOISE = 1, 2, 3, 4, 5, 6
 """Purposes. The mini-batches of each training have a generator of their own, by its sequence number, and
@@ -15,5 +15,5 @@ begun (`agents.client.training_times`)."""
 
 
 def generator(seed: int, client: str, *purpose: int) -> np.random.Generator:
-    key = (*keys.key_of(client), *purpose)
+    key = (*generator_keys.key_of(client), *purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

@@ -31,7 +31,7 @@ class Inbox(Generic[T]):
         self._bounded, self._closed = False, False
 
     def receive(self, message: ReceivedMessage) -> None:
-        """Put `message`, as soon as there is room: the sink of a connection. Before the first `take`
+        """Put `message`, as soon as there is room: the sink of a connection. Before the first `drain`
         there always is: the connection is being opened, and the broker's answer to that comes among the
         messages."""
         with self._room:
@@ -44,7 +44,7 @@ class Inbox(Generic[T]):
         """Put what is no message, at once; a signal handler may do so, too."""
         self._queue.put(thing)
 
-    def take(self, timeout: float) -> list[ReceivedMessage | T]:
+    def drain(self, timeout: float) -> list[ReceivedMessage | T]:
         """All that is there now, and no more than that, however fast more comes; waits up to `timeout`
         seconds for the first."""
         self._bounded = not self._closed

@@ -114,9 +114,9 @@ class StreamingClient(paho.Client):
         super()._check_keepalive()
 
     def _on_small(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        self._take(message.topic, self._joiner.add(message.topic, bytes(message.payload)))
+        self._pass_on(message.topic, self._joiner.add(message.topic, bytes(message.payload)))
 
-    def _take(self, topic: str, payload: bytes | bytearray | None) -> None:
+    def _pass_on(self, topic: str, payload: bytes | bytearray | None) -> None:
         if payload is not None:
             self._sink(topic, payload, self._arrived_at)
 
@@ -214,7 +214,7 @@ class StreamingClient(paho.Client):
             payload = arriving.payload
             if arriving.share is not None:
                 payload = self._joiner.filled(arriving.topic, arriving.share)
-            self._take(arriving.topic, payload)
+            self._pass_on(arriving.topic, payload)
         if arriving.identifier is None:
             return MQTTErrorCode.MQTT_ERR_SUCCESS
         return self._send_puback(arriving.identifier)

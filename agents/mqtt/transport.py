@@ -182,7 +182,11 @@ class Connection:
         patience = _Patience(timeout, None)
         if patient:
             patience = _Patience(max(timeout, self._keepalive), lambda: self._paho.moved)
-        if self._will is None or not self._paho.is_connected() or self._told(self._will, patience):
+        if (
+            self._will is None
+            or not self._paho.is_connected()
+            or self._publish_will(self._will, patience)
+        ):
             self._paho.disconnect()
         elif (left := self._paho.socket()) is not None:
             with suppress(OSError):
@@ -191,7 +195,7 @@ class Connection:
         with self._order:
             self._paho.close_sockets()
 
-    def _told(self, will: tuple[str, bytes], patience: _Patience) -> bool:
+    def _publish_will(self, will: tuple[str, bytes], patience: _Patience) -> bool:
         """Publish `will`; whether the broker has it."""
         while self._held is not None:  # the connection is new, and something may have to go first
             if patience.is_over():

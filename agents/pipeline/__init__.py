@@ -67,7 +67,7 @@ class ServerSteps:
         step = next((self._by_field[name] for name in encoded.fields if name in self._by_field), None)
         if step is None or self.sums not in (None, step):
             return f"encoded by no step of this run: {', '.join(encoded.fields):.80}"
-        return step.received(client, message, encoded, base)
+        return step.receive(client, message, encoded, base)
 
     def add_noise(self, w: Vector, version: int, used: Sequence[Contribution]) -> None:
         """Add what the steps add to `w` when `version` was made of the updates in `used`."""

@@ -59,7 +59,7 @@ class Compressed:
         return Encoded(fields, self.arrays)
 
     @classmethod
-    def of(cls, encoded: Encoded) -> Compressed:
+    def from_encoded(cls, encoded: Encoded) -> Compressed:
         """What was `encoded`. Raises ValueError if no method makes arrays of these types and lengths."""
         fields, arrays = encoded.fields, encoded.arrays
         method = fields["compression"]
@@ -243,9 +243,9 @@ class Expander(ServerStep):
     def __init__(self, parameters: int) -> None:
         self._parameters = parameters
 
-    def decoded(self, encoded: Encoded) -> Vector:
+    def decode(self, encoded: Encoded) -> Vector:
         """No more memory is taken than a model's."""
-        compressed = Compressed.of(encoded)
+        compressed = Compressed.from_encoded(encoded)
         if compressed.size != self._parameters:
             raise ValueError(f"another model: {compressed.size} parameters, expected {self._parameters}")
         return compressed.dense()

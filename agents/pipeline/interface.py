@@ -25,7 +25,7 @@ A complete step, to copy from. It sends the sign of each coordinate and one scal
             return Encoded({"signs": repr(self.scale)}, {"w": np.sign(progress).astype(np.int8)})
 
     class SignsAtServer(ServerStep):
-        def decoded(self, encoded: Encoded) -> Vector:
+        def decode(self, encoded: Encoded) -> Vector:
             return encoded.arrays["w"] * np.float32(encoded.fields["signs"])
 """
 
@@ -94,27 +94,28 @@ class PeerError(Exception):
 
 
 class Exchange(Protocol):
-    """Messages of a step between clients, and its answers to the server. `meet` and `take` may be
-    called in another thread than the rest."""
+    """Messages of a step between clients, and its answers to the server.
+
+    `add_peer` and `receive_share` may be called in another thread than the other methods."""
 
     @property
     def public(self) -> bytes:
-        """Public key of the client's process, which all others are to `meet`."""
+        """Public key of the client's process, which all others are to `add_peer`."""
 
     @property
     def share_size(self) -> int:
-        """Bytes of each message that others `take`."""
+        """Bytes of each message that others `receive_share`."""
 
-    def meet(self, client: str, key: bytes) -> None:
+    def add_peer(self, client: str, key: bytes) -> None:
         """`client` is there with this public key. Raises PeerError."""
 
     def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
         """Prepare the update that will answer `dispatch`; yield other clients and a message for each."""
 
-    def prepared(self, dispatch: int, took: Nanoseconds) -> None:
+    def note_preparation_time(self, dispatch: int, took: Nanoseconds) -> None:
         """Note that it took so long until the messages that are about `dispatch` were on their way."""
 
-    def take(self, sender: str, payload: bytes | bytearray) -> None:
+    def receive_share(self, sender: str, payload: bytes | bytearray) -> None:
         """Take a message of another client. Raises PeerError."""
 
     def answer(self, number: int, wanted: Wanted) -> bytes:
@@ -130,7 +131,7 @@ class SimulatedExchange(Protocol):
         """Prepare the update that will answer `dispatch`, with the clients that are `present`; return
         the number of other clients that get a message."""
 
-    def take(self, sender: str, dispatch: int) -> None:
+    def receive_share(self, sender: str, dispatch: int) -> None:
         """Take the message of `sender` about `dispatch`."""
 
     def answer(self, wanted: Wanted) -> tuple[int, Words | None]:
@@ -156,13 +157,13 @@ class ServerStep:
     """A step at the server, for the life of a run. It is part of the core's state
     (`agents.aggregator.snapshot`)."""
 
-    def received(
+    def receive(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
         """The vector of an update that has passed all other checks, or why there is none; `base` is the
         model that it was trained from, if that is kept."""
         try:
-            vector = self.decoded(encoded)
+            vector = self.decode(encoded)
         except (LookupError, ValueError) as error:
             return str(error)
         if message.kind == "model":
@@ -171,7 +172,7 @@ class ServerStep:
             vector += base
         return vector
 
-    def decoded(self, encoded: Encoded) -> Vector:
+    def decode(self, encoded: Encoded) -> Vector:
         """The vector that was encoded, float32 and the caller's own. Raises ValueError, or LookupError,
         if there is none."""
         raise NotImplementedError
@@ -205,6 +206,6 @@ class UpdateStep(ABC):
         """Measure here what its exchange costs a client, with so many parameters."""
         return NO_EXCHANGE
 
-    def exchanged(self, parameters: int) -> int:
+    def exchanged_bytes(self, parameters: int) -> int:
         """Bytes that a client sends to others in each round, and gets from them."""
         return 0

@@ -22,7 +22,7 @@ from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
 from agents.pipeline import ServerSteps
 from agents.pipeline.compression import Compressed, TopK
-from agents.pipeline.secure.masked import DIVERGED, Masked
+from agents.pipeline.secure.masked_update import DIVERGED, Masked
 from agents.pipeline.secure.settings import SecureRun
 from agents.rules.client_half import ClientSide, Kind
 from agents.rules.interface import Server

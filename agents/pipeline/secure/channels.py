@@ -31,7 +31,7 @@ class Channels:
     def public(self) -> bytes:
         return self._private.public_key().public_bytes_raw()
 
-    def check(self, peer: bytes) -> None:
+    def check_key(self, peer: bytes) -> None:
         """Raise ChannelError where no secret can be shared with who has the public key `peer`."""
         self._cipher(peer)
 
@@ -39,13 +39,13 @@ class Channels:
         """Nobody has the public key `peer` any more. (With it again, the secret is the same.)"""
         self._ciphers.pop(peer, None)
 
-    def sealed(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
+    def seal(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
         """`content` for who has the public key `peer`; `about` is not sent, but must be the same when it
         is opened. Raises ChannelError."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._cipher(peer).encrypt(nonce, content, _flat(about))
 
-    def opened(self, message: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
+    def open(self, message: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
         """Raises ChannelError for what was not sealed like this, by `peer` for us."""
         nonce, rest = message[:_NONCE_BYTES], message[_NONCE_BYTES:]
         try:

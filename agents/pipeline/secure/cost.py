@@ -21,9 +21,9 @@ def measure_cost(secure: SecureRun, parameters: int) -> ExchangeCost:
     names = [secure.clients[0], secure.clients[-1]]
     party, peer = (Party("run", name, secure, parameters) for name in names)
     for name in secure.clients:
-        party.meet(name, Party("run", name, secure, 1).public)
-    party.meet(peer.name, peer.public)
-    peer.meet(party.name, party.public)
+        party.add_peer(name, Party("run", name, secure, 1).public)
+    party.add_peer(peer.name, peer.public)
+    peer.add_peer(party.name, party.public)
     update, rng = np.zeros(parameters, np.float32), np.random.default_rng(0)
     masks, shares, answers = [], [], []
     for turn in range(1 + _TRIES):
@@ -35,7 +35,7 @@ def measure_cost(secure: SecureRun, parameters: int) -> ExchangeCost:
             masks.append(time.process_time() - began)
             if peer.name in sealed:
                 began = time.process_time()
-                peer.take(party.name, sealed[peer.name])
+                peer.receive_share(party.name, sealed[peer.name])
                 shares.append(time.process_time() - began)
         began = time.process_time()
         party.answer(turn, [(party.name, dispatch, 1) for dispatch in dispatches])

@@ -36,7 +36,7 @@ class Field:
     def p(self) -> int:
         return (1 << self.bits) - 1
 
-    def reduced(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def reduce(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """`values` modulo p; they are changed in place."""
         p, bits = np.uint64(self.p), np.uint64(self.bits)
         bound = 1 << 64
@@ -68,11 +68,11 @@ class Field:
             part = right[:, start : start + _COLUMNS]
             high = halves @ (part >> np.uint32(_HALF)).astype(np.float64)
             low = halves @ (part & np.uint32(low_mask)).astype(np.float64)
-            middle = self.reduced((high[rows:] + low[:rows]).astype(np.uint64))
+            middle = self.reduce((high[rows:] + low[:rows]).astype(np.uint64))
             middle *= unit
             middle += low[rows:].astype(np.uint64)
             middle += high[:rows].astype(np.uint64) * high_unit
-            result[:, start : start + _COLUMNS] = self.reduced(middle)
+            result[:, start : start + _COLUMNS] = self.reduce(middle)
         return result
 
     def sum(self, left: Words, right: Words) -> Words:

@@ -22,8 +22,8 @@ from agents.pipeline.secure import masks, secure_messages
 from agents.pipeline.secure.channels import KEY_BYTES, ChannelError, Channels
 from agents.pipeline.secure.coding import code_of
 from agents.pipeline.secure.field import FIELD, Words
-from agents.pipeline.secure.masked import DIVERGED, Masked
-from agents.pipeline.secure.quantised import Grid, dominates
+from agents.pipeline.secure.masked_update import DIVERGED, Masked
+from agents.pipeline.secure.quantisation import Grid, dominates
 from agents.pipeline.secure.settings import SecureRun
 from agents.timing.nanoseconds import Nanoseconds
 
@@ -40,8 +40,10 @@ class _Mask:
 
 
 class Party:
-    """The client `name`, for models of `size` parameters. `meet` and `take` may be called in another
-    thread than the rest, and never wait for a computation there."""
+    """One client's side: the client `name`, for models of `size` parameters.
+
+    `add_peer` and `receive_share` may be called in another thread than the other methods. They never
+    wait for a computation of that thread."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Party:
 
     @property
     def public(self) -> bytes:
-        """Its public key, which the others are to `meet`."""
+        """Its public key, which the others are to `add_peer`."""
         return self._channels.public
 
     @property
@@ -74,7 +76,7 @@ class Party:
         """Bytes of the message with a share."""
         return secure_messages.share_size(self.code.length)
 
-    def meet(self, client: str, key: bytes) -> None:
+    def add_peer(self, client: str, key: bytes) -> None:
         """`client` is there with this public key; of one that started anew, it is another one than
         before. Raises PeerError."""
         if client not in self._places or len(key) != KEY_BYTES:
@@ -85,7 +87,7 @@ class Party:
             if (former := self._keys.pop(client, None)) is not None:
                 self._channels.forget(former)
         try:
-            self._channels.check(bytes(key))
+            self._channels.check_key(bytes(key))
         except ChannelError as error:  # found here, it spoils nobody's masks
             raise PeerError(f"{error} of {client}") from error
         with self._lock:
@@ -113,12 +115,10 @@ class Party:
             about = self._about(self.name, name, dispatch)
             yield (
                 name,
-                secure_messages.encode_share(
-                    dispatch, self._channels.sealed(content, keys[name], about)
-                ),
+                secure_messages.encode_share(dispatch, self._channels.seal(content, keys[name], about)),
             )
 
-    def prepared(self, dispatch: int, took: Nanoseconds) -> None:
+    def note_preparation_time(self, dispatch: int, took: Nanoseconds) -> None:
         """Note how long the mask and its shares took."""
         self._masks[dispatch].took = took
 
@@ -126,12 +126,12 @@ class Party:
         """The update that answers `dispatch`, shape (d,), as it is sent; `rng` rounds it."""
         mask = self._masks.pop(dispatch)
         try:
-            words, outside = self.grid.rounded(vector, rng)
+            words, outside = self.grid.round(vector, rng)
         except ValueError:
             words, outside = np.zeros(vector.size, np.uint32), DIVERGED
         return Masked(FIELD.sum(words, mask.words), mask.holders, outside, mask.took)
 
-    def take(self, sender: str, payload: bytes | bytearray) -> None:
+    def receive_share(self, sender: str, payload: bytes | bytearray) -> None:
         """A share of a mask of `sender`. Raises PeerError."""
         try:
             dispatch, sealed = secure_messages.decode_share(payload, self.code.length)
@@ -140,7 +140,7 @@ class Party:
             if key is None:
                 raise PeerError(f"a share of {sender}, whose key is not known")
             about = self._about(sender, self.name, dispatch)
-            content = self._channels.opened(sealed, key, about)
+            content = self._channels.open(sealed, key, about)
             share = secure_messages.elements(np.frombuffer(content, "<u4"))
         except (secure_messages.SecureWireError, ChannelError) as error:
             raise PeerError(f"a share of {sender}: {error}") from error

@@ -20,7 +20,7 @@ from agents.aggregator.actions import Log
 from agents.models.vectors import Vector
 from agents.pipeline.interface import BASE_LACKS, ServerStep
 from agents.pipeline.secure.field import Words
-from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.masked_update import Masked
 from agents.pipeline.secure.secure_messages import sum_size
 from agents.pipeline.secure.sums import MaskedSums, Sum, Summand
 from agents.rules.interface import SumUp
@@ -33,7 +33,7 @@ _MAX_ASKED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SumBegun:
     """Sum `number` waits for the shares of `holders`."""
 
     number: int
@@ -43,7 +43,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Opened:
+class SumOpened:
     number: int
     wanted: SumUp
     """With the weights that the updates have in `total`."""
@@ -52,7 +52,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lost:
+class SumLost:
     number: int
     wanted: SumUp
     """Nothing comes of its updates."""
@@ -102,16 +102,16 @@ class SecureSums(ServerStep):
         """From when shares were asked for: what has not been opened by then is lost."""
         return from_seconds(self.sums.settings.timeout)
 
-    def received(
+    def receive(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
         """What is known of a masked update: of a model, what it was trained from. It waits for its
         sum."""
         try:
-            masked = Masked.of(encoded)
+            masked = Masked.from_encoded(encoded)
         except ValueError as error:
             return f"masked: {error}"
-        if (problem := self.sums.unfit(masked)) is not None:
+        if (problem := self.sums.problem_with(masked)) is not None:
             return problem
         if not 0 <= masked.took <= message.sent - message.downloaded:
             return "a mask that took longer than the round, or less than no time"
@@ -120,7 +120,7 @@ class SecureSums(ServerStep):
         self._received[client, message.dispatch] = _WaitingUpdate(masked)
         return base if message.kind == "model" and base is not None else _NOTHING
 
-    def facts(self, client: str, dispatch: int) -> dict[str, Any]:
+    def record_fields(self, client: str, dispatch: int) -> dict[str, Any]:
         """Fields of the record of an update that waits (`agents.events.UpdateApplied`)."""
         masked = self._received[client, dispatch].masked
         return {"masking": to_seconds(masked.took), "outside": masked.outside}
@@ -129,7 +129,7 @@ class SecureSums(ServerStep):
         """The rule has no use for that update."""
         self._received.pop((client, dispatch), None)
 
-    def begin(self, wanted: SumUp, present: Set[str]) -> Asked | Lost:
+    def begin(self, wanted: SumUp, present: Set[str]) -> SumBegun | SumLost:
         """A sum of updates that were received; `present` are those who can answer."""
         summands, lost_by = [], {}
         for used in wanted.contributions:
@@ -140,11 +140,11 @@ class SecureSums(ServerStep):
         found = self.sums.begin(summands, lost_by)
         found.holders &= present
         self._wanted[found.number] = wanted
-        if self.sums.lost(found):
+        if self.sums.is_lost(found):
             return self._lose(found)
         for client in found.holders:
             self._asked.setdefault(client, deque(maxlen=_MAX_ASKED)).append(found.number)
-        return Asked(found.number, found.holders, found.wanted)
+        return SumBegun(found.number, found.holders, found.wanted)
 
     def note_answer(self, client: str, number: int) -> bool:
         """`client` answers about sum `number`; return whether it was asked and had not answered."""
@@ -154,34 +154,36 @@ class SecureSums(ServerStep):
         self._asked[client].remove(number)
         return True
 
-    def awaits(self, client: str, number: int) -> bool:
+    def is_waiting_for(self, client: str, number: int) -> bool:
         """Whether the shares of `client` for sum `number` are of use."""
         found = self.sums.waiting.get(number)
         return found is not None and client in found.holders and client not in found.answers
 
-    def unfit(self, shares: Words) -> str | None:
+    def problem_with_shares(self, shares: Words) -> str | None:
         """Why they are no shares of a sum, or None."""
         if shares.size != self.sums.code.length:
             return f"a sum of shares of {shares.size} words"
         return None
 
-    def answer(self, number: int, client: str, shares: Words | None) -> Opened | Lost | None:
+    def answer(self, number: int, client: str, shares: Words | None) -> SumOpened | SumLost | None:
         """What comes of sum `number` as `client` has answered, None if it cannot. An answer that comes
         late, as enough others were faster, is of no use."""
         found = self.sums.answer(number, client, shares)
         if found is None:
             return None
-        if self.sums.complete(found):
+        if self.sums.is_complete(found):
             return self._open(found)
-        return self._lose(found) if self.sums.lost(found) else None
+        return self._lose(found) if self.sums.is_lost(found) else None
 
-    def gone(self, client: str) -> list[Lost]:
+    def remove_client(self, client: str) -> list[SumLost]:
         """`client` has left: the sums that cannot be opened without it."""
         for received in self._received.values():
             received.lost_by.add(client)
-        return [self._lose(found) for found in self.sums.gone(client) if self.sums.lost(found)]
+        return [
+            self._lose(found) for found in self.sums.remove_client(client) if self.sums.is_lost(found)
+        ]
 
-    def give_up(self, number: int) -> Lost:
+    def give_up(self, number: int) -> SumLost:
         """Sum `number`, which is waiting, has waited for too long."""
         return self._lose(self.sums.waiting[number])
 
@@ -198,22 +200,22 @@ class SecureSums(ServerStep):
         if self.sums.waiting.keys() != self._wanted.keys():
             yield f"the sums {[*self.sums.waiting]} wait, and {[*self._wanted]} are wanted"
 
-    def _open(self, found: Sum) -> Opened | Lost:
+    def _open(self, found: Sum) -> SumOpened | SumLost:
         wanted, largest = self._wanted.pop(found.number), self.sums.settings.largest_weight
-        total = self.sums.opened(found)
+        total = self.sums.open(found)
         if isinstance(total, str):
             reason = f"is lost, as an update or an answer was wrong: {total}"
-            return Lost(found.number, wanted, reason, tuple(sorted(found.answers)))
+            return SumLost(found.number, wanted, reason, tuple(sorted(found.answers)))
         used = tuple(
             replace(one, weight=found.weights[one.client, one.dispatch] / largest)
             for one in wanted.contributions
         )
-        return Opened(found.number, replace(wanted, contributions=used), total)
+        return SumOpened(found.number, replace(wanted, contributions=used), total)
 
-    def _lose(self, found: Sum) -> Lost:
+    def _lose(self, found: Sum) -> SumLost:
         del self.sums.waiting[found.number]
         reason = (
             f"is lost: {len(found.answers)} of {self.sums.settings.needed} clients that are needed "
             f"have answered, and {len(found.holders)} could"
         )
-        return Lost(found.number, self._wanted.pop(found.number), reason)
+        return SumLost(found.number, self._wanted.pop(found.number), reason)

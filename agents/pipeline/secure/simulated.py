@@ -11,8 +11,8 @@ from agents.models.vectors import Vector
 from agents.pipeline.interface import Wanted
 from agents.pipeline.secure.coding import code_of
 from agents.pipeline.secure.field import Words
-from agents.pipeline.secure.masked import DIVERGED, Masked
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.masked_update import DIVERGED, Masked
+from agents.pipeline.secure.quantisation import Grid
 from agents.pipeline.secure.secure_messages import LACKING, share_size, sum_size
 from agents.pipeline.secure.settings import SecureRun
 from agents.timing.nanoseconds import Nanoseconds
@@ -40,10 +40,10 @@ class SimulatedParty:
         self._masks[dispatch] = tuple(holders), took
         while len(self._masks) > _MASKS:
             del self._masks[min(self._masks)]
-        self.take(self._name, dispatch)
+        self.receive_share(self._name, dispatch)
         return len(holders) - 1
 
-    def take(self, sender: str, dispatch: int) -> None:
+    def receive_share(self, sender: str, dispatch: int) -> None:
         self._held.add((sender, dispatch))
 
     def answer(self, wanted: Wanted) -> tuple[int, Words | None]:
@@ -57,7 +57,7 @@ class SimulatedParty:
         """The update that answers `dispatch`, shape (d,), rounded by `rng`."""
         holders, took = self._masks.pop(dispatch)
         try:
-            words, outside = self._grid.rounded(vector, rng)
+            words, outside = self._grid.round(vector, rng)
         except ValueError:
             words, outside = np.zeros(vector.size, np.uint32), DIVERGED
         return Masked(words, holders, outside, took)

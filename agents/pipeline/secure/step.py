@@ -21,8 +21,8 @@ from agents.pipeline.interface import (
     UpdateStep,
 )
 from agents.pipeline.secure.coding import code_of
-from agents.pipeline.secure.masked import FIELD, Masked
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.masked_update import FIELD, Masked
+from agents.pipeline.secure.quantisation import Grid
 from agents.pipeline.secure.secure_messages import share_size
 from agents.pipeline.secure.server import SecureSums
 from agents.pipeline.secure.settings import SecureRun
@@ -67,7 +67,7 @@ class SecureAggregation(SecureRun, UpdateStep):
 
         return measure_cost(self, parameters)
 
-    def exchanged(self, parameters: int) -> int:
+    def exchanged_bytes(self, parameters: int) -> int:
         """Shares of masks."""
         return (len(self.clients) - 1) * share_size(code_of(self, parameters).length)
 

@@ -10,8 +10,8 @@ import numpy as np
 from agents.models.vectors import Vector, norm
 from agents.pipeline.secure.coding import code_of
 from agents.pipeline.secure.field import FIELD, Words
-from agents.pipeline.secure.masked import DIVERGED, Masked
-from agents.pipeline.secure.quantised import Grid, whole_weights
+from agents.pipeline.secure.masked_update import DIVERGED, Masked
+from agents.pipeline.secure.quantisation import Grid, whole_weights
 from agents.pipeline.secure.settings import SecureRun
 
 _ROUNDING = 1e-4
@@ -59,7 +59,7 @@ class MaskedSums:
         self._places = {client: place for place, client in enumerate(settings.clients)}
         self._begun = 0
 
-    def unfit(self, masked: Masked) -> str | None:
+    def problem_with(self, masked: Masked) -> str | None:
         """Why an update cannot go into a sum, or None."""
         if masked.words.size != self.code.size:
             return f"another model: {masked.words.size} parameters, expected {self.code.size}"
@@ -92,7 +92,7 @@ class MaskedSums:
         keys = ((summand.client, summand.dispatch) for summand in summands)
         begun = Sum(
             self._begun,
-            FIELD.reduced(total).astype(np.uint32),
+            FIELD.reduce(total).astype(np.uint32),
             dict(zip(keys, whole, strict=True)),
             holders,
         )
@@ -110,7 +110,7 @@ class MaskedSums:
             found.answers[client] = shares
         return found
 
-    def gone(self, client: str) -> list[Sum]:
+    def remove_client(self, client: str) -> list[Sum]:
         """`client` has lost the shares that it had; the sums that waited for it."""
         touched = []
         for found in self.waiting.values():
@@ -119,14 +119,14 @@ class MaskedSums:
                 touched.append(found)
         return touched
 
-    def lost(self, found: Sum) -> bool:
+    def is_lost(self, found: Sum) -> bool:
         """Whether too few can answer."""
         return len(found.holders) < self.settings.needed
 
-    def complete(self, found: Sum) -> bool:
+    def is_complete(self, found: Sum) -> bool:
         return len(found.answers) >= self.settings.needed
 
-    def opened(self, found: Sum) -> Vector | str:
+    def open(self, found: Sum) -> Vector | str:
         """Σ a_i/A of the updates in a complete sum, A the largest weight: float64, shape (d,). Or why it
         is not the sum of such updates: an update or an answer is wrong, and with a single wrong word of
         an answer so are coordinates of the sum."""
@@ -134,7 +134,7 @@ class MaskedSums:
         shares = np.stack([found.answers[client] for client in clients])
         mask = self.code.mask([self._places[client] for client in clients], shares)
         del self.waiting[found.number]
-        whole = self.grid.whole(FIELD.difference(found.words, mask))
+        whole = self.grid.to_integers(FIELD.difference(found.words, mask))
         most = self.grid.levels * sum(found.weights.values())
         if max(int(whole.max()), -int(whole.min())) > most:
             count = np.count_nonzero(np.abs(whole) > most)

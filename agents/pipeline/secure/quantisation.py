@@ -38,7 +38,7 @@ class Grid:
         """R/L."""
         return self.range / self.levels
 
-    def rounded(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
+    def round(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
         """`vector`, shape (d,), and how many coordinates were outside of the range and are cut to it.
         Raises ValueError for what is not finite."""
         words = np.empty(vector.size, np.uint32)
@@ -58,19 +58,19 @@ class Grid:
     def as_sent(self, vector: Vector, rng: np.random.Generator) -> Vector:
         """What a sum has of `vector`, rounded with `rng`; one that is not finite as it is."""
         try:
-            return self.real(self.rounded(vector, rng)[0])
+            return self.to_reals(self.round(vector, rng)[0])
         except ValueError:
             return vector
 
-    def whole(self, words: Words) -> NDArray[np.int64]:
+    def to_integers(self, words: Words) -> NDArray[np.int64]:
         """A sum of such vectors in steps, shape (d,): from −(p − 1)/2 to (p − 1)/2."""
         whole = words.astype(np.int64)
         whole -= FIELD.p * (whole > FIELD.p // 2)
         return whole
 
-    def real(self, words: Words) -> Vector:
+    def to_reals(self, words: Words) -> Vector:
         """A sum of such vectors as float64, shape (d,)."""
-        return self.whole(words) * self.step
+        return self.to_integers(words) * self.step
 
 
 def heaviest_share(weights: Sequence[int]) -> int:

@@ -40,7 +40,7 @@ class Masked:
         return Encoded({FIELD: bits_of(self.holders), **numbers}, {"masked": words})
 
     @classmethod
-    def of(cls, encoded: Encoded) -> Masked:
+    def from_encoded(cls, encoded: Encoded) -> Masked:
         """What was `encoded`. Raises ValueError."""
         fields, arrays = encoded.fields, encoded.arrays
         if fields.keys() != {FIELD, "outside", "took"} or [*arrays] != ["masked"]:
