@@ -92,7 +92,10 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "another model: 1 numbers in its buffers, expected 0",
     ),
     "another base": ({"base_version": 1}, "base version 1, it was sent 0"),
-    "masked": ({"encoded": _MASKED.encoded}, "encoded by no step of this run: holders, outside, took"),
+    "masked": (
+        {"encoded": _MASKED.encoded},
+        "encoded by a step that this run does not have: holders, outside, took",
+    ),
     "no samples": ({"samples": 0}, "0 samples, expected at least 1"),
     "many samples": ({"samples": 2**63}, "a count of more than"),
     "less than no step": ({"steps": -1}, "-1 steps"),
@@ -209,8 +212,8 @@ def test_a_compressed_one_is_expanded_a_model_from_what_it_was_trained_from(
     [
         (compressed(_W, "model"), "the model that it was trained from is not kept"),
         (compressed(np.zeros(4, np.float32)), "another model: 4 parameters, expected 3"),
-        (huge(), "sizes out of range"),
-        (compressed(_W, indices=np.array([0, 1, 3], np.uint32)), "indices that do not ascend"),
+        (huge(), "out of range"),
+        (compressed(_W, indices=np.array([0, 1, 3], np.uint32)), "indices must ascend"),
         (compressed(np.array([0, np.inf, 0], np.float32)), "not finite"),
     ],
     ids=["no base", "too long", "huge", "forged", "not finite"],

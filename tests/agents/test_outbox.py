@@ -112,7 +112,7 @@ def test_spare_file_that_is_no_regular_file_is_not_written_to(kind: str, tmp_pat
     outbox = Outbox(tmp_path, told.append)
     outbox.put(1, [b"1"])
     assert list(outbox.payloads()) == [b"1"]
-    assert told == [f"{spare} is set aside as spare.aside: it is no regular file"]
+    assert told == [f"{spare} is set aside as spare.aside: it is not a regular file"]
     assert other.read_bytes() == b"somebody else's"
 
 
