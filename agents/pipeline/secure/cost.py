@@ -1,4 +1,4 @@
-"""What secure aggregation costs a client: measured on this host, as clients do it."""
+"""CPU time that secure aggregation costs a client, measured on this host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agents.pipeline.secure.party import Party
 from agents.pipeline.secure.settings import SecureRun
 
 _MESSAGE_TIME = 0.0014
-"""CPU time of a small message beside what is made of it, in seconds on a whole core: waking up, MQTT,
-TCP. Fitted to a run in docker (docs/privacy.md)."""
+"""CPU time to send or receive a small message, without processing its content, in seconds on a whole
+core: waking up, MQTT, TCP. Fitted to a run in docker (docs/privacy.md)."""
 _TRIES = 5
 
 
 def measure_cost(secure: SecureRun, parameters: int) -> ExchangeCost:
-    """What it takes with a model of so many parameters."""
+    """Measure the CPU time per update, share and answer for a model of `parameters` parameters."""
     names = [secure.clients[0], secure.clients[-1]]
     party, peer = (Party("run", name, secure, parameters) for name in names)
     for name in secure.clients:

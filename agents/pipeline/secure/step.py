@@ -1,4 +1,4 @@
-"""Secure aggregation as a step of what is done to an update: it is rounded, and masked."""
+"""Secure aggregation as a step of the update pipeline: an update is rounded and masked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from agents.wire.payloads import Encoded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureAggregation(SecureRun, UpdateStep):
-    """Secure aggregation of one run."""
+    """Secure aggregation of one run, as a step."""
 
     field: ClassVar[str | None] = FIELD
 
@@ -52,12 +52,13 @@ class SecureAggregation(SecureRun, UpdateStep):
 
     @property
     def grid(self) -> Grid:
-        """The numbers that coordinates are rounded to."""
+        """The values to which coordinates are rounded."""
         return Grid(self.range, self.bits)
 
     def memory(self, model: int, *, remembers: bool) -> int:
-        """A mask; its blocks and shares while they are made; as many shares of others' masks as a client
-        keeps; and what a client that remembers has sent and may still be lost. Counted, not measured."""
+        """Return the bytes for a mask, for its blocks and shares while they are made, for the shares of
+        other clients' masks and, if the client remembers what it sent, for its updates that may still be
+        lost. Computed, not measured."""
         held = self.needed + len(self.clients) + self.most_shares
         sent = self.updates if remembers else 0
         return model * (1 + sent) + math.ceil(model / (self.needed - self.colluding)) * held
@@ -68,7 +69,7 @@ class SecureAggregation(SecureRun, UpdateStep):
         return measure_cost(self, parameters)
 
     def exchanged_bytes(self, parameters: int) -> int:
-        """Shares of masks."""
+        """Return the bytes of the shares that a client sends per round."""
         return (len(self.clients) - 1) * share_size(code_of(self, parameters).length)
 
 
@@ -77,7 +78,7 @@ class _Masks(Protocol):
 
 
 class Masking(ClientStep):
-    """One client's rounding and masks; `rng` makes the generator that rounds an update."""
+    """Rounding and masking at one client. `rng` returns the generator that rounds update `sequence`."""
 
     def __init__(
         self,

@@ -211,5 +211,5 @@ def test_constraints() -> None:
     assert code_problem(4, 3, 3) == "colluding (T) is 3, expected from 0 to below needed (U), 3"
     with pytest.raises(ValueError, match="no prime"):
         Field(32)
-    with pytest.raises(ValueError, match="more than the field has points for"):
+    with pytest.raises(ValueError, match="the field has only"):
         MaskCode(5, 4, 1, 1, Field(3))

@@ -74,12 +74,15 @@ def test_the_sum_has_the_weights_that_were_used_up_to_rounding() -> None:
     ("words", "holders", "outside", "problem"),
     [
         ([1, 2], (0, 1, 2), 0, "another model: 2 parameters, expected 3"),
-        ([0, 2**31 - 1, 0], (0, 1, 2), 0, "a word that is not below p"),
+        ([0, 2**31 - 1, 0], (0, 1, 2), 0, "word 2147483647 is not below p = 2147483647"),
         ([1, 1, 1], (0, 1, 2), -1, "not finite: local training diverged"),
-        ([1, 1, 1], (0, 1, 2), 4, "4 coordinates outside of the range"),
-        ([1, 1, 1], (0, 1, 2), -2, "-2 coordinates outside of the range"),
-        ([1, 1, 1], (0, 1, 4), 0, "a share for a client that is not of this run"),
-        ([1, 1, 1], (0, 1), 0, "2 clients have a share of its mask, 3 are needed: too many are away"),
+        ([1, 1, 1], (0, 1, 2), 4, "outside is 4, expected from 0 to 3"),
+        ([1, 1, 1], (0, 1, 2), -2, "outside is -2, expected from 0 to 3"),
+        ([1, 1, 1], (0, 1, 4), 0, "holders: a client that is not in this run"),
+        (
+            *([1, 1, 1], (0, 1), 0),
+            "only 2 clients have a share of its mask, expected at least 3: too many clients are absent",
+        ),
         ([0, 2**31 - 2, 0], (0, 1, 3), 3, None),
     ],
 )
@@ -137,7 +140,7 @@ def test_what_is_beyond_the_range_of_its_updates_is_no_sum_of_them() -> None:
         assert isinstance(_opened(sums, [1.0, 1.0], words), np.ndarray)
     for words in ([127, 128], [FIELD.p - 127, FIELD.p - 128], [2**29, 0]):
         problem = _opened(sums, [1.0, 1.0], words)
-        assert problem == "3 of 3 coordinates are beyond what its updates can add up to"
+        assert problem == "3 of 3 coordinates are larger than its updates can add up to"
     assert isinstance(_opened(sums, [1.0, 0.5], [127, 127]), np.ndarray)  # 2 · 127 + 127
     assert isinstance(_opened(sums, [1.0, 0.5], [127, 128]), str)
     assert not sums.waiting
@@ -148,7 +151,7 @@ def test_what_is_longer_than_its_clipped_updates_is_no_sum_of_them() -> None:
     sums = MaskedSums(replace(_SETTINGS, norm=10 * 3**0.5), 3)
     assert isinstance(_opened(sums, [1.0, 0.5], [10, 10]), np.ndarray)
     problem = _opened(sums, [1.0, 0.5], [10, 11])
-    assert problem == "its norm is 26.8, and its updates are clipped to 26 in all"
+    assert problem == "its norm is 26.8, but its clipped updates add up to 26 at most"
 
 
 def test_of_a_wrong_sum_nothing_is_applied_and_all_who_may_have_lied_are_named() -> None:
@@ -158,8 +161,8 @@ def test_of_a_wrong_sum_nothing_is_applied_and_all_who_may_have_lied_are_named()
     assert sums.answer(number, "b", _SHARE) is None
     lost = sums.answer(number, "a", _SHARE)
     assert isinstance(lost, SumLost)
-    assert lost.reason.startswith("is lost, as an update or an answer was wrong: ")
-    assert lost.reason.endswith(" of 3 coordinates are beyond what its updates can add up to")
+    assert lost.reason.startswith("is lost because an update or an answer was wrong: ")
+    assert lost.reason.endswith(" of 3 coordinates are larger than its updates can add up to")
     assert lost.answered == ("a", "b", "d")
     assert lost.wanted.contributions == wanted("a", "b").contributions
     assert not sums.waiting
@@ -195,7 +198,8 @@ def test_it_is_opened_when_three_have_answered_and_lost_when_two_cannot(
             assert isinstance(came, SumLost)
             assert came.wanted.contributions == wanted("a", "b").contributions
             assert came.reason == (
-                f"is lost: {len(answered)} of 3 clients that are needed have answered, and 2 could"
+                f"is lost: {len(answered)} of the 3 clients that are needed have answered, and only 2 can "
+                "answer"
             )
         else:
             assert came is None
@@ -221,7 +225,9 @@ def test_who_left_has_lost_its_shares_of_what_had_come_and_is_not_asked() -> Non
 def test_what_too_few_can_open_is_lost_at_once() -> None:
     lost = sums_of("a", "b").begin(wanted("a", "b"), {"a", "b"})
     assert isinstance(lost, SumLost)
-    assert lost.reason == "is lost: 0 of 3 clients that are needed have answered, and 2 could"
+    assert lost.reason == (
+        "is lost: 0 of the 3 clients that are needed have answered, and only 2 can answer"
+    )
 
 
 def test_one_client_keeps_several_sums_from_being_opened() -> None:
@@ -250,7 +256,9 @@ def test_what_the_rule_has_no_use_for_is_in_no_sum() -> None:
 
 def test_shares_are_of_one_length() -> None:
     assert sums_of().problem_with_shares(_SHARE) is None
-    assert sums_of().problem_with_shares(np.zeros(3, np.uint32)) == "a sum of shares of 3 words"
+    assert (
+        sums_of().problem_with_shares(np.zeros(3, np.uint32)) == "sum of shares has 3 words, expected 2"
+    )
 
 
 def test_a_client_is_told_of_a_loss_until_it_answers_what_told_it() -> None:
