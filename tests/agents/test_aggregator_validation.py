@@ -228,9 +228,9 @@ _MASKING_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "too long": ({"words": np.zeros(4, np.uint32)}, "another model: 4 parameters, expected 3"),
     "diverged": ({"outside": DIVERGED}, "not finite"),
     "few holders": ({"holders": (0,)}, "only 1 clients have a share of its mask, expected at least 2"),
-    "an unknown holder": ({"holders": (0, 3)}, "a client that is not of this run"),
-    "longer than the round": ({"took": SECOND}, "a mask that took longer than the round"),
-    "less than no time": ({"took": -1}, "less than no time"),
+    "an unknown holder": ({"holders": (0, 3)}, "a client that is not in this run"),
+    "longer than the round": ({"took": SECOND}, "masking time out of range"),
+    "less than no time": ({"took": -1}, "expected from 0 to"),
 }
 
 

@@ -198,8 +198,8 @@ def test_it_is_opened_when_three_have_answered_and_lost_when_two_cannot(
             assert isinstance(came, SumLost)
             assert came.wanted.contributions == wanted("a", "b").contributions
             assert came.reason == (
-                f"is lost: {len(answered)} of the 3 clients that are needed have answered, and only 2 can "
-                "answer"
+                f"is lost: {len(answered)} of the 3 clients that are needed have answered, and only 2 "
+                "can answer"
             )
         else:
             assert came is None
