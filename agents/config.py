@@ -35,7 +35,7 @@ OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 
 
 Durability = Literal["none", "checkpoint", "update", "recording"]
-"""What a crash of the aggregator loses (docs/guarantees.md). `none`: the run. `checkpoint`: everything
+"""Loss by a crash of the aggregator (docs/guarantees.md). `none`: the run. `checkpoint`: everything
 after the last checkpoint. `update`: no acknowledged update. `recording`: nothing, and all inputs are
 kept for `testbed replay`."""
 LOGGED: tuple[Durability, ...] = ("update", "recording")
@@ -290,8 +290,8 @@ class UpdateBounds:
     """C, maximum ℓ2 norm of an update; for an update that is a model, of its difference to the global
     model. None: no bound."""
     over_norm: Literal["clip", "drop"] = "clip"
-    """What happens to an update with a larger norm. clip: Δ ← Δ · C/‖Δ‖ (Sun et al. 2019, arXiv
-    1911.07963). drop: it is rejected."""
+    """Treatment of an update with a larger norm. clip: Δ ← Δ · C/‖Δ‖ (Sun et al. 2019, arXiv
+    1911.07963). drop: reject it."""
     staleness: Annotated[int, "count from 0"] | None = None
     """Maximum number of versions between the model that it was trained from and the one at its arrival.
     None: no bound."""

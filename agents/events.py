@@ -200,7 +200,7 @@ class Acted:
     everything but CPU shares), when the order was sent."""
     device: str
     source: str
-    """Who ordered the action: `scenario` (with churn, availability and heat), `hand` (a user during the
+    """Origin of the action: `scenario` (with churn, availability and heat), `hand` (a user during the
     run) or `aggregator` (which ends a client that floods it)."""
     lateness: float
     """Seconds between the time when the action was due and `at`."""

@@ -55,7 +55,7 @@ class _Arriving:
     left: int
     """Bytes that have not arrived yet."""
     place: memoryview
-    """Where the next bytes are written."""
+    """Memory for the next bytes."""
     topic: str | None = None
     """Topic; None until the beginning of the packet has arrived."""
     identifier: int | None = None
