@@ -222,7 +222,7 @@ class SecureSums(ServerStep):
     def _lose(self, found: Sum) -> SumLost:
         del self.sums.waiting[found.number]
         reason = (
-            f"is lost: {len(found.answers)} clients have answered and {len(found.holders)} could, expected "
-            f"at least {self.sums.settings.needed} answers"
+            f"is lost: {len(found.answers)} clients have answered and {len(found.holders)} could, "
+            f"expected at least {self.sums.settings.needed} answers"
         )
         return SumLost(found.number, self._wanted.pop(found.number), reason)
