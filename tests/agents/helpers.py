@@ -19,7 +19,7 @@ from agents.aggregator.evaluation import Evaluation
 from agents.aggregator.settings import Settings
 from agents.client.core import ClientCore, ClientIdentity, Outcome
 from agents.client.training_times import Timing
-from agents.config import LocalTraining, Named, RandomDuration, StopConditions
+from agents.config import DrawnDuration, LocalTraining, Named, StopConditions
 from agents.device_actions import Join
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
@@ -378,7 +378,7 @@ class Simulation:
         return (start + share * rest).astype(start.dtype)
 
     def _device(self, name: str, last: Device | None) -> Device:
-        timing = RandomDuration("constant", {"value": self._periods[name]})
+        timing = DrawnDuration("constant", {"value": self._periods[name]})
         planned = PlannedDevice(
             name=name, group=name, cpu=None, memory=0, local=self.local, timing=timing
         )

@@ -1,4 +1,5 @@
-"""Secure aggregation of buffers: the server learns sums of updates, and no single one (docs/privacy.md).
+"""Secure aggregation of buffers: the server learns sums of updates, and no single one
+(docs/concepts/privacy.md).
 
 LightSecAgg in its asynchronous form (So et al., MLSys 2022, arXiv 2109.14236, section 4.2). `field`,
 `coding`, `masks`, `quantisation` and `channels` are its mathematics, `party` is the client's side,
