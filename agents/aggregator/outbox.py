@@ -1,6 +1,6 @@
 """What the aggregator's core wants sent, as messages on their topics.
 
-They wait here until the inputs that they follow from are on the disk (docs/guarantees.md).
+They wait here until the inputs that they follow from are on the disk (docs/concepts/durability.md).
 """
 
 from __future__ import annotations
