@@ -102,9 +102,9 @@ class Flower(Task):
 def _found(key: str, reference: str) -> Any:
     """What the parameter `key` names of own code. Raises ValueError where there is no such thing."""
     try:
-        return user_code.attribute(reference)
+        return user_code.load_attribute(reference)
     except LookupError as error:
-        if user_code.raised(error):
+        if user_code.is_from_own_code(error):
             raise
         raise ValueError(f"{key}: {error}") from error
 

@@ -60,14 +60,14 @@ class Catalog:
         """Profile of `group`; None if it has none, or if only its name is known."""
         return self.profiles.devices.get(group.profile or "")
 
-    def link(self, group: DeviceGroup) -> config.Link | None:
+    def link(self, group: DeviceGroup) -> config.AccessLink | None:
         """Link of `group` at the start, without its trace: the topology's values, else its class's; None
         without a link."""
         link = group.link
         if link is None or link.kind is None:
             return None if link is None else link.plain()
         by_class: LinkClass = self.profiles.link(link.kind)
-        return config.Link(
+        return config.AccessLink(
             by_class.up if link.up is None else link.up,
             by_class.down if link.down is None else link.down,
             (by_class.rtt if link.rtt is None else link.rtt) or 0.0,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from agents import pipeline
-from agents.config import Local, Named
+from agents.config import LocalTraining, Named
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import NO_EXCHANGE, ClientContext, ExchangeCost
@@ -171,18 +171,20 @@ def with_step_time(virtual: Virtual, step: StepTime) -> Virtual:
     return virtual.model_copy(update=found)
 
 
-def step_work_key(local: Local) -> Local:
+def step_work_key(local: LocalTraining) -> LocalTraining:
     """Return `local` without the settings that do not change the work of a step."""
     return replace(local, lr=0.0, lr_by_step=None, lr_by_version=None, steps=None, epochs=None)
 
 
-def cache_step_time(task: Task, local: Local, step: StepTime, frozen: Sequence[str] = ()) -> None:
+def cache_step_time(
+    task: Task, local: LocalTraining, step: StepTime, frozen: Sequence[str] = ()
+) -> None:
     """Cache the measured time of a step on this host, for later plans."""
     if (path := _step_time(task, local, frozen)) is not None:
         cache.keep(path, f"{step.whole!r} {step.sliced!r}\n")
 
 
-def cached_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> StepTime | None:
+def cached_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ()) -> StepTime | None:
     """Return the time of a step when it was last measured on this host; None if it never was."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
@@ -193,7 +195,7 @@ def cached_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> St
     return StepTime(whole, sliced) if 0 < whole <= sliced < math.inf else None
 
 
-def _step_time(task: Task, local: Local, frozen: Sequence[str]) -> Path | None:
+def _step_time(task: Task, local: LocalTraining, frozen: Sequence[str]) -> Path | None:
     if (fingerprint := model_check.fingerprint(task, frozen)) is None:
         return None
     facts = repr((fingerprint, step_work_key(local), calibration.calibrated_host()))
@@ -243,7 +245,7 @@ def message_sizes(
         rng=lambda *_: np.random.default_rng(0),
         simulated=True,
     )
-    for step in pipeline.at_client(encoding, context):
+    for step in pipeline.build_client_steps(encoding, context):
         if step.simulated_exchange is not None:
             step.simulated_exchange.prepare(0, clients, 0)
         made = step.apply(np.zeros_like(w), 0, 0)
@@ -276,5 +278,5 @@ def message_sizes(
 
 
 def _size(message: payloads.ModelMessage | payloads.UpdateMessage) -> int:
-    head, views = payloads.laid_out(message)
+    head, *views = payloads.lay_out(message)
     return len(head) + sum(view.nbytes for view in views)

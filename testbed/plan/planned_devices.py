@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agents.config import Access, Duration, Link, Local, Named
+from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, SharedLink
 from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import feasibility
@@ -53,21 +53,21 @@ class PlannedDevice:
     """CPU share in device time, in cores; None only in virtual time."""
     memory: int
     """Memory limit in bytes."""
-    local: Local
+    local: LocalTraining
     """Local training."""
     cores: str = ""
     """cpuset, such as `1-3`; empty in virtual time."""
     core_speed: float = 1.0
     """Speed of a core of its machine, relative to a core of this host."""
-    link: Link | None = None
+    link: AccessLink | None = None
     """The device's own link at the start of the run; None: not shaped."""
     trace: tuple[Trace, ...] = ()
     """Changes of its own link during the run."""
-    access: Access | None = None
+    access: SharedLink | None = None
     """Access link that it shares with others; None: none."""
-    think: Duration | None = None
+    think: DrawnDuration | None = None
     """Pause after each update; None: no pause."""
-    timing: Duration | None = None
+    timing: DrawnDuration | None = None
     """Minimum duration of a training, from when it could begin; to be divided by `speed`. None: no
     minimum."""
     gflops: float | None = None
@@ -97,27 +97,31 @@ class PlannedDevice:
         return self.cpu / self.dilation
 
     @property
-    def host_link(self) -> Link | None:
+    def host_link(self) -> AccessLink | None:
         """The device's own link in the host's time; None: not shaped."""
-        return None if self.link is None else Link(**to_host_time(asdict(self.link), self.dilation))
-
-    @property
-    def host_access(self) -> Access | None:
-        """The shared access link in the host's time; None: none."""
         return (
-            None if self.access is None else Access(**to_host_time(asdict(self.access), self.dilation))
+            None if self.link is None else AccessLink(**to_host_time(asdict(self.link), self.dilation))
         )
 
     @property
-    def end_to_end(self) -> Link | None:
-        """The whole path between device and server at the start of the run, if no other device uses it;
-        None: not shaped."""
-        return None if self.is_direct else (self.link or Link()).behind(self.access)
+    def host_access(self) -> SharedLink | None:
+        """The shared access link in the host's time; None: none."""
+        return (
+            None
+            if self.access is None
+            else SharedLink(**to_host_time(asdict(self.access), self.dilation))
+        )
 
     @property
-    def host_end_to_end(self) -> Link | None:
+    def end_to_end(self) -> AccessLink | None:
+        """The whole path between device and server at the start of the run, if no other device uses it;
+        None: not shaped."""
+        return None if self.is_direct else (self.link or AccessLink()).limited_by(self.access)
+
+    @property
+    def host_end_to_end(self) -> AccessLink | None:
         """The whole path in the host's time; None: not shaped."""
-        return None if self.is_direct else (self.host_link or Link()).behind(self.host_access)
+        return None if self.is_direct else (self.host_link or AccessLink()).limited_by(self.host_access)
 
     @property
     def is_direct(self) -> bool:
@@ -302,7 +306,7 @@ def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     return made
 
 
-def duration_text(duration: Duration | None) -> str | None:
+def duration_text(duration: DrawnDuration | None) -> str | None:
     """Format as `200ms`, or as the name of the distribution; None stays None."""
     if duration is None:
         return None

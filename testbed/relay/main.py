@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import assert_never
 
 from agents import config, disturbances
-from agents.config import Access, Broker, Link
+from agents.config import AccessLink, BrokerAccess, SharedLink
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.mqtt.topics import ROUTER, Topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.realtime import realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
@@ -38,15 +38,15 @@ class RelayConfig:
 
     run: str
     """Id of the run."""
-    broker: Broker
+    broker: BrokerAccess
     """Address of the broker, and the relay's login."""
     targets: tuple[int, ...]
     """Ports on the broker's host that the devices reach through their links."""
     listeners: Mapping[str, tuple[int, ...]]
     """Device -> inherited file descriptors of its listening sockets, one per target."""
-    links: Mapping[str, Link]
+    links: Mapping[str, AccessLink]
     """Device -> its own link; only devices that have one."""
-    access: Mapping[str, Access]
+    access: Mapping[str, SharedLink]
     """Device -> its shared access link; only devices that have one."""
     traffic: str
     """Path of the file with the traffic counters (testbed.relay.traffic) of the devices in
@@ -58,7 +58,7 @@ class RelayConfig:
 class OwnLink:
     """A device's own link, without the access link that it may share with others."""
 
-    def __init__(self, link: Link, seed: int, device: str, traffic: Traffic) -> None:
+    def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
         self.up, self.down = (
             Lane(
@@ -73,7 +73,7 @@ class OwnLink:
         """Change the link. Called in the relay's thread."""
         now = time.monotonic()
         if isinstance(action, SetLink):
-            self.link = self.link.changed(action.changes)
+            self.link = self.link.with_changes(action.changes)
         for lane, shape in zip((self.up, self.down), _shapes(self.link), strict=True):
             match action:
                 case SetLink():
@@ -87,17 +87,17 @@ class OwnLink:
             lane.advance()
 
 
-def _shapes(link: Link) -> tuple[Shape, Shape]:
+def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
     """Return the shapes of the two directions of `link`: up and down."""
     up, down = (Shape(rate, link.rtt / 2, link.jitter) for rate in (link.up, link.down))
     return up, down
 
 
-def shared_lanes(access: Mapping[str, Access]) -> dict[str, tuple[list[Lane], list[Lane]]]:
+def shared_lanes(access: Mapping[str, SharedLink]) -> dict[str, tuple[list[Lane], list[Lane]]]:
     """Return, for each device, the lanes of its shared access link: up and down."""
     made: dict[tuple[str, str], Lane] = {}
 
-    def lanes(shared: Access, direction: str, rate: int | None) -> list[Lane]:
+    def lanes(shared: SharedLink, direction: str, rate: int | None) -> list[Lane]:
         if rate is None:
             return []
         return [made.setdefault((shared.name, direction), Lane(Shape(rate), random.random))]
@@ -113,7 +113,10 @@ def main() -> None:
     relay = Relay()
     shared = shared_lanes(cfg.access)
     traffic = Traffic(Path(cfg.traffic), cfg.listeners)
-    own = {name: OwnLink(cfg.links.get(name, Link()), cfg.seed, name, traffic) for name in cfg.listeners}
+    own = {
+        name: OwnLink(cfg.links.get(name, AccessLink()), cfg.seed, name, traffic)
+        for name in cfg.listeners
+    }
     for name, link in own.items():
         # The shared access link comes first in both directions: no byte is read before it has room.
         up, down = shared.get(name, ([], []))
@@ -131,7 +134,7 @@ def main() -> None:
         found = messages.Disturbance(ROUTER, at, since, "the relay stood still")
         connection.publish(names.telemetry(ROUTER), messages.encode(found))
 
-    def apply(event: Received) -> None:
+    def apply(event: ReceivedMessage) -> None:
         """Carry out an order, in paho's thread; report an invalid one."""
         try:
             order = messages.decode(names, event.topic, event.payload)

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device.link_probe import fastest, pace, round_trip_figures
 from agents.wire.messages import LinkFigures
 from testbed.relay.pipe import SEGMENT, on_wire
@@ -37,7 +37,7 @@ _SILENCE_TIMEOUT_SECONDS = 30.0
 """Seconds, in addition to the link's delay, within which the next byte must arrive."""
 
 
-def measure(requested: Link, host: str, port: int) -> LinkFigures:
+def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
     """Measure the link `requested` through its `port` to the server of `probe_server`.
 
     `rtt` is in seconds; `jitter` is the standard deviation of round trips, in seconds; `up` and `down`

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents import config
-from agents.config import Broker, Link
+from agents.config import AccessLink, BrokerAccess
 from agents.mqtt.topics import ROUTER
-from agents.wire.messages import LinkFigures, Probe
+from agents.wire.messages import LinkFigures, LinkProbe
 from testbed.errors import HostError
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
@@ -38,7 +38,7 @@ class StartedRelay:
 
     ports: Mapping[str, int]
     """Device -> port that leads to the broker."""
-    probes: Sequence[Probe]
+    probes: Sequence[LinkProbe]
     """Measurements of the links."""
     traffic: Traffic
     """Counters of all traffic, including that of the measurements."""
@@ -54,7 +54,7 @@ def is_needed(spec: RunSpec) -> bool:
 
 
 def launch_relay(
-    spec: RunSpec, broker: Broker, port: int, spawn: Callable[[Sequence[int]], None]
+    spec: RunSpec, broker: BrokerAccess, port: int, spawn: Callable[[Sequence[int]], None]
 ) -> StartedRelay:
     """Start the relay, and measure the links.
 
@@ -88,7 +88,7 @@ def launch_relay(
         relay_probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
         found = _measure_links(host, ports, [d for d in devices if not d.is_direct])
     at = time.monotonic()
-    probes = [Probe(device, at, figures) for device, figures in found.items()]
+    probes = [LinkProbe(device, at, figures) for device, figures in found.items()]
     return StartedRelay({name: own[_BROKER] for name, own in ports.items()}, probes, traffic)
 
 
@@ -104,7 +104,7 @@ def _measure_links(
     def measure(device: PlannedDevice) -> LinkFigures:
         try:
             return relay_probe.measure(
-                device.host_end_to_end or Link(), host, ports[device.name][_PROBES]
+                device.host_end_to_end or AccessLink(), host, ports[device.name][_PROBES]
             )
         except OSError as error:  # an unmeasured link fails the run
             raise HostError(

@@ -106,7 +106,7 @@ def _ask(code: UserCode, question: str, kind: Kind, name: str, **facts: Any) -> 
     """Ask about a class. Raises ValueError if the class refuses, RaisedError with the traceback if its
     code raises."""
     request = {"question": question, "kind": kind, "name": name, **facts}
-    return _inspector(code).ask(user_code.plain(request))
+    return _inspector(code).ask(user_code.as_json_values(request))
 
 
 @functools.lru_cache(maxsize=8)
