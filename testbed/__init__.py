@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from testbed.api.handle import RunHandle as RunHandle
     from testbed.api.launching import Launch as Launch
     from testbed.api.launching import distribution as distribution
-    from testbed.api.launching import planned as planned
-    from testbed.api.launching import validated as validated
+    from testbed.api.launching import plan_run as plan_run
+    from testbed.api.launching import validate as validate
     from testbed.api.machine import build_images as build_images
     from testbed.api.machine import calibrate as calibrate
     from testbed.api.machine import doctor as doctor
@@ -74,8 +74,8 @@ bundle.make_importable()
 _WHERE = {
     "RunHandle": "testbed.api.handle",
     "Launch": "testbed.api.launching",
-    "planned": "testbed.api.launching",
-    "validated": "testbed.api.launching",
+    "plan_run": "testbed.api.launching",
+    "validate": "testbed.api.launching",
     "distribution": "testbed.api.launching",
     "up": "testbed.api.running",
     "start": "testbed.api.running",

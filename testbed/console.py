@@ -106,7 +106,7 @@ def busy(text: str) -> Iterator[None]:
         yield
 
 
-class Progress:
+class ProgressReporter:
     """Tells from time to time how much is done of something that takes long, and the time that is left:
     first after two seconds, and then ever more rarely."""
 
@@ -134,10 +134,10 @@ def time_left(taken: float, done: float, total: float) -> str:
     """`about 40 s left`, where `done` of `total` equal pieces took `taken` seconds; empty where that is
     too early to say, or hardly worth it."""
     left = taken / done * (total - done) if done else math.inf
-    return "" if taken < _WORTH_SECONDS else about(left)
+    return "" if taken < _WORTH_SECONDS else time_left_text(left)
 
 
-def about(left: float) -> str:
+def time_left_text(left: float) -> str:
     """`about 40 s left`; empty where that is hardly worth it, or never."""
     if not _WORTH_SECONDS <= left < math.inf:
         return ""
@@ -159,14 +159,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def closing(result: str, following: str) -> None:
+def print_last_line(result: str, following: str) -> None:
     """Print the last line: what came of it, if anything, and unless `--quiet` what to do next."""
     line = " · ".join(filter(None, (result, f"Next: {following}" if verbosity >= 0 else "")))
     if line:
         print_text(line)
 
 
-def written(files: Sequence[Path], *, as_json: bool) -> None:
+def print_files(files: Sequence[Path], *, as_json: bool) -> None:
     """Print what has been written."""
     if as_json:
         print_json({"files": [str(file) for file in files]})

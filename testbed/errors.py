@@ -41,13 +41,13 @@ class RunFailedError(TestbedError):
     pass
 
 
-def listed(names: Sequence[str], most: int = _MAX_NAMED) -> str:
+def name_list(names: Sequence[str], most: int = _MAX_NAMED) -> str:
     """`names` for a message, which has room for `most` of them: `a, b and 3 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
 
 
-def of_os(error: OSError, place: Path | None = None) -> HostError:
+def from_os_error(error: OSError, place: Path | None = None) -> HostError:
     """What to tell of an error that the operating system raised. That a disk is full does not say which
     file it is about: then it is about `place`."""
     where, reason = error.filename, error.strerror or str(error)
@@ -103,7 +103,7 @@ def _may_write(path: Path) -> bool:
 
 
 @contextmanager
-def reading(run: Path) -> Iterator[None]:
+def reading_run(run: Path) -> Iterator[None]:
     """Inside, files of the run directory `run` are read and nothing else is done: that one cannot be
     read, or is damaged, is a BadInputError."""
     try:
@@ -111,7 +111,7 @@ def reading(run: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         if isinstance(error, OSError):
-            reason = str(of_os(error))
+            reason = str(from_os_error(error))
         raise BadInputError(
             f"{run} cannot be read as a run: {reason}. Mend that file, or leave this run out."
         ) from error

@@ -86,7 +86,7 @@ RUNTIMES: dict[str, Traits] = {
 def traits(name: str) -> Traits:
     """Of the runtime of that name. Raises BadInputError where there is none."""
     if name not in RUNTIMES:
-        raise BadInputError(f"no runtime is called {name!r}, expected {those()}")
+        raise BadInputError(f"no runtime is called {name!r}, expected {runtime_names()}")
     return RUNTIMES[name]
 
 
@@ -98,17 +98,19 @@ def is_simulated(name: Any) -> bool:
 def refuse_simulated(name: str | None) -> None:
     """Raise BadInputError where a command that needs a runtime with a real clock is given another."""
     if is_simulated(name):
-        raise BadInputError(f"--runtime {name}: expected auto, {those(lambda t: not t.simulated)}")
+        raise BadInputError(
+            f"--runtime {name}: expected auto, {runtime_names(lambda t: not t.simulated)}"
+        )
 
 
-def emulated() -> list[str]:
+def emulated_runtime_names() -> list[str]:
     """Names of the runtimes with a real clock: first those with many hosts, of whose runs a part is on
     this one, where another runtime would find it and take it for all."""
     names = [name for name, found in RUNTIMES.items() if not found.simulated]
     return sorted(names, key=lambda name: not RUNTIMES[name].many_hosts)
 
 
-def those(which: Callable[[Traits], bool] = lambda _: True) -> str:
+def runtime_names(which: Callable[[Traits], bool] = lambda _: True) -> str:
     """Names of all that are `which`, as in `process or virtual`."""
     *others, last = [name for name, found in RUNTIMES.items() if which(found)]
     return f"{', '.join(others)} or {last}" if others else last

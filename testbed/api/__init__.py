@@ -1,6 +1,6 @@
 """What `import testbed` offers (docs/python.md); the commands are made of these functions alone.
 
-launching   `planned`: a topology planned on this host, and its run in this process
+launching   `plan_run`: a topology planned on this host, and its run in this process
 running     `up`, `attach`, `load`, `ps`, `down`: runs
 handle      a run as an object: what it does, how to change it, how to end it
 background  the process that controls a run in the background, as its starter sees it

@@ -41,7 +41,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """A rule or a task."""
 
     name: str
@@ -54,12 +54,12 @@ class Entry:
         return {"name": self.name, **self.facts, "about": self.about, "parameters": parameters}
 
 
-def rules() -> list[Entry]:
+def rules() -> list[CatalogEntry]:
     """The aggregation rules, by name."""
     return [_entry(name, cls, _facts_of_rule(cls)) for name, cls in sorted(RULES.items())]
 
 
-def tasks() -> list[Entry]:
+def tasks() -> list[CatalogEntry]:
     """The learning tasks, by name."""
     return [
         _entry(name, cls, {"dataset": None if cls.dataset is None else str(cls.dataset)})
@@ -67,7 +67,7 @@ def tasks() -> list[Entry]:
     ]
 
 
-def find(name: str, entries: Iterable[Entry], what: str) -> Entry:
+def find(name: str, entries: Iterable[CatalogEntry], what: str) -> CatalogEntry:
     """The entry of that name. Raises BadInputError that names one that may be meant."""
     known = {entry.name: entry for entry in entries}
     if name in known:
@@ -145,13 +145,13 @@ def schema() -> dict[str, Any]:
     return json_schema()
 
 
-def brief(entry: Entry) -> str:
+def brief(entry: CatalogEntry) -> str:
     """One block: name, facts, and the parameters with their defaults."""
     parameters = ", ".join(map(_with_default, entry.parameters)) or "no parameters"
     return f"{_heading(entry)}\n{_wrapped(parameters, '    ', '  ')}"
 
 
-def full(entry: Entry) -> str:
+def full(entry: CatalogEntry) -> str:
     """All that there is to say: what it does, where it is from, and each parameter."""
     blocks = [_heading(entry), *map(_reflowed, entry.about.split("\n\n"))]
     if entry.parameters:
@@ -159,8 +159,8 @@ def full(entry: Entry) -> str:
     return "\n\n".join(blocks)
 
 
-def _entry(name: str, cls: type, facts: Mapping[str, str | None]) -> Entry:
-    return Entry(name, facts, inspect.cleandoc(cls.__doc__ or ""), tuple(_parameters(cls)))
+def _entry(name: str, cls: type, facts: Mapping[str, str | None]) -> CatalogEntry:
+    return CatalogEntry(name, facts, inspect.cleandoc(cls.__doc__ or ""), tuple(_parameters(cls)))
 
 
 def _facts_of_rule(cls: type[Rule]) -> dict[str, str | None]:
@@ -178,7 +178,9 @@ def _parameters(cls: type) -> Iterator[Parameter]:
         hint = hints[field.name]
         if _is_duration(hint) and isinstance(default, float):
             default = format_duration(default)
-        yield Parameter(field.name, _words(hint), required, default, descriptions.get(field.name, ""))
+        yield Parameter(
+            field.name, _type_text(hint), required, default, descriptions.get(field.name, "")
+        )
 
 
 def _is_duration(hint: Any) -> bool:
@@ -187,16 +189,16 @@ def _is_duration(hint: Any) -> bool:
     return any(_is_duration(option) for option in get_args(hint))
 
 
-def _words(hint: Any) -> str:
+def _type_text(hint: Any) -> str:
     """`float | None` is `number, or null`; what has no words is shown as it is."""
     arguments = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
-            return "duration" if _is_duration(hint) else _words(arguments[0])
+            return "duration" if _is_duration(hint) else _type_text(arguments[0])
         case origin if origin is Literal:
             return _either([str(choice) for choice in arguments])
         case origin if origin is Union or origin is types.UnionType:
-            options = [_words(option) for option in arguments if option is not type(None)]
+            options = [_type_text(option) for option in arguments if option is not type(None)]
             return _either(options) + (", or null" if type(None) in arguments else "")
         case origin if origin is tuple:
             return f"list of {_plural(arguments[0])}"
@@ -204,7 +206,7 @@ def _words(hint: Any) -> str:
 
 
 def _plural(hint: Any) -> str:
-    words = _words(hint)
+    words = _type_text(hint)
     return words.replace("list of", "lists of", 1) if words.startswith("list of") else f"{words}s"
 
 
@@ -225,7 +227,7 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _heading(entry: Entry) -> str:
+def _heading(entry: CatalogEntry) -> str:
     facts = [f"{name}: {value}" for name, value in entry.facts.items() if value not in (None, "no")]
     return "\n".join([entry.name, *(_wrapped(fact, "    ", "  ") for fact in facts)])
 

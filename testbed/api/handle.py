@@ -16,7 +16,7 @@ from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu,
 from agents.disk import files
 from testbed.api import background
 from testbed.api.topology_input import data_root
-from testbed.errors import BadInputError, RunFailedError, reading
+from testbed.errors import BadInputError, RunFailedError, reading_run
 from testbed.host.signals import uninterrupted
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
@@ -119,7 +119,7 @@ class RunHandle:
         run has got nowhere yet."""
         from analysis import load
 
-        with reading(self.path):
+        with reading_run(self.path):
             return load.load(self.path)
 
     @property
@@ -226,7 +226,7 @@ class RunHandle:
         terminal until it ends, as `testbed watch` does. Raises BadInputError for an unknown chart."""
         from testbed.api import notebook
 
-        if notebook.is_here():
+        if notebook.is_notebook():
             notebook.show(self, tuple(charts), every)
         else:
             self.watch()

@@ -26,7 +26,7 @@ from testbed.run import up as upping
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
-from testbed.tracking.processes import tracked
+from testbed.tracking.processes import tracking_run
 from testbed.view import View
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _LAUNCH = "launch.json"
 class Launch:
     """A topology, checked and planned on this host: what would be launched, and its run.
 
-    `planned` makes one. Tables are lists of rows, each a mapping from column to value.
+    `plan_run` makes one. Tables are lists of rows, each a mapping from column to value.
     """
 
     topology: Topology
@@ -67,7 +67,7 @@ class Launch:
         tables = [describe(self.plan), expected.by_group(self.plan, self.rounds())]
         return [*tables, by_node(self.plan)] if self.plan.nodes else tables
 
-    def notes(self) -> list[str]:
+    def remarks(self) -> list[str]:
         """What is worth to be known before a launch, in sentences. Raises BadInputError."""
         remarks = expected.remarks(self.topology, self.rounds())
         return [*self.hints, *self.plan.cpu_notes, *self.plan.notes, *remarks, *self._refusals()]
@@ -127,14 +127,14 @@ class Launch:
         """
         cpus = self.plan.infrastructure_cpus
         with (
-            tracked(self.options.track, directory, cpus, view.keep),
+            tracking_run(self.options.track, directory, cpus, view.keep),
             view,
             serving.served(directory, self.plan, self.options, view.keep),
         ):
             upping.run(self.topology, self.plan, directory, self.options, view)
 
     @contextmanager
-    def begun_in(self, directory: RunDirectory) -> Iterator[None]:
+    def removing_unstarted(self, directory: RunDirectory) -> Iterator[None]:
         """Inside, the run begins; where it is refused before anything has happened in it, its directory
         is removed."""
         try:
@@ -158,10 +158,10 @@ def read(directory: RunDirectory) -> Launch:
     options = launch["options"]
     paths = {name: Path(options[name]) for name in ("data_root", "nodes") if options[name] is not None}
     made = Options(**{**options, **paths, "track": tuple(options["track"])})
-    return _planned(TopologyInput(**launch["given"]), made, directory.path.parent, directory)
+    return _plan(TopologyInput(**launch["given"]), made, directory.path.parent, directory)
 
 
-def planned(
+def plan_run(
     topology: TopologyLike | TopologyInput | None = None,
     *,
     runtime: str | None = None,
@@ -205,12 +205,12 @@ def planned(
         raise BadInputError(
             "Give a topology file or --resume RUN, and not both (`testbed runs` lists the runs)."
         )
-    launch = _planned(text_of(topology), options, Path(runs), resumed)
+    launch = _plan(text_of(topology), options, Path(runs), resumed)
     serving.check_ports(options)
     return launch
 
 
-def _planned(
+def _plan(
     given: TopologyInput, options: Options, runs: Path, resumed: RunDirectory | None = None
 ) -> Launch:
     topology = topologies.parse(given.text, given.name)
@@ -218,7 +218,7 @@ def _planned(
     return Launch(topology, plan, options, given, runs, resumed)
 
 
-def validated(topology: TopologyLike) -> Topology:
+def validate(topology: TopologyLike) -> Topology:
     """`topology` (see `up`), checked as far as that needs no look at this host, with what it leaves out
     filled in. Raises BadInputError that lists all errors at once."""
     given = text_of(topology)

@@ -32,7 +32,7 @@ _MAX_DEVICES = 20
 """More are shown by group."""
 
 
-def is_here() -> bool:
+def is_notebook() -> bool:
     """Whether this is a notebook's kernel."""
     shell = _shell()
     return shell is not None and getattr(shell, "kernel", None) is not None

@@ -112,7 +112,7 @@ def step_time(found: Sequence[Result]) -> StepCosts:
     _check_some(found)
     devices = step_time.of_devices(found)
     start = step_time.start_time(found)
-    return StepCosts(devices, step_time.given(step_time.fitted(devices), start))
+    return StepCosts(devices, step_time.virtual_settings(step_time.fit(devices), start))
 
 
 def export(
@@ -140,7 +140,7 @@ def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Pat
     `export`; where to find each. With `model` also of the final model. Raises BadInputError where there
     is no such tracker, RunFailedError where it takes nothing."""
     tracking.check([tracker])
-    return [processes.tell(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
+    return [processes.send(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
 
 
 def _check_some(found: Sequence[Result]) -> None:

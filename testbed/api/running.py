@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from testbed.api import background
 from testbed.api.handle import OnEvent, RunHandle
-from testbed.api.launching import Launch, planned
+from testbed.api.launching import Launch, plan_run
 from testbed.api.topology_input import TopologyLike
 from testbed.dashboard import serving
-from testbed.errors import BadInputError, HostError, TestbedError, of_os, reading
+from testbed.errors import BadInputError, HostError, TestbedError, from_os_error, reading_run
 from testbed.run import live_runs
 from testbed.rundir import finding
 from testbed.runtimes import LiveRun
@@ -49,7 +49,7 @@ def up(
     the end of this process, however that ends; but not if `detach`. Raises BadInputError, HostError,
     RunFailedError.
     """
-    launch = planned(
+    launch = plan_run(
         topology, runtime=runtime, data=data, oversubscribe=oversubscribe, track=track, runs=runs
     )
     return start(launch, on_event=on_event, on_progress=on_progress, detach=detach)
@@ -62,12 +62,12 @@ def start(
     on_progress: Callable[[str], object] | None = None,
     detach: bool = False,
 ) -> RunHandle:
-    """`up` of what `planned` has made."""
+    """`up` of what `plan_run` has made."""
     directory = launch.directory()
     report = (lambda _: None) if on_progress is None else on_progress
     for hint in launch.hints:
         report(hint)
-    with launch.begun_in(directory):
+    with launch.removing_unstarted(directory):
         controller = background.start(launch, directory, report, tied=not detach)
     return RunHandle(directory, None if detach else controller, on_event)
 
@@ -91,7 +91,7 @@ def read(path: Path) -> Result:
     """The tables of the run directory `path`. Raises BadInputError where it cannot be read."""
     from analysis import load
 
-    with reading(path):
+    with reading_run(path):
         return load.load(path)
 
 
@@ -115,7 +115,7 @@ def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
         try:
             live_runs.take_down(each)
         except (TestbedError, OSError) as error:
-            failures.append(str(of_os(error) if isinstance(error, OSError) else error))
+            failures.append(str(from_os_error(error) if isinstance(error, OSError) else error))
     if failures:
         raise HostError("\n".join(failures))
     return ended
@@ -133,7 +133,7 @@ def list_runs(
     return arranged(listing(Path(runs)), sort, matching)
 
 
-def told(row: Mapping[str, Any]) -> dict[str, Any]:
+def display_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of `list_runs` in words for people."""
     from testbed.rundir import listing
 

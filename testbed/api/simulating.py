@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.api.launching import planned
+from testbed.api.launching import plan_run
 from testbed.api.running import read
 from testbed.api.topology_input import TopologyLike, text_of
 from testbed.view import View
@@ -26,11 +26,11 @@ def simulate(
     `up` with `runtime="virtual"`, for several. Raises BadInputError, HostError, RunFailedError.
     """
     given = text_of(topology, changes)
-    launch = planned(given, runtime="virtual", data=data, runs=runs)
+    launch = plan_run(given, runtime="virtual", data=data, runs=runs)
     with warnings.catch_warnings():  # in a notebook it says that it lacks its widgets: we show no bars
         warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401
     directory = launch.directory()
-    with launch.begun_in(directory):
+    with launch.removing_unstarted(directory):
         launch.run(directory, View())
     return read(directory.path)

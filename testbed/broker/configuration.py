@@ -56,7 +56,9 @@ class BrokerLimits:
     sends it again once it is back."""
 
     @classmethod
-    def of(cls, parameters: int, devices: int, beside: float = 0.0, hostile: int = 1) -> BrokerLimits:
+    def for_run(
+        cls, parameters: int, devices: int, beside: float = 0.0, hostile: int = 1
+    ) -> BrokerLimits:
         """Of a run with so many parameters: a model with a header, or the largest chunk of one, and two
         models from each device, or as many as `beside`, beside small messages.
 

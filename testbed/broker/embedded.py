@@ -32,7 +32,7 @@ _OF_A_CONNECTION = (
 """What a connection brings to a session that was kept."""
 
 
-class _Reader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
+class _BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
     """Ends, as at the end of the connection, where a packet is larger than `most` bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, most: int) -> None:
@@ -100,7 +100,7 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
-        bounded = _Reader(reader, self._packet)
+        bounded = _BoundedReader(reader, self._packet)
         with contextlib.suppress(ConnectionError):  # who is refused may be quicker to hang up
             await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
 

@@ -72,7 +72,7 @@ class _Quick:
         return " ".join((self.help or "").partition("\n\n")[0].split()).removesuffix(".")
 
 
-class _Command(_Quick, TyperCommand):
+class _QuickCommand(_Quick, TyperCommand):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += _COMMON
@@ -86,7 +86,7 @@ class _Command(_Quick, TyperCommand):
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
 
-class _Group(_Quick, TyperGroup):
+class _QuickGroup(_Quick, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name in _MOVED and ctx.parent is None and not ctx.resilient_parsing:
@@ -108,7 +108,7 @@ class _Group(_Quick, TyperGroup):
 class App(typer.Typer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(
-            cls=_Group,
+            cls=_QuickGroup,
             no_args_is_help=True,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,
@@ -116,4 +116,4 @@ class App(typer.Typer):
         )
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
-        return super().command(name, cls=_Command, **settings)
+        return super().command(name, cls=_QuickCommand, **settings)

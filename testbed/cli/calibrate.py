@@ -80,7 +80,7 @@ def _fidelity(runtime: str, runs: Path, *, as_json: bool) -> None:
     from testbed.api import machine, running
     from testbed.view import View
 
-    class Progress(View):
+    class _FidelityView(View):
         def progress(self, message: str) -> None:
             remark(message)
 
@@ -90,7 +90,7 @@ def _fidelity(runtime: str, runs: Path, *, as_json: bool) -> None:
 
     if as_json:
         console.verbosity = -1
-    made = machine.measure_fidelity(runtime, runs=runs, view=Progress())
+    made = machine.measure_fidelity(runtime, runs=runs, view=_FidelityView())
     if as_json:
         print_json([outcome.as_dict(running.read(path)) for path in made])
 

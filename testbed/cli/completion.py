@@ -17,7 +17,7 @@ import typer
 from testbed import bundle
 from testbed.errors import BadInputError
 from testbed.rundir import finding
-from testbed.traits import RUNTIMES, emulated
+from testbed.traits import RUNTIMES, emulated_runtime_names
 
 DEFAULT_RUNS = Path("runs")
 _CATALOG = Path(__file__).parents[1] / "catalog"
@@ -85,7 +85,7 @@ def runtimes(incomplete: str) -> list[str]:
 
 
 def emulated_runtimes(incomplete: str) -> list[str]:
-    return _beginning(incomplete, [*emulated(), "auto"])
+    return _beginning(incomplete, [*emulated_runtime_names(), "auto"])
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:

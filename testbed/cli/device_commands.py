@@ -40,7 +40,7 @@ def _command(action: str) -> Any:
     def command(run: Run, devices: Devices, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
         from testbed.api.running import attach
 
-        _told(getattr(attach(run, runs=runs), action)(devices), as_json=as_json)
+        _print_actions(getattr(attach(run, runs=runs), action)(devices), as_json=as_json)
 
     return command
 
@@ -63,7 +63,7 @@ def _set(
 
     link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
     wanted = changes(cpu, link, prefix="--")
-    _told(attach(run, runs=runs).act(devices, *wanted), as_json=as_json)
+    _print_actions(attach(run, runs=runs).act(devices, *wanted), as_json=as_json)
 
 
 def _shell(
@@ -87,6 +87,6 @@ def _shell(
     raise typer.Exit(attach(run, runs=runs).shell(device, command or []))
 
 
-def _told(sent: list[dict[str, Any]], *, as_json: bool) -> None:
+def _print_actions(sent: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json([{name: one[name] for name in ("device", "action")} for one in sent])

@@ -24,7 +24,7 @@ from testbed.cli.arguments import (
     RuntimeName,
     Strict,
 )
-from testbed.console import closing, out, print_text, quantity, remark, written
+from testbed.console import out, print_files, print_last_line, print_text, quantity, remark
 from testbed.errors import BadInputError, RunFailedError, writable_file
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def sweep(
 
     if figure is not None:
         results.writable_figure(figure)
-    with _going_on(quiet=as_json):
+    with _explaining_interrupt(quiet=as_json):
         done = studies.sweep(
             file,
             runtime=runtime,
@@ -100,7 +100,7 @@ def sweep(
         raise RunFailedError(f"{failed} failed; `testbed sweep {file}` makes what is left")
     if not as_json:
         folder = done.folder
-        closing(verdicts, f"testbed report {folder} · testbed compare {folder} --figure out.pdf")
+        print_last_line(verdicts, f"testbed report {folder} · testbed compare {folder} --figure out.pdf")
     if strict and "not valid" in summary.verdicts(found):
         raise typer.Exit(1)
 
@@ -118,7 +118,7 @@ def agree(
     from analysis import comparison, summary
     from testbed.api import studies
 
-    with _going_on(quiet=as_json):
+    with _explaining_interrupt(quiet=as_json):
         found = studies.agree(
             file,
             runtime=runtime,
@@ -135,7 +135,7 @@ def agree(
         return
     print_text(f"\nMean time to a test accuracy of {comparison.percent(found.target)}:")
     _show(found.agreement, found.runtime)
-    closing(_verdicts(found.real), f"testbed report {found.folder}")
+    print_last_line(_verdicts(found.real), f"testbed report {found.folder}")
 
 
 def compare(
@@ -168,7 +168,7 @@ def report(
 
     writable_file(to)
     results.report(results.load_all(given, runs), to, _share(target))
-    written([to], as_json=as_json)
+    print_files([to], as_json=as_json)
     if not as_json:
         remark(f"{to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
 
@@ -230,18 +230,18 @@ def export(
     if model:
         handle = attach(run, runs=runs)
         path = handle.save_model(writable_file(to or handle.path / "model.pt"), version)
-        written([path], as_json=as_json)
+        print_files([path], as_json=as_json)
         if not as_json:
             remark(f"In Python: module.load_state_dict(torch.load({str(path)!r}))")
         return
     files = results.export(run, to, form=form, runs=runs)
     if as_json:
-        written(files, as_json=True)
+        print_files(files, as_json=True)
         return
     for folder, count in Counter(file.parent for file in files).items():
         print_text(f"{folder}: {quantity(count, 'table')}")
     last = next(file for file in reversed(files) if file.stem in ("runs", "updates"))
-    closing("", f'pandas.read_{form}("{last}")')
+    print_last_line("", f'pandas.read_{form}("{last}")')
 
 
 def _verdicts(found: Sequence[load.Run]) -> str:
@@ -313,7 +313,7 @@ def _heading(rows: Sequence[Row], *, several: bool, given: bool) -> str:
 
 
 @contextmanager
-def _going_on(*, quiet: bool) -> Iterator[None]:
+def _explaining_interrupt(*, quiet: bool) -> Iterator[None]:
     """Inside, an interrupt is told how what it has ended goes on."""
     try:
         yield

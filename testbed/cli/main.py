@@ -43,8 +43,8 @@ from testbed.cli.arguments import (
     Strict,
     Track,
 )
-from testbed.console import closing, print_json, print_text, quantity, remark, show
-from testbed.errors import BadInputError, TestbedError, of_os, writable_file
+from testbed.console import print_json, print_last_line, print_text, quantity, remark, show
+from testbed.errors import BadInputError, TestbedError, from_os_error, writable_file
 from testbed.host.signals import interrupting
 from testbed.traits import RUNTIMES
 
@@ -93,7 +93,7 @@ def main() -> None:
     except TestbedError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a file that may not be read
-        _fail(str(of_os(error)), 1)
+        _fail(str(from_os_error(error)), 1)
     except KeyboardInterrupt:  # before or after typer's own handling of it
         sys.exit(130)
     except Exception:
@@ -138,7 +138,7 @@ def up_command(
     verbose = console.verbosity > 0
     if as_json:
         console.verbosity = -1
-    launch = launching.planned(
+    launch = launching.plan_run(
         topology,
         runtime=runtime,
         data=data,
@@ -291,7 +291,8 @@ def list_runs(
     rows = running.list_runs(runs, sort=sort, matching=matching)
     if not as_json:  # the run id carries the date already
         rows = [
-            {name: fact for name, fact in running.told(row).items() if name != "started"} for row in rows
+            {name: fact for name, fact in running.display_row(row).items() if name != "started"}
+            for row in rows
         ]
     empty = f"No runs in {runs}. Next: testbed up TOPOLOGY"
     if not rows and matching and (every := running.list_runs(runs)):
@@ -349,7 +350,7 @@ def validate(topology: TopologyFile, as_json: AsJson = False) -> None:
     """Check a topology, and report all its errors at once."""
     from testbed.api import launching
 
-    parsed = launching.validated(topology)
+    parsed = launching.validate(topology)
     told = {"rule": parsed.rule.name, "task": parsed.task.name, "devices": len(parsed.device_names)}
     for hint in parsed.hints:
         (console.err() if as_json else console.out()).print(hint, soft_wrap=True)
@@ -380,7 +381,7 @@ def plan_command(
     """Show what would be launched on this host, and how long a round is expected to take."""
     from testbed.api import launching
 
-    launch = launching.planned(
+    launch = launching.plan_run(
         topology, runtime=runtime, oversubscribe=oversubscribe, data=data, nodes=nodes
     )
     plan = launch.plan
@@ -399,7 +400,7 @@ def plan_command(
         for table in placed:
             print_text("")
             show(table, "", as_json=False)
-    for note in launch.notes():
+    for note in launch.remarks():
         (console.err() if as_json else console.out()).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
         print_text(
@@ -441,7 +442,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     else:
         view = fullscreen.view(console.out(), shown, directory)
     try:
-        with launch.begun_in(directory):
+        with launch.removing_unstarted(directory):
             launch.run(directory, view)
     except BaseException:
         if not as_json:
@@ -471,7 +472,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     told = "" if verdict == "simulated" else f"Verdict: {verdict}"
     doubtful = verdict in ("not valid", "not judged")
     last = "docs/fidelity.md says what helps" if doubtful else "change the topology and run it again"
-    closing(told, f"testbed dashboard {directory.run} · {logs}{last}")
+    print_last_line(told, f"testbed dashboard {directory.run} · {logs}{last}")
     return verdict
 
 

@@ -13,7 +13,7 @@ import typer
 from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
-from testbed.console import print_text, remark, written
+from testbed.console import print_files, print_text, remark
 from testbed.errors import writable_file
 
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits and -, such as my-rule.")]
@@ -48,7 +48,7 @@ def topology(name: Name, as_json: AsJson = False) -> None:
 def _write(kind: Literal["task", "rule", "topology"], name: str, *, as_json: bool) -> None:
     from testbed.api import templates
 
-    written(templates.new(kind, name), as_json=as_json)
+    print_files(templates.new(kind, name), as_json=as_json)
     if not as_json:
         remark(f"Next: testbed up {name}.yaml --runtime virtual")
 
@@ -60,7 +60,7 @@ def examples(
     """Copy the topologies and notebooks that come with the testbed to a folder of yours."""
     from testbed.api import templates
 
-    written(templates.examples(folder), as_json=as_json)
+    print_files(templates.examples(folder), as_json=as_json)
     if as_json:
         return
     remark(f"Next: testbed up {folder}/topologies/quickstart.yaml")

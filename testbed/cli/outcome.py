@@ -35,7 +35,7 @@ def show(judgement: Judgement | None) -> None:
 
 
 def as_dict(run: Run) -> dict[str, Any]:
-    """Return a run that has ended as `testbed.cli.outputs.Ended`."""
+    """Return a run that has ended as `testbed.cli.outputs.FinishedRunOutput`."""
     from analysis import summary
 
     line = summary.headline(run)

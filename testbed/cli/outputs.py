@@ -19,7 +19,7 @@ class Output(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class Ended(Output):
+class FinishedRunOutput(Output):
     """A run that has come to its end."""
 
     run: str
@@ -44,14 +44,14 @@ class Ended(Output):
     perplexity: float | None
 
 
-class Started(Output):
+class StartedRunOutput(Output):
     """A run that goes on in the background."""
 
     run: str
     directory: str
 
 
-class Live(Output):
+class LiveRunOutput(Output):
     """A run that runs, or has something left over."""
 
     run: str
@@ -62,7 +62,7 @@ class Live(Output):
     directory: str | None
 
 
-class Listed(Output):
+class RunRowOutput(Output):
     """A run directory."""
 
     run: str
@@ -82,18 +82,18 @@ class Listed(Output):
     verdict: Verdict | None
 
 
-class Down(Output):
+class DownOutput(Output):
     run: str
 
 
-class Log(Output):
+class LogOutput(Output):
     """The end of what a component of a run has printed."""
 
     component: str
     text: str
 
 
-class Valid(Output):
+class ValidTopologyOutput(Output):
     """A topology without an error; one with errors exits with 2 and lists them on standard error."""
 
     topology: str
@@ -102,7 +102,7 @@ class Valid(Output):
     devices: int
 
 
-class Planned(Output):
+class PlannedDeviceOutput(Output):
     """A device as it would be launched; what no device of the plan has is left out."""
 
     device: str
@@ -134,7 +134,7 @@ class Planned(Output):
     """What is not known of the round's time."""
 
 
-class DeviceData(Output):
+class DeviceDataOutput(Output):
     device: str
     group: str
     samples: int
@@ -146,16 +146,16 @@ class DeviceData(Output):
     greatest: float | None = None
 
 
-class Data(Output):
+class DataOutput(Output):
     training_samples: int
     evaluated_on: int
     shape: list[int]
     """Of one input."""
     remarks: list[str]
-    devices: list[DeviceData]
+    devices: list[DeviceDataOutput]
 
 
-class Evaluation(Output):
+class EvaluationOutput(Output):
     """A kept model on a part of the data: the test set, one class of it, or samples of one device."""
 
     model: str
@@ -168,7 +168,7 @@ class Evaluation(Output):
     perplexity: float | None = None
 
 
-class Parameter(Output):
+class ParameterOutput(Output):
     name: str
     type: str
     """In words."""
@@ -178,23 +178,23 @@ class Parameter(Output):
     description: str
 
 
-class Rule(Output):
+class RuleOutput(Output):
     name: str
     equation: str | None
     paper: str | None
     fednova: str | None
     about: str
-    parameters: list[Parameter]
+    parameters: list[ParameterOutput]
 
 
-class Task(Output):
+class TaskOutput(Output):
     name: str
     dataset: str | None
     about: str
-    parameters: list[Parameter]
+    parameters: list[ParameterOutput]
 
 
-class Profile(BaseModel):
+class ProfileOutput(BaseModel):
     """A device profile or a link class, with all its figures as in a profiles file."""
 
     model_config = ConfigDict(extra="allow")
@@ -205,7 +205,7 @@ class Profile(BaseModel):
     source: str
 
 
-class Finding(Output):
+class FindingOutput(Output):
     name: str
     status: Literal["ok", "warn", "missing"]
     detail: str
@@ -213,7 +213,7 @@ class Finding(Output):
     """The command that fixes it."""
 
 
-class Calibration(Output):
+class CalibrationOutput(Output):
     """Speed of one core of this host."""
 
     gflops: float
@@ -231,7 +231,7 @@ class Calibration(Output):
     steady: bool
 
 
-class Interval(Output):
+class IntervalOutput(Output):
     """A mean over seeds and the ends of its 95% interval; null where there is none."""
 
     mean: float | None
@@ -240,7 +240,7 @@ class Interval(Output):
     count: int
 
 
-class Compared(Output):
+class ComparisonRowOutput(Output):
     """Runs that differ in nothing but their seed."""
 
     name: str
@@ -250,29 +250,29 @@ class Compared(Output):
     runs: int
     reached: int
     """Of them, those that reached the target."""
-    time: Interval
+    time: IntervalOutput
     """To the target: seconds of device time; so are rounds, updates and bytes (sent up)."""
-    rounds: Interval
-    updates: Interval
-    bytes: Interval
-    accuracy: Interval
+    rounds: IntervalOutput
+    updates: IntervalOutput
+    bytes: IntervalOutput
+    accuracy: IntervalOutput
     """Of the last evaluation, as is loss."""
-    loss: Interval
+    loss: IntervalOutput
     valid: int
     not_judged: int
     repeats: int
     speed_up: float | None
 
 
-class Comparison(Output):
+class ComparisonOutput(Output):
     target: float | None
     """Accuracy; null where tasks have several."""
     remarks: list[str]
     """What keeps the runs from being compared."""
-    rows: list[Compared]
+    rows: list[ComparisonRowOutput]
 
 
-class Configuration(Output):
+class ConfigurationOutput(Output):
     name: str
     virtual_s: float | None
     """Mean time to the target; null where a seed did not reach it."""
@@ -281,12 +281,12 @@ class Configuration(Output):
     real_rank: int
 
 
-class Agreement(Output):
+class AgreementOutput(Output):
     target: float
     runtime: str
     """The real one."""
     verdicts: dict[Verdict, int]
-    configurations: list[Configuration]
+    configurations: list[ConfigurationOutput]
     tau: float | None
     """Kendall's tau-b."""
     low: float | None
@@ -295,13 +295,13 @@ class Agreement(Output):
     swapped: list[tuple[str, str]]
 
 
-class Written(Output):
+class WrittenFilesOutput(Output):
     """Files or folders that were written."""
 
     files: list[str]
 
 
-class Told(Output):
+class TrackerOutput(Output):
     """Runs that were sent to a tracker."""
 
     tracker: str
@@ -309,7 +309,7 @@ class Told(Output):
     """What the tracker says of them, such as where they are to be found."""
 
 
-class Replayed(Output):
+class ReplayOutput(Output):
     """A run whose recorded updates give the same again, bit by bit."""
 
     run: str
@@ -320,12 +320,12 @@ class Replayed(Output):
     records: int
 
 
-class ActionDone(Output):
+class ActionOutput(Output):
     device: str
     action: str
 
 
-class Images(Output):
+class ImageTagsOutput(Output):
     """Tags of the images that a run starts containers from."""
 
     agent: str
@@ -334,7 +334,7 @@ class Images(Output):
     gpu: str | None
 
 
-class Image(Output):
+class ImageOutput(Output):
     """An image of ours."""
 
     image: str
@@ -349,7 +349,7 @@ class Image(Output):
     """Whether no pruning removes it."""
 
 
-class DeviceStep(Output):
+class DeviceStepOutput(Output):
     run: str
     device: str
     cpu: float
@@ -359,40 +359,40 @@ class DeviceStep(Output):
     """CPU time of a step, mean, in seconds."""
 
 
-class StepTime(Output):
+class StepTimeOutput(Output):
     """What a training step cost devices."""
 
     virtual: dict[str, str | bool]
     """Settings of a topology's `virtual`."""
-    devices: list[DeviceStep]
+    devices: list[DeviceStepOutput]
 
 
 OUTPUTS: dict[str, Any] = {
-    "up": Ended | Started,
-    "ps": list[Live],
-    "runs": list[Listed],
-    "down": list[Down],
-    "logs": list[Log],
-    "validate": Valid,
-    "plan": list[Planned],
-    "data": Data,
-    "evaluate": list[Evaluation],
-    "replay": Replayed,
-    **dict.fromkeys(("set", "kill", "restart", "pause", "resume"), list[ActionDone]),
-    "sweep": Comparison,
-    "compare": Comparison,
-    "agree": Agreement,
-    "report": Written,
-    "export": Written | Told,
-    "rules": list[Rule] | Rule,
-    "tasks": list[Task] | Task,
-    "profiles": list[Profile] | Written,
-    "calibrate": Calibration | StepTime | list[Ended],
-    "doctor": list[Finding],
-    "images list": list[Image],
-    "images build": Images,
-    "images prune": list[Image],
-    **dict.fromkeys(("new task", "new rule", "new topology", "new examples"), Written),
+    "up": FinishedRunOutput | StartedRunOutput,
+    "ps": list[LiveRunOutput],
+    "runs": list[RunRowOutput],
+    "down": list[DownOutput],
+    "logs": list[LogOutput],
+    "validate": ValidTopologyOutput,
+    "plan": list[PlannedDeviceOutput],
+    "data": DataOutput,
+    "evaluate": list[EvaluationOutput],
+    "replay": ReplayOutput,
+    **dict.fromkeys(("set", "kill", "restart", "pause", "resume"), list[ActionOutput]),
+    "sweep": ComparisonOutput,
+    "compare": ComparisonOutput,
+    "agree": AgreementOutput,
+    "report": WrittenFilesOutput,
+    "export": WrittenFilesOutput | TrackerOutput,
+    "rules": list[RuleOutput] | RuleOutput,
+    "tasks": list[TaskOutput] | TaskOutput,
+    "profiles": list[ProfileOutput] | WrittenFilesOutput,
+    "calibrate": CalibrationOutput | StepTimeOutput | list[FinishedRunOutput],
+    "doctor": list[FindingOutput],
+    "images list": list[ImageOutput],
+    "images build": ImageTagsOutput,
+    "images prune": list[ImageOutput],
+    **dict.fromkeys(("new task", "new rule", "new topology", "new examples"), WrittenFilesOutput),
 }
 """By command."""
 

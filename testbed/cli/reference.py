@@ -13,12 +13,12 @@ from testbed import console
 from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
-from testbed.console import print_json, print_text, quantity, remark, show, table, written
+from testbed.console import print_files, print_json, print_text, quantity, remark, show, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from testbed.api.catalog import Entry
+    from testbed.api.catalog import CatalogEntry
     from testbed.api.machine import Finding
 
 _EXPLAINED = {"metavar": "NAME", "help": "Name to explain (default: list all)."}
@@ -108,7 +108,7 @@ def profiles(
 def _write_script(to: Path, *, as_json: bool) -> None:
     from testbed.api import catalog
 
-    written([catalog.profile_script(to)], as_json=as_json)
+    print_files([catalog.profile_script(to)], as_json=as_json)
     if not as_json:
         remark(
             "Next: copy it to the device, which needs Python and PyTorch, and run "
@@ -121,7 +121,7 @@ def _add_profile(what: str, to: Path, seconds: float, *, as_json: bool) -> None:
 
     say = (lambda _: None) if as_json else remark
     names = catalog.add_profile(what, to, seconds=seconds, on_progress=say)
-    written([to], as_json=as_json)
+    print_files([to], as_json=as_json)
     say(f"{', '.join(names)} added. In a topology beside it: profile: {names[0]}")
 
 
@@ -228,7 +228,7 @@ def build(
     print_text("\n".join(filter(None, (built.agent, built.broker, built.gpu))))
 
 
-def _show_catalog(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
+def _show_catalog(entries: list[CatalogEntry], what: str, name: str | None, as_json: bool) -> None:
     from testbed.api import catalog
 
     chosen = entries if name is None else [catalog.find(name, entries, what)]

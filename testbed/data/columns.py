@@ -72,7 +72,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class DecodedSplit:
     """What `read` makes of a split."""
 
     shard: Shard
@@ -86,9 +86,9 @@ class Samples:
 def read(
     split: RawSplit,
     data: Data,
-    train: Samples | None = None,
+    train: DecodedSplit | None = None,
     count: Callable[[int], object] = lambda _: None,
-) -> Samples:
+) -> DecodedSplit:
     """All samples of `split`; `train` are the training samples, where these are of another split;
     `count` is called with how many are read, from time to time.
 
@@ -143,10 +143,12 @@ def read(
         y = x.astype(np.int64) if _holds_tokens(x) else x.astype(np.float32) * np.float32(shard.scale)
     found = tuple(names.known) if names.known else ()
     codes = clients.order(np.concatenate(owners)) if owners else None
-    return Samples(Shard(x, y, shard.scale), found, codes, tuple(clients.known))
+    return DecodedSplit(Shard(x, y, shard.scale), found, codes, tuple(clients.known))
 
 
-def _as_classes(numbers: Array, names: Names, train: Samples | None, split: str) -> NDArray[np.int64]:
+def _as_classes(
+    numbers: Array, names: Names, train: DecodedSplit | None, split: str
+) -> NDArray[np.int64]:
     if train is None:
         return names.order(numbers)
     place = {name: number for number, name in enumerate(train.classes)}

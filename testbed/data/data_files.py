@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.console import Progress, Report, silent
+from testbed.console import ProgressReporter, Report, silent
 from testbed.data.columns import DataError, RawSplit
 from testbed.errors import BadInputError, HostError
 from testbed.topology.data_settings import Data
@@ -40,7 +40,7 @@ class Splits:
         return (*self.train, *self.test, *self.validation)
 
 
-def local(data: Data, root: Path | None) -> Splits | None:
+def local_splits(data: Data, root: Path | None) -> Splits | None:
     """The files of `data` on this machine; None where it has to be fetched from the hub.
 
     Raises DataError where a folder of the user's has none, BadInputError for a `root` that is none.
@@ -48,7 +48,7 @@ def local(data: Data, root: Path | None) -> Splits | None:
     if data.path is not None:
         found = _in_folder(Path(data.path), data)
         if not found.train:
-            raise DataError("path", _nothing_in(Path(data.path), data))
+            raise DataError("path", _no_files_message(Path(data.path), data))
         return found
     if root is None:
         return None
@@ -68,7 +68,7 @@ def _in_folder(folder: Path, data: Data) -> Splits:
     if folder.is_file():
         return Splits((folder,), (), ())
     train, test, validation = (
-        () if split is None else _of_split(folder, split)
+        () if split is None else _split_files(folder, split)
         for split in (data.train, data.test, data.validation)
     )
     if data.path is not None and not (train or test):  # no splits: all are to train on
@@ -76,7 +76,7 @@ def _in_folder(folder: Path, data: Data) -> Splits:
     return Splits(train, test, validation)
 
 
-def _of_split(folder: Path, split: str) -> tuple[Path, ...]:
+def _split_files(folder: Path, split: str) -> tuple[Path, ...]:
     patterns = (pattern.format(split=split, kind=kind) for kind in _KINDS for pattern in _PATTERNS)
     return next((found for pattern in patterns if (found := _matching(folder, pattern))), ())
 
@@ -85,7 +85,7 @@ def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob(pattern)))
 
 
-def _nothing_in(folder: Path, data: Data) -> str:
+def _no_files_message(folder: Path, data: Data) -> str:
     if not folder.exists():
         return f"there is no {folder}: the path is relative to the topology's folder"
     return (
@@ -128,7 +128,7 @@ def _parquet(paths: Sequence[Path]) -> RawSplit:
             except (OSError, pa.ArrowException) as error:
                 raise DataError(None, f"{path}: not readable ({_first_line(error)})") from error
 
-    return RawSplit(_named(paths), rows, columns, batches)
+    return RawSplit(_split_name(paths), rows, columns, batches)
 
 
 def _npz(paths: Sequence[Path]) -> RawSplit:
@@ -143,10 +143,10 @@ def _npz(paths: Sequence[Path]) -> RawSplit:
             arrays = _arrays(path)
             yield {name: arrays[name] for name in wanted}
 
-    return RawSplit(_named(paths), rows, columns, batches)
+    return RawSplit(_split_name(paths), rows, columns, batches)
 
 
-def of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
+def split_of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
     """The samples in numpy's `arrays`; `name` is for errors. Raises DataError."""
     return RawSplit(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]))
 
@@ -170,12 +170,12 @@ def _arrays(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _named(paths: Sequence[Path]) -> str:
+def _split_name(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/{paths[0].stem.split('-')[0]}*"
 
 
 @contextlib.contextmanager
-def fetched(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
+def fetch_splits(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
     """The splits of a dataset of the hub, by name; `report` is told how much of it has come. Raises
     HostError."""
     # Read when these libraries are imported: no usage statistics from a user's experiment.
@@ -195,12 +195,12 @@ def fetched(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSpl
             stages = _stages(builder, known, data)
             if (size := stages[0].total - stages[0].done()) > 0:
                 report(f"{data.hub}: {size / 1e6:,.1f} MB to fetch from the Hugging Face hub")
-            with _watched(stages, report):
+            with _reporting_progress(stages, report):
                 builder.download_and_prepare()
             splits = builder.as_dataset()
     except Exception as error:  # httpx's, requests', OSError or its own: they share no class
-        raise HostError(_get_it(data, _first_line(error))) from error
-    yield {name: _of_table(f"{data.name}, {name}", table) for name, table in splits.items()}
+        raise HostError(_not_fetched_message(data, _first_line(error))) from error
+    yield {name: _split_of_table(f"{data.name}, {name}", table) for name, table in splits.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +247,13 @@ def _stages(builder: Any, known: Iterable[Any], data: Data) -> list[_Stage]:
 
 
 @contextlib.contextmanager
-def _watched(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
+def _reporting_progress(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
     """Inside, tell how much of each of `stages`, which come one after the other, is done."""
     over = threading.Event()
 
     def watch() -> None:
         for stage in stages:
-            progress = Progress(report, stage.what, of_bytes=True)
+            progress = ProgressReporter(report, stage.what, of_bytes=True)
             before = done = stage.done()
             while done < stage.total:
                 progress(done, stage.total, before)
@@ -270,7 +270,7 @@ def _watched(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
         thread.join()
 
 
-def _get_it(data: Data, reason: str) -> str:
+def _not_fetched_message(data: Data, reason: str) -> str:
     folder = f"{data.hub}/{data.config}" if data.config else data.hub
     return (
         f"{data.hub} cannot be fetched from the Hugging Face hub ({reason}). Get a network, or the "
@@ -280,7 +280,7 @@ def _get_it(data: Data, reason: str) -> str:
     )
 
 
-def _of_table(name: str, table: Any) -> RawSplit:
+def _split_of_table(name: str, table: Any) -> RawSplit:
     def batches(wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         chosen = table.select_columns(list(wanted)).with_format("arrow")
         for batch in chosen.iter(_ROWS):

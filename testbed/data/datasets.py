@@ -28,7 +28,7 @@ from agents.shards import Shard
 from testbed import console
 from testbed.console import Report, silent
 from testbed.data import columns, data_files
-from testbed.data.columns import DataError, RawSplit, Samples
+from testbed.data.columns import DataError, DecodedSplit, RawSplit
 from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.own_code.stand_ins import TaskStandIn
@@ -49,7 +49,7 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocatedDataset:
     """Where a dataset was found."""
 
     fingerprint: str
@@ -73,13 +73,15 @@ class Columns:
     def name(self) -> str:
         return self.data.name
 
-    def find(self, root: Path | None) -> Found:
-        splits = data_files.local(self.data, root)
+    def find(self, root: Path | None) -> LocatedDataset:
+        splits = data_files.local_splits(self.data, root)
         if splits is None:
-            return Found(digest(("hub", *self._facts())), self._fetch)
+            return LocatedDataset(digest(("hub", *self._facts())), self._fetch)
         stats = [(str(path), path.stat()) for path in splits.files]
         facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        return Found(digest((facts, *self._facts())), lambda report: self._read_files(splits, report))
+        return LocatedDataset(
+            digest((facts, *self._facts())), lambda report: self._read_files(splits, report)
+        )
 
     def _facts(self) -> tuple[object, ...]:
         return self.data, Path(columns.__file__).read_bytes(), _SPLIT_VERSION
@@ -92,7 +94,7 @@ class Columns:
 
     def _fetch(self, report: Report) -> Dataset:
         data = self.data
-        with data_files.fetched(data, report) as splits:
+        with data_files.fetch_splits(data, report) as splits:
             if data.train not in splits:
                 raise DataError("train", f"found {data.train!r}, expected one of {', '.join(splits)}")
             validation = splits.get(data.validation) if data.validation else None
@@ -108,9 +110,9 @@ class Columns:
         """The dataset that has these splits. Raises DataError."""
         data = self.data
         total = sum(split.rows for split in (train, test, validation) if split is not None)
-        progress, read = console.Progress(report, f"Decoding {self.name}"), 0
+        progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
 
-        def decoded(split: RawSplit, data: Data, train: Samples | None = None) -> Samples:
+        def decoded(split: RawSplit, data: Data, train: DecodedSplit | None = None) -> DecodedSplit:
             nonlocal read
             samples = columns.read(split, data, train, lambda done: progress(read + done, total))
             read += split.rows
@@ -148,7 +150,7 @@ def _check_alike(train: Shard, other: Shard, name: str) -> None:
             )
 
 
-def _split(samples: Samples, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
+def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
     """The dataset with what it has no samples for set aside, as `split` says."""
     shard, clients = samples.shard, samples.clients
     shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
@@ -208,8 +210,8 @@ class Digits:
     shape: ClassVar[tuple[int, ...] | None] = (8, 8)
     tokens: ClassVar[bool] = False
 
-    def find(self, root: Path | None) -> Found:
-        return Found(digest(metadata.version("scikit-learn")), self._read)
+    def find(self, root: Path | None) -> LocatedDataset:
+        return LocatedDataset(digest(metadata.version("scikit-learn")), self._read)
 
     @staticmethod
     def _read(_: Report) -> Dataset:
@@ -233,8 +235,8 @@ class SyntheticSentences:
     shape: ClassVar[tuple[int, ...] | None] = (16,)
     tokens: ClassVar[bool] = True
 
-    def find(self, root: Path | None) -> Found:
-        return Found("1", self._read)
+    def find(self, root: Path | None) -> LocatedDataset:
+        return LocatedDataset("1", self._read)
 
     @staticmethod
     def _read(_: Report) -> Dataset:
@@ -252,7 +254,7 @@ class SyntheticSentences:
 
 
 @dataclass(frozen=True, slots=True)
-class OfTask:
+class TaskDataset:
     """What the method `dataset` of a user's own task returns."""
 
     shape: ClassVar[tuple[int, ...] | None] = None
@@ -261,10 +263,10 @@ class OfTask:
     """Of the task."""
     task: TaskStandIn
 
-    def find(self, root: Path | None) -> Found:
+    def find(self, root: Path | None) -> LocatedDataset:
         code, _, name = self.task.stands_for
         sources = Path(columns.__file__).read_bytes(), _SPLIT_VERSION
-        return Found(digest((code.digest, name, self.task, *sources)), self._read)
+        return LocatedDataset(digest((code.digest, name, self.task, *sources)), self._read)
 
     def _read(self, report: Report) -> Dataset:
         assert callable(self.task.dataset)  # noqa: S101  (else there is nothing of this class)
@@ -273,7 +275,9 @@ class OfTask:
         except ValueError as error:
             raise DataError(None, str(error)) from error
         train, test, validation = (
-            data_files.of_arrays(f"{split} of its dataset()", splits[split]) if split in splits else None
+            data_files.split_of_arrays(f"{split} of its dataset()", splits[split])
+            if split in splits
+            else None
             for split in ("train", "test", "validation")
         )
         assert train is not None  # noqa: S101  (it is checked where own code runs)
@@ -282,7 +286,7 @@ class OfTask:
         return Columns(data).read(train, test, validation, report)
 
 
-Source = Columns | Digits | SyntheticSentences | OfTask
+Source = Columns | Digits | SyntheticSentences | TaskDataset
 
 _CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 of LEAF (Caldas et al. 2018, arXiv 1812.01097)."""
@@ -322,7 +326,7 @@ def source(topology: Topology) -> Source | None:
     if data is None:
         own = task.build()
         if isinstance(own, TaskStandIn) and callable(own.dataset):
-            return OfTask(task.name, own)
+            return TaskDataset(task.name, own)
         return DATASETS[own.dataset] if isinstance(own.dataset, str) else None
     if data.input is not None:
         return Columns(data)
@@ -338,14 +342,14 @@ def source(topology: Topology) -> Source | None:
     return replace(known, data=known.data.model_copy(update=changes))
 
 
-def own_files(topology: Topology) -> str:
+def own_files_digest(topology: Topology) -> str:
     """What tells the user's own data files of `topology` from others: their names, sizes and times of
     change; empty where it names none. Raises BadInputError."""
     data = topology.task.data
     if data is None or data.path is None:
         return ""
-    with placed(topology):
-        splits = data_files.local(data, None)
+    with located_errors(topology):
+        splits = data_files.local_splits(data, None)
         stats = [(path.name, path.stat()) for path in splits.files] if splits else []
     return digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
@@ -356,7 +360,7 @@ def topology_error(topology: Topology, where: tuple[str | int, ...], message: st
 
 
 @contextlib.contextmanager
-def placed(topology: Topology) -> Iterator[None]:
+def located_errors(topology: Topology) -> Iterator[None]:
     """Inside, what is wrong with the data is told with its place in the topology."""
     try:
         yield
@@ -419,7 +423,7 @@ def _load_decoded(folder: Path) -> Dataset:
     return Dataset(**splits, clients=clients, remarks=tuple(contents["remarks"]))
 
 
-def decoded_folder(dataset: Source, found: Found) -> Path:
+def decoded_folder(dataset: Source, found: LocatedDataset) -> Path:
     """Where the decoded arrays are kept."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "--", dataset.name).strip("-")[-60:]
     return cache.folder() / "datasets" / f"{name}-{found.fingerprint}"

@@ -67,7 +67,7 @@ def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | 
     others = [client for client in clients if client not in given]
     if isinstance(scheme, Resampled) or not others:
         return {client: given.get(client, scheme.samples) for client in clients}
-    with datasets.placed(topology):
+    with datasets.located_errors(topology):
         folder = datasets.decoded_folder(dataset, dataset.find(root))
     try:
         labels = _array(folder / "train.safetensors", "y")
@@ -117,7 +117,7 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
         remarks += (
             f"{left:,} of {len(dataset.train):,} training samples are left out: no device has them.",
         )
-    train, indices = transforms.applied(topology, dataset.train, indices)
+    train, indices = transforms.apply(topology, dataset.train, indices)
     prepared = Prepared(train, dataset.test, indices, len(dataset.train), remarks)
     return _with_evaluation_set(prepared, dataset, topology)
 
@@ -138,7 +138,7 @@ def _loaded(
     name = topology.task.build().dataset
     if topology.task.data is None and isinstance(name, str):
         return datasets.load(name, root, report)
-    with datasets.placed(topology):
+    with datasets.located_errors(topology):
         return datasets.load_from(chosen, root, report)
 
 

@@ -18,7 +18,7 @@ _AT_ONCE = 1_000
 """Samples: what is worked on is in float64."""
 
 
-def applied(
+def apply(
     topology: Topology, train: Shard, indices: Mapping[str, Indices]
 ) -> tuple[Shard, Mapping[str, Indices]]:
     """`train` and `indices` with the samples of devices that have a transform put in as samples of their
@@ -41,7 +41,7 @@ def applied(
             raise topology.source.error([topology.source.problem(where, message)])
         own = indices[name]
         rng = seeds.generator(topology.seed, name, "transform")
-        parts.append(_transformed(train.x[own], train.scale, transform, rng))
+        parts.append(_transform(train.x[own], train.scale, transform, rng))
         changed[name] = np.arange(begin, begin + len(own))
         begin += len(own)
     labels = np.concatenate([train.y, *(train.y[indices[name]] for name in wanted)])
@@ -56,7 +56,7 @@ def _unfit(transform: Transform, train: Shard) -> str:
     return ""
 
 
-def _transformed(
+def _transform(
     x: NDArray[Any], scale: float, transform: Transform, rng: np.random.Generator
 ) -> NDArray[Any]:
     angle, factor, noise = (
@@ -67,7 +67,7 @@ def _transformed(
         part = slice(begin, begin + _AT_ONCE)
         values = x[part].astype(np.float64)
         if angle:
-            values = rotated(values, angle)
+            values = rotate(values, angle)
         values *= factor
         if noise:
             values += rng.normal(0.0, noise / scale, values.shape)
@@ -77,7 +77,7 @@ def _transformed(
     return made
 
 
-def rotated(images: NDArray[np.float64], degrees: float) -> NDArray[np.float64]:
+def rotate(images: NDArray[np.float64], degrees: float) -> NDArray[np.float64]:
     """Images, shape (…, height, width), turned counter-clockwise about their centre, interpolated
     between the four nearest pixels, 0 beyond the edges."""
     height, width = images.shape[-2:]

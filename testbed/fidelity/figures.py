@@ -324,7 +324,7 @@ class Worst:
         return f"{abs(self.error):.1f}% {'less' if self.error < 0 else 'more'}"
 
     @property
-    def whose(self) -> str:
+    def label(self) -> str:
         """`pi-2`, or `pi-2, up`."""
         return self.device.device if self.name == CPU else f"{self.device.device}, {self.name}"
 

@@ -126,7 +126,7 @@ class Sampler:
         self._proc = proc
         self._dilation = dilation
         self._controlled = controlled
-        self._before: _Look | None = None
+        self._before: _CountersAt | None = None
 
     def sample(self, at: float, tick_lateness: float) -> HostSample | None:
         """The load since the last call, at `at` seconds of the run; None the first time."""
@@ -161,14 +161,14 @@ class Sampler:
             tick_lateness=tick_lateness,
         )
 
-    def _look(self, at: float) -> _Look:
+    def _look(self, at: float) -> _CountersAt:
         counters = self._read()
         run, devices = (
             _times(counters[number] for number in numbers & counters.keys()) for numbers in self._sets
         )
         host, threads = _times(counters.values()), dict(self._demands())
         used, servers = self._own(), self._servers_used()
-        return _Look(at, run, devices, host, threads, used, servers, frozenset(counters))
+        return _CountersAt(at, run, devices, host, threads, used, servers, frozenset(counters))
 
     def _servers_used(self) -> float:
         """CPU seconds of the servers and of this process."""
@@ -239,7 +239,7 @@ class _Times(NamedTuple):
     steal: float
 
 
-class _Look(NamedTuple):
+class _CountersAt(NamedTuple):
     """Counters at one moment."""
 
     at: float

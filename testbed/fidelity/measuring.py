@@ -66,7 +66,7 @@ from testbed.fidelity.figures import (
     RequestedLink,
 )
 from testbed.fidelity.limits import differences
-from testbed.fidelity.validity import Training
+from testbed.fidelity.validity import TrainingSpan
 
 _THROTTLED_SHARE = 0.9
 """Of the periods in which a device ran: the first and the last period of some work are not used up."""
@@ -89,11 +89,11 @@ _LINKS = {"up": "uplink", "down": "downlink"}
 _LARGEST_VALUE = 1e18
 """Every number of a valid sample is below it."""
 
-_Covered = Callable[[float, float], float]
+_Coverage = Callable[[float, float], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class SegmentClock:
     """The run clock, and the part of the run that is measured."""
 
     epoch: float
@@ -106,8 +106,8 @@ class Clock:
 def measure(
     requested: Iterable[Requested],
     samples: Iterable[Mapping[str, Any]],
-    clock: Clock,
-    trainings: Mapping[str, Sequence[Training]],
+    clock: SegmentClock,
+    trainings: Mapping[str, Sequence[TrainingSpan]],
 ) -> Fidelity:
     """Compare the request with `samples`: telemetry (`agents.device.resource_usage`) and probes, in any
     order.
@@ -117,11 +117,11 @@ def measure(
     `clock.begin` is of the link as first requested. One with `limits` has those of
     the device's control group from then on. What is no number is ignored.
     """
-    usage: dict[str, list[_Usage]] = {}
+    usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
     probes: dict[str, list[_LinkProbeAt]] = {}
     limits: dict[str, list[_LimitsAt]] = {}
-    queues: dict[tuple[str, str], list[_Queue]] = {}
+    queues: dict[tuple[str, str], list[_QueueAt]] = {}
     for sample in samples:
         at, name = _number(sample, "at"), sample.get("device")
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
@@ -138,14 +138,14 @@ def measure(
         elif when >= clock.begin and (cpu := _number(sample, "cpu")) is not None:
             counters = (_number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
             demand = (_number(sample, key) for key in ("ran", "waited"))
-            usage.setdefault(name, []).append(_Usage(when, cpu, *counters, *demand))
+            usage.setdefault(name, []).append(_UsageAt(when, cpu, *counters, *demand))
             for way, key in _LINKS.items():
                 if (queue := _queue(when, sample.get(key))) is not None:
                     queues.setdefault((name, way), []).append(queue)
     devices = []
     for one in requested:
         used = sorted(usage.get(one.device, ()), key=lambda sample: sample.at)
-        trained = _covered((each.begin, each.end) for each in trainings.get(one.device, ()))
+        trained = _coverage((each.begin, each.end) for each in trainings.get(one.device, ()))
         found = _device(one, used, probes.get(one.device, ()), trained, clock)
         if one.cpu[0].limits is not None:
             known = sorted(limits.get(one.device, ()), key=lambda each: each.at)
@@ -160,7 +160,7 @@ def measure(
     return Fidelity(tuple(devices))
 
 
-class _Usage(NamedTuple):
+class _UsageAt(NamedTuple):
     at: float
     cpu: float
     periods: float
@@ -171,7 +171,7 @@ class _Usage(NamedTuple):
     waited: float | None
 
 
-class _Queue(NamedTuple):
+class _QueueAt(NamedTuple):
     at: float
     busy: float
     """Seconds in which packets waited, in total."""
@@ -193,12 +193,12 @@ class _LinkProbeAt(NamedTuple):
 
 def _device(
     requested: Requested,
-    usage: Sequence[_Usage],
+    usage: Sequence[_UsageAt],
     probes: Sequence[_LinkProbeAt],
-    trained: _Covered,
-    clock: Clock,
+    trained: _Coverage,
+    clock: SegmentClock,
 ) -> DeviceFidelity:
-    away = _covered((begin, end + _SETTLE_SECONDS) for begin, end in requested.away)
+    away = _coverage((begin, end + _SETTLE_SECONDS) for begin, end in requested.away)
     phases = _phases(requested, usage, trained, away)
     end = clock.end if math.isfinite(clock.end) else usage[-1].at if usage else clock.begin
     busy = _worst([phase.busy for phase in phases], ENOUGH_SECONDS, lambda one: one.figure.distance)
@@ -239,10 +239,10 @@ def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFi
     )
 
 
-def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: Clock) -> Iterator[str]:
+def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: SegmentClock) -> Iterator[str]:
     """Limits that were not as requested when they had settled: whenever they were read, and once after
     each request and each absence, as a request without any effect makes no change to be read."""
-    away = _covered((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
+    away = _coverage((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
     changes = [max(one.at, clock.begin) for one in requested.cpu] + [end for _, end in requested.away]
     settled = (at + _LIMITS_SETTLE_SECONDS + _INSTANT_SECONDS for at in changes)
     times = [*settled, *(each.at for each in read)]
@@ -266,19 +266,19 @@ def _unread_limits(read: Sequence[_LimitsAt]) -> str | None:
     return None
 
 
-def _queue(at: float, fields: object) -> _Queue | None:
+def _queue(at: float, fields: object) -> _QueueAt | None:
     if not isinstance(fields, Mapping):
         return None
     values = [_number(fields, key) for key in ("busy", "left", "allowed")]
     known = [value for value in values if value is not None]
-    return _Queue(at, *known) if len(known) == len(values) else None
+    return _QueueAt(at, *known) if len(known) == len(values) else None
 
 
-def _carried(queues: Iterable[_Queue]) -> Carried:
+def _carried(queues: Iterable[_QueueAt]) -> Carried:
     """Sum up what a direction of a link carried, and find the worst stretch in which it was slow."""
     busy = left = allowed = 0.0
     slow: tuple[float, float, float] | None = None
-    stretch: list[tuple[_Queue, _Queue]] = []
+    stretch: list[tuple[_QueueAt, _QueueAt]] = []
     for before, after in pairwise(sorted(queues, key=lambda queue: queue.at)):
         waited = after.busy - before.busy
         if waited < 0:  # its device restarted, with its counters at 0
@@ -301,7 +301,7 @@ def _carried(queues: Iterable[_Queue]) -> Carried:
     return Carried(busy, left / allowed if allowed else None, slow)
 
 
-def _used(usage: Sequence[_Usage]) -> float | None:
+def _used(usage: Sequence[_UsageAt]) -> float | None:
     """Share of one core over all of `usage`; None for less than two samples."""
     if len(usage) < 2 or usage[-1].at <= usage[0].at:
         return None
@@ -309,7 +309,7 @@ def _used(usage: Sequence[_Usage]) -> float | None:
     return cpu / (usage[-1].at - usage[0].at)
 
 
-def _restarted(before: _Usage, after: _Usage) -> bool:
+def _restarted(before: _UsageAt, after: _UsageAt) -> bool:
     """Whether the device restarted in between, with its counters at 0."""
     return after.cpu < before.cpu or after.periods < before.periods
 
@@ -344,7 +344,7 @@ class _Phase:
 
 
 def _phases(
-    requested: Requested, usage: Sequence[_Usage], trained: _Covered, away: _Covered
+    requested: Requested, usage: Sequence[_UsageAt], trained: _Coverage, away: _Coverage
 ) -> list[_Phase]:
     phases = [_Phase(_Cpu(one.share), _Cpu(one.share)) for one in requested.cpu]
     for before, after in pairwise(usage):
@@ -366,7 +366,7 @@ def _worst(phases: Sequence[_Cpu], enough: float, error: Callable[[_Cpu], float]
     return max(sufficient, key=error) if sufficient else max(phases, key=lambda one: one.seconds)
 
 
-def _wanted_seconds(before: _Usage, after: _Usage) -> float | None:
+def _wanted_seconds(before: _UsageAt, after: _UsageAt) -> float | None:
     """Seconds of an interval in which the client ran or waited for a CPU; None where that is unknown."""
     if before.ran is None or before.waited is None or after.ran is None or after.waited is None:
         return None
@@ -376,7 +376,7 @@ def _wanted_seconds(before: _Usage, after: _Usage) -> float | None:
     return min(wanted, after.at - before.at)  # a process may be suspended while it waits for a core
 
 
-def _busy_seconds(before: _Usage, after: _Usage, period: float | None, trained: float) -> float:
+def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, trained: float) -> float:
     """Seconds of an interval in which the device demanded more CPU than it had; 0 without a sign."""
     periods = after.periods - before.periods
     # With no period before it, the limit may have been set in mid-interval, after a restart.
@@ -416,7 +416,7 @@ def _link_figure(
     return max(figures, key=lambda figure: figure.distance)
 
 
-def _covered(intervals: Iterable[Interval]) -> _Covered:
+def _coverage(intervals: Iterable[Interval]) -> _Coverage:
     """A function of begin and end: how many seconds between them `intervals` cover, overlaps once."""
     begins: list[float] = []
     ends: list[float] = []

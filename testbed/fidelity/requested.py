@@ -11,7 +11,7 @@ from agents.config import LinkSettings
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedGpu, RequestedLink
 from testbed.fidelity.limits import RequestedLimits
-from testbed.fidelity.validity import StepDone, Training
+from testbed.fidelity.validity import StepDone, TrainingSpan
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.placement import PlannedNode
@@ -22,7 +22,7 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
     """What was requested of each device, in device order."""
     cgroups, absent = spec.plan.traits.cgroups, spec.plan.absent
     found = {
-        device.name: _Device(
+        device.name: _DeviceRequests(
             planned=device,
             cgroups=cgroups,
             alone=bool(spec.plan.nodes),
@@ -54,14 +54,14 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
 
 def trainings(
     requested: Iterable[Requested], records: Iterable[events.Record]
-) -> dict[str, list[Training]]:
+) -> dict[str, list[TrainingSpan]]:
     """The trainings of applied updates, by device."""
     by_device = {one.device: one for one in requested}
-    found: dict[str, list[Training]] = {name: [] for name in by_device}
+    found: dict[str, list[TrainingSpan]] = {name: [] for name in by_device}
     for record in records:
         if isinstance(record, events.UpdateApplied):
             pace = _pace(by_device[record.client], record)
-            found[record.client].append(Training(record.train_start, record.train_end, pace))
+            found[record.client].append(TrainingSpan(record.train_start, record.train_end, pace))
     return found
 
 
@@ -76,7 +76,7 @@ def _pace(device: Requested, update: events.UpdateApplied) -> float | None:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Device:
+class _DeviceRequests:
     planned: PlannedDevice
     cgroups: bool
     """Whether a control group limits the device."""

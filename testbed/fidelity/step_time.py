@@ -55,7 +55,7 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def fitted(devices: pd.DataFrame) -> StepTime:
+def fit(devices: pd.DataFrame) -> StepTime:
     """The step time of all `devices` (`of_devices`): a line over their depth, by least squares; or their
     mean, at every share, where their shares are too close to each other or slices cost nothing."""
     depth, step = devices["depth"].to_numpy(np.float64), devices["step"].to_numpy(np.float64)
@@ -74,7 +74,7 @@ def start_time(runs: Sequence[Run]) -> float | None:
     return float(np.mean(found)) if found else None
 
 
-def given(step: StepTime, start: float | None = None) -> dict[str, Any]:
+def virtual_settings(step: StepTime, start: float | None = None) -> dict[str, Any]:
     """What a topology has under `virtual` at these costs, as YAML has it. `start`: of
     a client, in seconds (None: what it is without being given)."""
     made = timed(Virtual().filled([("start_time", start)]), step)

@@ -43,10 +43,10 @@ def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
     groups: dict[tuple[str, str | None], list[DeviceFidelity]] = {}
     for one in fidelity.devices:
         groups.setdefault((one.group, one.node), []).append(one)
-    return tuple(_gathered(members) for members in groups.values())
+    return tuple(_group_row(members) for members in groups.values())
 
 
-def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
+def _group_row(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
     def worst(name: str) -> DeviceFidelity:
         return max(members, key=lambda one: one.figures[name].distance)
 
@@ -100,11 +100,11 @@ def summary(fidelity: Fidelity) -> str:
     if all((one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS for one in fidelity.devices):
         line = "CPU: no device was busy long enough to tell"
     if worst := fidelity.worst(CPU):
-        line = f"CPU: at worst {worst.off} than asked ({worst.whose})"
+        line = f"CPU: at worst {worst.off} than asked ({worst.label})"
     links = [one.figures[name] for one in fidelity.devices for name in (*RATES, *DELAYS)]
     if any(figure.requested is not None for figure in links):
         if worst := fidelity.worst(*RATES, *DELAYS):
-            line += f"; links: {worst.off} ({worst.whose})"
+            line += f"; links: {worst.off} ({worst.label})"
         elif any(figure.error is not None for figure in links):
             line += "; links: no error beyond chance"
         else:

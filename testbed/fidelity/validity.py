@@ -79,7 +79,7 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingSpan:
     """A device's training for an update that was applied."""
 
     begin: float
@@ -152,7 +152,7 @@ def verdict(
     fidelity: Fidelity,
     *,
     steps: Iterable[StepDone] = (),
-    trainings: Iterable[Sequence[Training]] = (),
+    trainings: Iterable[Sequence[TrainingSpan]] = (),
     failures: Sequence[str] = (),
     disruptions: Iterable[Disrupted] = (),
     wrong_sums: Sequence[WrongSum] = (),
@@ -277,7 +277,7 @@ def _gpus(fidelity: Fidelity) -> Iterator[str]:
         )
 
 
-def _drift(trainings: Iterable[Sequence[Training]]) -> Iterator[str]:
+def _drift(trainings: Iterable[Sequence[TrainingSpan]]) -> Iterator[str]:
     """Whether trainings took longer in some window of the run than in the rest of it."""
     paces: list[tuple[float, float]] = []
     for device in trainings:
@@ -309,8 +309,8 @@ def _server(host: Sequence[HostSample]) -> Iterator[str]:
     full = [sample for sample in host if (sample.server_load or 0.0) >= _FULL_LOAD]
     if full and _seconds(full) >= max(_FULL_SECONDS, _FULL_SHARE_OF_RUN * _seconds(host)):
         yield (
-            f"aggregator, broker or router ran or waited for a CPU without a pause in {_of(full, host)}:"
-            " updates waited for the server"
+            "aggregator, broker or router ran or waited for a CPU without a pause in "
+            f"{_time_text(full, host)}: updates waited for the server"
         )
 
 
@@ -340,8 +340,8 @@ def _late(host: Sequence[HostSample]) -> Iterator[str]:
         )
     elif worst is not None and _seconds(late) > _LATE_SHARE_OF_RUN * _seconds(host):
         yield (
-            f"timers came up to {worst.tick_lateness:.2g} s late, in {_of(late, host)}: the host could "
-            "not keep up"
+            f"timers came up to {worst.tick_lateness:.2g} s late, in {_time_text(late, host)}: "
+            "the host could not keep up"
         )
 
 
@@ -355,7 +355,7 @@ def _shares(fidelity: Fidelity, host: Sequence[HostSample]) -> Iterator[str]:
     )
     full = [sample for sample in host if sample.device_busy >= _FULL_LOAD]
     if full and worst.error < 0:
-        reason += f"; the devices' cores were full for {_of(full, host)}"
+        reason += f"; the devices' cores were full for {_time_text(full, host)}"
     yield reason
 
 
@@ -419,7 +419,7 @@ def _others(count: int) -> str:
     return f" (and {count - 1} more)" if count > 1 else ""
 
 
-def _of(part: Sequence[HostSample], whole: Sequence[HostSample]) -> str:
+def _time_text(part: Sequence[HostSample], whole: Sequence[HostSample]) -> str:
     return f"{_seconds(part):.0f} of {_seconds(whole):.0f} s"
 
 

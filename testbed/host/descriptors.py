@@ -14,7 +14,7 @@ _OWN = 100
 """Beside those that are asked for."""
 
 
-def allow(count: int, what: str) -> None:
+def raise_limit(count: int, what: str) -> None:
     """Let this process, and those that it starts, have `count` descriptors for `what` beside all that it
     needs for itself. Raises HostError where the hard limit is below that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -30,7 +30,7 @@ def allow(count: int, what: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def aside(descriptor: int) -> int:
+def renumber(descriptor: int) -> int:
     """`descriptor` under a number that leaves the low ones to those who call select(); under its own
     where there are no others."""
     try:

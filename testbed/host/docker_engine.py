@@ -104,7 +104,7 @@ def _address() -> _Address | None:
     return _Address(found.Host, f"the Docker context {name}", unset)
 
 
-def at(url: str, patience: float) -> docker.DockerClient:
+def connect_to(url: str, patience: float) -> docker.DockerClient:
     """A client of the engine at `url`, which has `patience` seconds to answer. Raises HostError."""
     deadline = time.monotonic() + patience
     while True:
@@ -118,7 +118,7 @@ def at(url: str, patience: float) -> docker.DockerClient:
 
 
 @contextmanager
-def if_present() -> Iterator[docker.DockerClient | None]:
+def connect_if_present() -> Iterator[docker.DockerClient | None]:
     """A client of the engine, or None if there is none."""
     try:
         client = connect(_PRESENCE_TIMEOUT_SECONDS)
@@ -131,7 +131,7 @@ def if_present() -> Iterator[docker.DockerClient | None]:
 
 
 @contextmanager
-def fit() -> Iterator[docker.DockerClient]:
+def connect_fit() -> Iterator[docker.DockerClient]:
     """A client of the engine. Raises HostError, with what fixes it, if none answers or this one cannot
     run devices."""
     with closing(connect(_PRESENCE_TIMEOUT_SECONDS)) as client:
@@ -147,10 +147,10 @@ def fit() -> Iterator[docker.DockerClient]:
         yield client
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether there is an engine that can run devices."""
     try:
-        with fit():
+        with connect_fit():
             return True
     except HostError:
         return False
@@ -216,7 +216,7 @@ def registry_has(image: str, timeout: int = 5) -> bool:
     return True
 
 
-def output(
+def run_output(
     engine: docker.DockerClient,
     image: str,
     command: Sequence[str],

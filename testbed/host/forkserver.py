@@ -73,13 +73,13 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
             )
 
-    def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> Forked:
+    def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> ForkedProgram:
         """Start a program; wait until the modules are imported. Raises HostError where they cannot be,
         OSError where there is no room for another process."""
         try:
             order = {"module": module, "argument": argument, "name": name, "cpus": cpus}
             socket.send_fds(self._socket, [json.dumps(order).encode()], [log])
-            while not (answer := self._received(0)).keys() & {"pid", "error"}:
+            while not (answer := self._receive(0)).keys() & {"pid", "error"}:
                 pass
         except (OSError, EOFError) as error:
             self._process.wait()
@@ -89,13 +89,13 @@ class ForkServer:
             ) from error
         if "error" in answer:
             raise OSError(*answer["error"])
-        return Forked(self, answer["pid"])
+        return ForkedProgram(self, answer["pid"])
 
     def code(self, pid: int) -> int | None:
         """The exit code of a fork, as of `subprocess.Popen`; None while it lives."""
         with suppress(BlockingIOError, EOFError):
             while not self._gone:
-                self._received(socket.MSG_DONTWAIT)
+                self._receive(socket.MSG_DONTWAIT)
         return self._codes.get(pid, -signal.SIGKILL if self._gone else None)
 
     def wait(self, pid: int) -> int:
@@ -103,7 +103,7 @@ class ForkServer:
             select.select([self._socket], [], [])
         return code
 
-    def _received(self, flags: int) -> dict[str, Any]:
+    def _receive(self, flags: int) -> dict[str, Any]:
         """The next message. Raises EOFError, BlockingIOError."""
         try:
             data = self._socket.recv(_MESSAGE_BYTES, flags)
@@ -126,13 +126,13 @@ class ForkServer:
         self._process.wait()
         with suppress(EOFError, BlockingIOError):
             while not self._gone:
-                self._received(socket.MSG_DONTWAIT)
+                self._receive(socket.MSG_DONTWAIT)
         self._gone = True
         self._socket.close()
         self._log.close()
 
 
-class Forked(psutil.Process):
+class ForkedProgram(psutil.Process):
     """A program that was forked, with what `psutil.Popen` has for one that was started."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:

@@ -37,7 +37,7 @@ class Lack:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class HostGpu:
     uuid: str
     name: str
     memory: int
@@ -55,7 +55,7 @@ class Gpu:
 class Gpus:
     """What this host has for devices with a GPU."""
 
-    found: tuple[Gpu, ...] = ()
+    found: tuple[HostGpu, ...] = ()
     lack: Lack | None = None
     """Why no container can have one; None: it can."""
     lack_of_mps: Lack | None = None
@@ -74,7 +74,7 @@ def survey(engine: Mapping[str, Any], nvml: Any = None) -> Gpus:
     except nvml.NVMLError as error:
         return Gpus(lack=_no_driver(nvml, error))
     try:
-        found = tuple(_found(nvml))
+        found = tuple(_undivided_gpus(nvml))
         cuda = divmod(nvml.nvmlSystemGetCudaDriverVersion_v2(), 1000)
         driver = str(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
@@ -134,12 +134,12 @@ def _has_toolkit(engine: Mapping[str, Any]) -> bool:
     return cdi or "nvidia" in (engine.get("Runtimes") or {}) or shutil.which(_HOOK) is not None
 
 
-def _found(nvml: Any) -> Iterator[Gpu]:
+def _undivided_gpus(nvml: Any) -> Iterator[HostGpu]:
     """The GPUs that are not divided: of one that is, no process has more than a part (MIG)."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if not _is_divided(nvml, handle):
-            yield Gpu(
+            yield HostGpu(
                 str(nvml.nvmlDeviceGetUUID(handle)),
                 str(nvml.nvmlDeviceGetName(handle)),
                 int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
@@ -168,7 +168,7 @@ class Use:
     not tell: it counts their time as the server's."""
 
 
-class Meter:
+class GpuMeter:
     """Reads what the processes of this host use of the GPUs with these UUIDs. Raises OSError where NVML
     does not answer."""
 

@@ -12,7 +12,7 @@ import tty
 from collections.abc import Callable
 
 
-def is_here() -> bool:
+def is_interactive() -> bool:
     """Whether a person is at both ends of this process."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
@@ -22,14 +22,14 @@ def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
     a key as any. `resize` is told the screen's rows and columns, now and when they change."""
     keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
 
-    def tell(*_: object) -> None:
+    def send_size(*_: object) -> None:
         size = os.get_terminal_size(screen)
         resize(size.lines, size.columns)
 
-    before, on_change = termios.tcgetattr(keys), signal.signal(signal.SIGWINCH, tell)
+    before, on_change = termios.tcgetattr(keys), signal.signal(signal.SIGWINCH, send_size)
     try:
         tty.setraw(keys, termios.TCSANOW)  # what has been typed ahead is not lost
-        tell()
+        send_size()
         while True:
             ready, _, _ = select.select([other, keys], [], [])
             if other in ready:

@@ -32,7 +32,7 @@ def nodes(client: docker.DockerClient) -> list[Node]:
         info = client.info()
         if not manages(info):
             raise HostError(f"{NOT_A_MANAGER}. To make one of it: {MAKE_ONE}")
-        found = described(client.api.nodes(), info["Swarm"]["NodeID"])
+        found = ready_nodes(client.api.nodes(), info["Swarm"]["NodeID"])
     except docker_engine.ERRORS as error:
         raise HostError(f"the Docker engine could not list the nodes of its Swarm: {error}") from error
     # An engine tells how many CPUs it has, and not which: those of this machine we see.
@@ -40,13 +40,13 @@ def nodes(client: docker.DockerClient) -> list[Node]:
     return [replace(node, cpus=cpus, cores=len(cpus)) if node.here else node for node in found]
 
 
-def here() -> list[Node]:
+def local_nodes() -> list[Node]:
     """The nodes of this machine's Swarm that can take work now. Raises HostError."""
     with closing(docker_engine.connect()) as client:
         return nodes(client)
 
 
-def described(found: list[dict[str, Any]], own: str) -> list[Node]:
+def ready_nodes(found: list[dict[str, Any]], own: str) -> list[Node]:
     """Of what the engine says of its nodes, those that can take work; `own` is the id of this one."""
     ready = [
         Node(
@@ -61,10 +61,10 @@ def described(found: list[dict[str, Any]], own: str) -> list[Node]:
         for one in found
         if one["Status"]["State"] == "ready" and one["Spec"]["Availability"] == "active"
     ]
-    return _named_apart(sorted(ready, key=lambda node: (not node.here, node.name, node.id)))
+    return _with_unique_names(sorted(ready, key=lambda node: (not node.here, node.name, node.id)))
 
 
-def _named_apart(found: list[Node]) -> list[Node]:
+def _with_unique_names(found: list[Node]) -> list[Node]:
     names = [node.name for node in found]
     counts: dict[str, int] = {}
     apart = []

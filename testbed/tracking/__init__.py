@@ -41,18 +41,24 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TrackerKind:
+    """Where a tracker's code is, and what it needs."""
+
     module: str
+    class_name: str
+    """Class in `module` that implements `Tracker`."""
     package: str
-    """What it imports, as Python does."""
+    """Python package that `module` imports."""
     extra: str
-    """Of our package, which installs it."""
+    """Extra of our package that installs it (`edge-fl-testbed[mlflow]`)."""
 
 
-TRACKERS: dict[str, Kind] = {
-    "mlflow": Kind("testbed.tracking.mlflow", "mlflow", "mlflow"),
-    "wandb": Kind("testbed.tracking.wandb", "wandb", "wandb"),
-    "tensorboard": Kind("testbed.tracking.tensorboard", "tensorboard", "tensorboard"),
+TRACKERS: dict[str, TrackerKind] = {
+    "mlflow": TrackerKind("testbed.tracking.mlflow", "MlflowTracker", "mlflow", "mlflow"),
+    "wandb": TrackerKind("testbed.tracking.wandb", "WandbTracker", "wandb", "wandb"),
+    "tensorboard": TrackerKind(
+        "testbed.tracking.tensorboard", "TensorboardTracker", "tensorboard", "tensorboard"
+    ),
 }
 
 
@@ -82,5 +88,6 @@ def _has_store() -> bool:
 
 def tracker(name: str, run: Path) -> Tracker:
     """The tracker of that name, for the run in the directory `run`. Raises what importing it raises."""
-    found: Tracker = importlib.import_module(TRACKERS[name].module).Tracker(run)
-    return found
+    kind = TRACKERS[name]
+    made: Tracker = getattr(importlib.import_module(kind.module), kind.class_name)(run)
+    return made

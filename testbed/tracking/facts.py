@@ -25,7 +25,7 @@ class Facts:
     """Rule, task, runtime, number of devices, host, commit."""
 
 
-def of(directory: RunDirectory, began: float) -> Facts:
+def read(directory: RunDirectory, began: float) -> Facts:
     """Of a run that has a plan. Raises BadInputError, KeyError."""
     manifest = directory.read_manifest()
     topology = yamlfile.read(directory.topology).data

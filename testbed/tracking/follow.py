@@ -32,9 +32,9 @@ def follow(directory: RunDirectory, tracker: Tracker, *, model: bool = False) ->
         for record in records:
             if points is None and isinstance(record, events.RunStarted):
                 points = Points(directory.read_manifest().get("perplexity") is True)
-                tracker.begin(facts.of(directory, record.wall_clock - record.at))
+                tracker.begin(facts.read(directory, record.wall_clock - record.at))
             if points is not None:
-                found += points.take(record)
+                found += points.add(record)
         rest = iter(found)
         while some := list(islice(rest, _AT_ONCE)):
             tracker.log(some)

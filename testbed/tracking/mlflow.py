@@ -20,7 +20,7 @@ _RUN = "testbed.run"
 """The tag by which a run is found again."""
 
 
-class Tracker:
+class MlflowTracker:
     """An MLflow run in the experiment MLFLOW_EXPERIMENT_NAME, else called as the topology. A step is a
     millisecond of device time, and so is that of MLflow's clock."""
 

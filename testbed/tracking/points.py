@@ -43,7 +43,7 @@ class Points:
     _staleness: list[int] = field(default_factory=list)
     """Of the updates of the present window."""
 
-    def take(self, record: events.Record) -> Iterator[Point]:
+    def add(self, record: events.Record) -> Iterator[Point]:
         """The points that are complete with `record`."""
         if record.at > self._begin + self._width or isinstance(record, events.RunEnded):
             yield from self._window(record.at)

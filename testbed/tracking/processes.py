@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 @contextmanager
-def tracked(
+def tracking_run(
     names: Sequence[str], directory: RunDirectory, cpus: str, report: Callable[[str], None]
 ) -> Iterator[None]:
     """Inside, the trackers `names` are told of the run, by a process each, on `cpus` (a cpuset; empty:
@@ -61,7 +61,7 @@ def _ended(name: str, process: subprocess.Popen[bytes], directory: RunDirectory,
     return last if code == 0 else f"{last}; {again}. See {log}"
 
 
-def tell(name: str, directory: RunDirectory, *, model: bool) -> str:
+def send(name: str, directory: RunDirectory, *, model: bool) -> str:
     """Tell the tracker `name` of a run until that is over; where to find it. Raises RunFailedError."""
     from testbed.rundir.directory import tail_of
 

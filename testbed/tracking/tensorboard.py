@@ -10,7 +10,7 @@ from testbed.tracking.facts import Facts
 from testbed.tracking.points import Point
 
 
-class Tracker:
+class TensorboardTracker:
     """Writes RUN/tensorboard. A step is a millisecond of device time; `relative` is device time too."""
 
     def __init__(self, run: Path) -> None:

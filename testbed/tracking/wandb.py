@@ -13,7 +13,7 @@ from testbed.tracking.facts import Facts
 from testbed.tracking.points import Point
 
 
-class Tracker:
+class WandbTracker:
     """A W&B run in the project WANDB_PROJECT, else called as the topology. The axis is `device_time`,
     in seconds."""
 

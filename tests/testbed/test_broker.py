@@ -132,7 +132,7 @@ def test_configuration_names_the_folder_as_the_broker_sees_it(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("parameters", "devices"), [(1000, 4), (10_000, 100)])
 def test_what_a_flood_of_qos_0_takes_of_the_broker_is_bounded(parameters: int, devices: int) -> None:
-    limits = Limits.of(parameters, devices)
+    limits = Limits.for_run(parameters, devices)
     assert limits.messages * 4 * parameters < 3 * limits.queue
     conf = mosquitto_conf(Listeners("h", 1), "/testbed", limits)
     assert f"\nmax_queued_messages {limits.messages}\n" in conf
@@ -153,7 +153,7 @@ def test_memory_is_for_far_more_than_a_usual_run_takes(
 ) -> None:
     """A usual run takes a model under way to or from each device, and half of the shares that may
     be; a flood of one connection is in it, too, and what one client may have retained."""
-    limits = Limits.of(parameters, devices, beside)
+    limits = Limits.for_run(parameters, devices, beside)
     assert limits.memory >> 20 == memory
     usual = 64 * 2**20 + 4 * parameters * devices * (1 + beside / 2)
     assert limits.memory > 1.8 * usual
@@ -162,7 +162,7 @@ def test_memory_is_for_far_more_than_a_usual_run_takes(
 
 
 def test_memory_is_for_what_all_who_collude_may_keep() -> None:
-    one, four = (Limits.of(10**6, 20, 5.0, hostile) for hostile in (1, 4))
+    one, four = (Limits.for_run(10**6, 20, 5.0, hostile) for hostile in (1, 4))
     assert four.memory - one.memory == 3 * 28 * (2**20 + 2**17)
 
 
@@ -512,7 +512,7 @@ def measured(tmp_path: Path, limits: Limits) -> Iterator[tuple[Connect, Logins, 
 def test_what_one_client_has_retained_is_bounded_and_harms_nobody(tmp_path: Path) -> None:
     """A message on each word that it can think of, and the largest on each topic that it may: eight are
     kept. The others' messages, large and small, get through."""
-    limits = Limits.of(600_000, 4, 8 / 2)
+    limits = Limits.for_run(600_000, 4, 8 / 2)
     assert limits.packet > 2_000_000 / 2
     with measured(tmp_path, limits) as (connect, _, broker):
         attacker, victim, aggregator = connect("a"), connect("b"), connect("aggregator")
@@ -561,7 +561,7 @@ def test_a_length_that_a_peer_announces_is_not_allocated(tmp_path: Path) -> None
     and what others send is whole."""
     share = os.urandom(2_500_000)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with measured(tmp_path, Limits.of(600_000, 4, 8 / 2)) as (connect, logins, _):
+    with measured(tmp_path, Limits.for_run(600_000, 4, 8 / 2)) as (connect, logins, _):
         victim = Connection(
             logins("b"), [TOPICS.share("b", "+")], inbox.put, largest={"share": len(share)}
         )

@@ -216,8 +216,8 @@ def test_progress_is_told_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> N
     """Of something that takes 100 s, of which 10 of 110 MB were there before."""
     now, told = 0.0, list[tuple[float, str]]()
     monkeypatch.setattr("testbed.console.time.monotonic", lambda: now)
-    share = console.Progress(lambda line: told.append((now, line)), "Decoding a/b")
-    size = console.Progress(lambda line: told.append((now, line)), "Fetching a/b", of_bytes=True)
+    share = console.ProgressReporter(lambda line: told.append((now, line)), "Decoding a/b")
+    size = console.ProgressReporter(lambda line: told.append((now, line)), "Fetching a/b", of_bytes=True)
     for second in range(101):
         now = float(second)
         share(second, 100)

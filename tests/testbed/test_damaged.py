@@ -21,7 +21,7 @@ from analysis import load, records
 from analysis.charts import CHARTS
 from testbed import topology
 from testbed.data import preparation
-from testbed.errors import BadInputError, HostError, of_os, writable_file, writable_folder
+from testbed.errors import BadInputError, HostError, from_os_error, writable_file, writable_folder
 from testbed.run import live_runs, replay
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.listing import listing
@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_with_a_place_and_the_mend() -> None:
     with pytest.raises(OSError, match="No space left") as raised:
         Path("/dev/full").write_text("x")
     told = "runs/a: No space left on device. Make room on that disk"
-    assert str(of_os(raised.value, Path("runs/a"))).startswith(told)
+    assert str(from_os_error(raised.value, Path("runs/a"))).startswith(told)
 
 
 @pytest.fixture
@@ -282,7 +282,8 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_made(tmp_p
 def test_a_file_that_may_not_be_made_is_told_with_the_mend(tmp_path: Path) -> None:
     new, there, hidden = tmp_path / "new", tmp_path, tmp_path / "none" / "new"
     told = [
-        str(of_os(PermissionError(13, "Permission denied", str(path)))) for path in (new, there, hidden)
+        str(from_os_error(PermissionError(13, "Permission denied", str(path))))
+        for path in (new, there, hidden)
     ]
     assert told == [
         f"{new}: Permission denied. Name a place that you may write to (--runs, --to)",

@@ -18,7 +18,7 @@ import resource, sys
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
 from testbed.host import descriptors
-descriptors.allow(int(sys.argv[2]), "devices")
+descriptors.raise_limit(int(sys.argv[2]), "devices")
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
@@ -30,7 +30,7 @@ def _allowed(hard: int, count: int) -> subprocess.CompletedProcess[str]:
 
 def test_logs_of_a_thousand_devices_leave_the_low_numbers_to_who_calls_select(tmp_path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    descriptors.allow(1100, "logs")
+    descriptors.raise_limit(1100, "logs")
     writer = LogWriter()
     with ExitStack() as held:
         held.callback(writer.close)
@@ -55,13 +55,13 @@ def test_where_there_are_no_higher_numbers_a_descriptor_stays(monkeypatch: pytes
     reading, writing = os.pipe()
     monkeypatch.setattr(descriptors, "_SELECTABLE", 2**30)
     try:
-        assert descriptors.aside(reading) == reading
+        assert descriptors.renumber(reading) == reading
     finally:
         os.close(reading)
         os.close(writing)
 
 
 def test_a_fleet_that_fits_is_no_error() -> None:
-    descriptors.allow(1, "one device")
+    descriptors.raise_limit(1, "one device")
     with pytest.raises(HostError, match="raise the hard limit"):
-        descriptors.allow(2**40, "a fleet")
+        descriptors.raise_limit(2**40, "a fleet")

@@ -53,7 +53,7 @@ def test_a_fix_is_printed_in_one_piece(no_engine: None, monkeypatch: pytest.Monk
 
 
 def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:
-    assert not docker_engine.available()
+    assert not docker_engine.is_available()
     with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*unset DOCKER_HOST"):
         docker_engine.connect()
 
@@ -67,7 +67,7 @@ def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.Monkey
         return made[-1]
 
     monkeypatch.setattr("docker.from_env", from_env)
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         assert [client] == made
         assert made[0].api.timeout >= 60
     made[0].close.assert_called_once()
@@ -80,7 +80,7 @@ def test_an_engine_on_a_busy_host_is_waited_for(tmp_path: Path, monkeypatch: pyt
     answers = iter([2.5, 0.0, 0.0])
     with socketserver.ThreadingUnixStreamServer(str(slow), engine_that_answers(answers)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with docker_engine.if_present() as client:
+        with docker_engine.connect_if_present() as client:
             assert client is not None
         server.shutdown()
 
@@ -111,10 +111,10 @@ def test_an_engine_without_root_is_passed_over(option: str, monkeypatch: pytest.
     info = {"ServerVersion": "27.0", "SecurityOptions": options}
     client = Mock(info=lambda: info)
     monkeypatch.setattr("docker.from_env", lambda timeout: client)
-    assert docker_engine.available()
+    assert docker_engine.is_available()
     assert doctor.engine(info).status == "ok"
     options.append(f"name={option}")
-    assert not docker_engine.available()
+    assert not docker_engine.is_available()
     assert doctor.engine(info).status == "missing"
     assert "--runtime process" in doctor.engine(info).detail
     with (

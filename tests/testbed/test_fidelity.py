@@ -12,7 +12,7 @@ import pytest
 
 from agents import events
 from agents.timing.clock import in_device_time
-from testbed.fidelity import Clock, measure
+from testbed.fidelity import SegmentClock, measure
 from testbed.fidelity.figures import (
     Carried,
     DeviceFidelity,
@@ -23,7 +23,7 @@ from testbed.fidelity.figures import (
     RequestedLink,
 )
 from testbed.fidelity.requested import trainings
-from testbed.fidelity.validity import Training
+from testbed.fidelity.validity import TrainingSpan
 from testbed.rundir.tail import Samples
 
 EPOCH = 1000.0
@@ -67,11 +67,11 @@ def pi(
     link: tuple[RequestedLink, ...] = (),
     trained: Sequence[Interval] = (),
     away: tuple[Interval, ...] = (),
-    clock: Clock | None = None,
+    clock: SegmentClock | None = None,
 ) -> DeviceFidelity:
     asked = Requested("pi", "pis", cpu or (RequestedCpu(0.25, 0.01),), link, away)
     return measure(
-        [asked], samples, clock or Clock(EPOCH), {"pi": [Training(*one) for one in trained]}
+        [asked], samples, clock or SegmentClock(EPOCH), {"pi": [TrainingSpan(*one) for one in trained]}
     ).devices[0]
 
 
@@ -177,10 +177,12 @@ def test_demand_that_the_kernel_does_not_count() -> None:
 
 def test_what_is_not_observed_is_not_judged() -> None:
     samples = usage([BUSY] * 4)
-    assert list(pi(samples, clock=Clock(EPOCH, end=10.0)).unjudged()) == ["CPU: telemetry of 4 of 10 s"]
-    assert list(pi(samples, away=((4.0, 10.0),), clock=Clock(EPOCH, end=10.0)).unjudged()) == []
-    assert list(pi([], clock=Clock(EPOCH, end=2.0)).unjudged()) == []
-    assert list(pi([], clock=Clock(EPOCH, end=3.0)).unjudged()) == ["CPU: telemetry of 0 of 3 s"]
+    assert list(pi(samples, clock=SegmentClock(EPOCH, end=10.0)).unjudged()) == [
+        "CPU: telemetry of 4 of 10 s"
+    ]
+    assert list(pi(samples, away=((4.0, 10.0),), clock=SegmentClock(EPOCH, end=10.0)).unjudged()) == []
+    assert list(pi([], clock=SegmentClock(EPOCH, end=2.0)).unjudged()) == []
+    assert list(pi([], clock=SegmentClock(EPOCH, end=3.0)).unjudged()) == ["CPU: telemetry of 0 of 3 s"]
 
 
 def test_the_phase_that_waited_most_is_the_devices_demand() -> None:
@@ -238,7 +240,7 @@ def test_a_frozen_device_is_not_measured() -> None:
 
 def test_only_the_run_counts() -> None:
     samples = usage([(1.0, 0, 0)] * 3 + [BUSY] * 10, at=-3.0)
-    got = pi(reversed(samples), clock=Clock(EPOCH, begin=2.0, end=8.0))
+    got = pi(reversed(samples), clock=SegmentClock(EPOCH, begin=2.0, end=8.0))
     assert got.figures["cpu"].got == pytest.approx(0.25)
     assert got.measured == pytest.approx(6.0)
     assert got.used == pytest.approx(0.25)
@@ -296,8 +298,8 @@ def test_trainings_are_those_of_the_updates() -> None:
     changed = (RequestedCpu(0.2, 0.01), RequestedCpu(0.1, 0.01, 4.0))
     asked = [Requested("pi", "pis", (RequestedCpu(0.25, 0.01),)), Requested("nano", "nanos", changed)]
     assert trainings(asked, records) == {
-        "pi": [Training(2.0, 5.0, 0.0375), Training(8.0, 11.0, 0.0375)],
-        "nano": [Training(3.0, 6.0, None)],
+        "pi": [TrainingSpan(2.0, 5.0, 0.0375), TrainingSpan(8.0, 11.0, 0.0375)],
+        "nano": [TrainingSpan(3.0, 6.0, None)],
     }
 
 
@@ -341,14 +343,16 @@ def test_a_probe_of_before_the_run_is_of_the_link_as_first_asked() -> None:
     for first in (0.0, 2.0):
         got = pi([probe(-3.0, rtt=0.06)], link=(replace(LINK, at=first), *links[1:]))
         assert got.figures["rtt"].error == pytest.approx(0.0)
-    late = pi([probe(-3.0, rtt=0.06), probe(20.5, rtt=9.0)], link=(LINK,), clock=Clock(EPOCH, end=20.0))
+    late = pi(
+        [probe(-3.0, rtt=0.06), probe(20.5, rtt=9.0)], link=(LINK,), clock=SegmentClock(EPOCH, end=20.0)
+    )
     assert late.probes == 1
 
 
 def test_a_resumed_run_is_probed_with_the_link_as_first_asked() -> None:
     """Its clock goes on at 60 s; of what was set at 10 s the containers hear when it does."""
     links = (LINK, replace(LINK, up=1_000_000, at=10.0))
-    got = pi([probe(57.0, up=5e6)], link=links, clock=Clock(EPOCH, begin=60.0))
+    got = pi([probe(57.0, up=5e6)], link=links, clock=SegmentClock(EPOCH, begin=60.0))
     assert got.figures["up"] == Figure(5e6, 5e6)
 
 
@@ -377,7 +381,7 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     path.write_text(RECORDED)
     asked = Requested("far", "far", (RequestedCpu(0.2, 0.0125),))
-    got = measure([asked], Samples(path).read(), Clock(14347.0), {}).devices[0]
+    got = measure([asked], Samples(path).read(), SegmentClock(14347.0), {}).devices[0]
     assert got.measured == pytest.approx(4.9625)
     assert got.figures["cpu"].got == pytest.approx(0.20010, abs=1e-5)
     assert got.figures["cpu"].error == pytest.approx(0.05, abs=0.01)

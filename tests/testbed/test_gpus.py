@@ -19,10 +19,10 @@ from agents.wire.messages import GpuFigures, GpuSample, encode
 from testbed import fidelity
 from testbed.api import machine as doctor
 from testbed.errors import BadInputError
-from testbed.fidelity import Clock, requested, table
+from testbed.fidelity import SegmentClock, requested, table
 from testbed.fidelity.validity import verdict
 from testbed.host import gpus
-from testbed.host.gpus import Gpu, Gpus, Lack, Meter, Use
+from testbed.host.gpus import GpuMeter, Gpus, HostGpu, Lack, Use
 from testbed.plan import Host, Plan, describe, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
@@ -32,9 +32,9 @@ from testbed.runtimes.docker.meter import together
 from testbed.topology import Topology, parse
 
 GIB = 2**30
-AMPERE = Gpu("GPU-a", "A40", 48 * GIB, (8, 6))
-SMALL = Gpu("GPU-b", "A2", 16 * GIB, (8, 6))
-PASCAL = Gpu("GPU-p", "P100", 16 * GIB, (6, 0))
+AMPERE = HostGpu("GPU-a", "A40", 48 * GIB, (8, 6))
+SMALL = HostGpu("GPU-b", "A2", 16 * GIB, (8, 6))
+PASCAL = HostGpu("GPU-p", "P100", 16 * GIB, (6, 0))
 FLEET = """
 name: fleet
 task: {name: digits-logreg, local: {steps: 20}}
@@ -49,7 +49,11 @@ def fleet(*devices: str, more: str = "") -> Topology:
 
 
 def planned(
-    topology: Topology, *found: Gpu, runtime: str = "docker", oversubscribe: bool = False, **lacks: Any
+    topology: Topology,
+    *found: HostGpu,
+    runtime: str = "docker",
+    oversubscribe: bool = False,
+    **lacks: Any,
 ) -> Plan:
     host = Host((0, 1, 2, 3), 64 * GIB, gpus=Gpus(found, **lacks), lack_of_cuda=None)
     return plan(topology, runtime, host, oversubscribe=oversubscribe)
@@ -128,7 +132,7 @@ def test_each_device_is_on_the_first_gpu_with_room_the_largest_share_first() -> 
     ],
 )
 def test_more_than_the_gpus_have_is_refused_with_the_sum(
-    devices: list[str], found: list[Gpu], total: str
+    devices: list[str], found: list[HostGpu], total: str
 ) -> None:
     topology = fleet(*devices)
     slow = tuple(group.model_copy(update={"cpu": 0.01}) for group in topology.devices)
@@ -227,7 +231,9 @@ class Nvml:
             super().__init__(value)
             self.value = value
 
-    def __init__(self, *cards: Gpu, fails: int | None = None, cuda: int = 13000, mig: str = "") -> None:
+    def __init__(
+        self, *cards: HostGpu, fails: int | None = None, cuda: int = 13000, mig: str = ""
+    ) -> None:
         self.cards, self.fails, self.cuda, self.mig = cards, fails, cuda, mig
         self.open = 0
         self.busy: Sequence[tuple[int, int, int]] | int = ()
@@ -253,36 +259,36 @@ class Nvml:
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return len(self.cards)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> HostGpu:  # noqa: N802
         return self.cards[index]
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> HostGpu:  # noqa: N802
         return next(card for card in self.cards if card.uuid == uuid)
 
-    def nvmlDeviceGetUUID(self, card: Gpu) -> str:  # noqa: N802
+    def nvmlDeviceGetUUID(self, card: HostGpu) -> str:  # noqa: N802
         return card.uuid
 
-    def nvmlDeviceGetName(self, card: Gpu) -> str:  # noqa: N802
+    def nvmlDeviceGetName(self, card: HostGpu) -> str:  # noqa: N802
         return card.name
 
-    def nvmlDeviceGetMemoryInfo(self, card: Gpu) -> Any:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, card: HostGpu) -> Any:  # noqa: N802
         return SimpleNamespace(total=card.memory)
 
-    def nvmlDeviceGetCudaComputeCapability(self, card: Gpu) -> list[int]:  # noqa: N802
+    def nvmlDeviceGetCudaComputeCapability(self, card: HostGpu) -> list[int]:  # noqa: N802
         return list(card.capability)
 
-    def nvmlDeviceGetMigMode(self, card: Gpu) -> list[int]:  # noqa: N802
+    def nvmlDeviceGetMigMode(self, card: HostGpu) -> list[int]:  # noqa: N802
         if card.name == "P100":
             raise self.NVMLError(3)
         return [int(card.uuid == self.mig), 0]
 
-    def nvmlDeviceGetComputeRunningProcesses(self, card: Gpu) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses(self, card: HostGpu) -> list[Any]:  # noqa: N802
         return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in self.plain.items()]
 
-    def nvmlDeviceGetMPSComputeRunningProcesses(self, card: Gpu) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, card: HostGpu) -> list[Any]:  # noqa: N802
         return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in self.mps.items()]
 
-    def nvmlDeviceGetProcessUtilization(self, card: Gpu, since: int) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetProcessUtilization(self, card: HostGpu, since: int) -> list[Any]:  # noqa: N802
         self.seen.append(since)
         if isinstance(self.busy, int):
             raise self.NVMLError(self.busy)
@@ -347,7 +353,7 @@ def test_the_meter_reads_processes_and_the_mean_of_new_samples() -> None:
     nvml = Nvml(AMPERE)
     nvml.plain, nvml.mps = {7: 100, 8: None}, {9: 300}
     nvml.busy = [(7, 1_000, 40), (7, 2_000, 60), (5, 2_000, 99)]
-    meter = Meter(["GPU-a"], nvml)
+    meter = GpuMeter(["GPU-a"], nvml)
     assert meter.read() == {
         7: Use(100, mps=False, sm=0.5),
         8: Use(None, mps=False, sm=0.0),
@@ -361,7 +367,7 @@ def test_the_meter_reads_processes_and_the_mean_of_new_samples() -> None:
     meter.close()
     assert nvml.open == 0
     with pytest.raises(OSError, match="NVML"):
-        Meter(["GPU-a"], Nvml(fails=12))
+        GpuMeter(["GPU-a"], Nvml(fails=12))
 
 
 def test_the_processes_of_a_device_count_together() -> None:
@@ -383,7 +389,7 @@ def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory
     (tmp_path / "telemetry.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
     devices = requested.devices(spec, ())
     found = fidelity.measure(
-        devices, Samples(tmp_path / "telemetry.jsonl").read(), Clock(100.0, end=60.0), {}
+        devices, Samples(tmp_path / "telemetry.jsonl").read(), SegmentClock(100.0, end=60.0), {}
     )
     return found, verdict((), found)
 

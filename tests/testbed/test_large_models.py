@@ -36,7 +36,7 @@ def test_plan_tells_what_a_device_needs_against_its_limit(memory: str, warned: b
 
 
 def test_the_brokers_limits_fit_models_in_parts() -> None:
-    whole, parted = Limits.of(100_000, 2), Limits.of(110_000_000, 2)
+    whole, parted = Limits.for_run(100_000, 2), Limits.for_run(110_000_000, 2)
     assert whole.packet == 400_000 + 2**17
     assert parted.packet == 2**20 + 2**17
     assert parted.queue > 4 * 440_000_000

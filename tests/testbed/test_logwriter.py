@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import of_os
+from testbed.errors import from_os_error
 from testbed.runtimes.process import log_writer
 from testbed.runtimes.process.log_writer import CUT, LogWriter
 
@@ -48,7 +48,7 @@ def test_a_full_disk_keeps_no_process_waiting_and_is_told() -> None:
     writer = LogWriter()
     printing(writer, Path("/dev/full"), MANY)
     (failure,) = writer.close()
-    assert str(of_os(failure)).startswith("/dev/full: No space left on device. Make room")
+    assert str(from_os_error(failure)).startswith("/dev/full: No space left on device. Make room")
 
 
 def test_what_was_printed_while_the_disk_was_full_is_written_later(tmp_path: Path) -> None:

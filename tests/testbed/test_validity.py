@@ -17,7 +17,7 @@ from testbed.fidelity import host_load
 from testbed.fidelity import table as fidelity_table
 from testbed.fidelity.figures import Carried, DeviceFidelity, Fidelity, Figure
 from testbed.fidelity.host_load import FreeCores, HostSample, Sampler, cpu_times, summary
-from testbed.fidelity.validity import StepDone, Training, Validity, verdict
+from testbed.fidelity.validity import StepDone, TrainingSpan, Validity, verdict
 
 
 def host(
@@ -268,13 +268,13 @@ def test_times_of_other_hosts_are_known_well_enough() -> None:
     assert unknown.as_dict()["clocks"] == {"b": {"uncertainty": None}}
 
 
-def trained(times: Sequence[float]) -> list[Training]:
+def trained(times: Sequence[float]) -> list[TrainingSpan]:
     """One training after the other, each with its seconds per step."""
-    return [Training(1.0 * at, at + 0.9, pace) for at, pace in enumerate(times)]
+    return [TrainingSpan(1.0 * at, at + 0.9, pace) for at, pace in enumerate(times)]
 
 
 def test_trainings_that_take_longer_within_a_run() -> None:
-    def found(*trainings: list[Training]) -> Validity:
+    def found(*trainings: list[TrainingSpan]) -> Validity:
         return verdict(QUIET, NOTHING, trainings=trainings)
 
     assert found().valid
@@ -285,7 +285,7 @@ def test_trainings_that_take_longer_within_a_run() -> None:
         "trainings took 0.37 times as long from 0 to 10 s as in the rest of the run: something "
         "disturbed the devices"
     )
-    short = [Training(at / 40, (at + 0.9) / 40, 1.0 + at // 30) for at in range(40)]
+    short = [TrainingSpan(at / 40, (at + 0.9) / 40, 1.0 + at // 30) for at in range(40)]
     assert reason(found(short)).startswith("trainings took 2 times as long from 0.74 to 0.99 s as in ")
     assert reason(found(trained([1.0] * 30 + [1.5] * 10))) == (
         "trainings took 1.5 times as long from 30 to 39 s as in the rest of the run: something "
