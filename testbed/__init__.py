@@ -7,10 +7,10 @@
         result = run.wait()
     result.evaluations          # tables of pandas
 
-`up` starts a run and `attach` finds one, both as a `RunHandle`; `simulate` runs in virtual time, `sweep`
-many runs, and `load` reads what a run has left. All that the command line does it does by functions of
-here (docs/python.md has the table). What goes wrong for a reason that the user can mend is a
-`TestbedError`. A name is imported when it is first used, so that `import testbed` costs nothing.
+`up` starts a run and `attach` finds one; both return a `RunHandle`. `simulate` runs in virtual time,
+`sweep` makes many runs, `load` reads a run's records. The command line is built on these functions
+(docs/python.md has the table). Errors that the user can fix are `TestbedError`s. Each name is imported
+when it is first used, so that `import testbed` is fast.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _WHERE = {
     "RunFailedError": "testbed.errors",
     "TestbedError": "testbed.errors",
 }
-"""The module of each name that is imported when it is first used."""
+"""Module of each public name; it is imported when the name is first used."""
 
 __all__ = [*_WHERE, "events"]
 

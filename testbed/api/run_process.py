@@ -1,7 +1,7 @@
-"""`python -m testbed.api.run_process RUN_DIRECTORY [tied]`: the process of a run in the background.
+"""`python -m testbed.api.run_process RUN_DIRECTORY [tied]`: process of a run in the background.
 
-It runs the launch that its starter has written into the directory, and prints lines. With `tied` it ends
-its run in order at the end of its input.
+It runs the launch that the starting process has written into the directory, and prints progress lines.
+With `tied` it ends its run in order as soon as its standard input is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testbed.watching import live, overview
 
 
 def main(path: str, *more: str) -> int:
-    """The exit code, as of `testbed up`."""
+    """Run the launch in the directory `path`; return the exit code, as `testbed up` does."""
     if "tied" in more:
         interrupt_at_end_of_input()
     directory = RunDirectory(Path(path))

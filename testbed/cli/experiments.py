@@ -245,7 +245,7 @@ def export(
 
 
 def _verdicts(found: Sequence[load.Run]) -> str:
-    """How many runs are valid, and so on; empty where all are simulated."""
+    """How many runs are valid, and so on; empty if all are simulated."""
     from analysis import summary
 
     counts = summary.verdicts(found)

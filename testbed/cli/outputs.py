@@ -398,7 +398,7 @@ OUTPUTS: dict[str, Any] = {
 
 
 def schema(command: str) -> dict[str, Any]:
-    """The JSON Schema of what `command` prints. Raises BadInputError where it prints none."""
+    """The JSON Schema of what `command` prints. Raises BadInputError if it prints none."""
     if command not in OUTPUTS:
         raise BadInputError(f"no command {command!r} prints JSON; these do: {', '.join(OUTPUTS)}")
     return TypeAdapter(OUTPUTS[command]).json_schema()

@@ -77,7 +77,7 @@ class DecodedSplit:
 
     shard: Shard
     classes: tuple[str, ...]
-    """The texts that labels stand for; empty where labels are no texts."""
+    """The texts that labels stand for; empty if labels are no texts."""
     clients: NDArray[np.int64] | None
     """Whose each sample is, from 0 on in the order of their names."""
     client_names: tuple[str, ...]
@@ -358,7 +358,7 @@ def _images(encoded: Iterable[bytes | None], place: str, first: int) -> Array:
 
 
 def _in_bytes(image: Image) -> Image:
-    """`image` with a byte for each pixel or colour. Raises ValueError where that would lose values."""
+    """`image` with a byte for each pixel or colour. Raises ValueError if that would lose values."""
     if image.mode.startswith(("I", "F")):
         raise ValueError(
             f"its pixels have more than 8 bits (mode {image.mode}): convert the images to 8 bits, or "

@@ -41,9 +41,9 @@ class Splits:
 
 
 def local_splits(data: Data, root: Path | None) -> Splits | None:
-    """The files of `data` on this machine; None where it has to be fetched from the hub.
+    """The files of `data` on this machine; None if it has to be fetched from the hub.
 
-    Raises DataError where a folder of the user's has none, BadInputError for a `root` that is none.
+    Raises DataError if a folder of the user's has none, BadInputError for a `root` that is none.
     """
     if data.path is not None:
         found = _in_folder(Path(data.path), data)

@@ -43,7 +43,7 @@ class Dataset:
     test: Shard
     validation: Shard | None = None
     clients: Indices | None = None
-    """Whose each sample of `train` is, numbered from 0 on; None where nothing says it."""
+    """Whose each sample of `train` is, numbered from 0 on; None if nothing says it."""
     remarks: tuple[str, ...] = ()
     """What was set aside of the training samples, in sentences."""
 
@@ -318,7 +318,7 @@ DATASETS: dict[str, Source] = {
 
 
 def source(topology: Topology) -> Source | None:
-    """What the devices of `topology` learn from; None where the task brings the data of each.
+    """What the devices of `topology` learn from; None if the task brings the data of each.
 
     Raises BadInputError for a dataset without columns that is not known.
     """
@@ -344,7 +344,7 @@ def source(topology: Topology) -> Source | None:
 
 def own_files_digest(topology: Topology) -> str:
     """What tells the user's own data files of `topology` from others: their names, sizes and times of
-    change; empty where it names none. Raises BadInputError."""
+    change; empty if it names none. Raises BadInputError."""
     data = topology.task.data
     if data is None or data.path is None:
         return ""
@@ -375,7 +375,7 @@ def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
     """The dataset of that name in DATASETS, from the cache where it has been decoded before.
 
     `root` is the folder of local datasets; `report` is told how far it is. Raises BadInputError for
-    files that cannot be used, HostError where there are none and the hub cannot be reached.
+    files that cannot be used, HostError if there are none and the hub cannot be reached.
     """
     try:
         return load_from(DATASETS[dataset], root, report)
@@ -415,7 +415,7 @@ _CONTENTS = "contents.json"
 
 
 def _load_decoded(folder: Path) -> Dataset:
-    """Raises OSError, ValueError, SafetensorError, KeyError or TypeError where it is not there, or not
+    """Raises OSError, ValueError, SafetensorError, KeyError or TypeError if it is not there, or not
     whole."""
     contents = json.loads((folder / _CONTENTS).read_bytes())
     splits = {name: shards.load(folder / f"{name}.safetensors") for name in contents["parts"]}

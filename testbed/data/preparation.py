@@ -55,7 +55,7 @@ class Prepared:
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
     """How many samples each client has, as far as that needs neither decoding nor dealing: from the
-    cache, or where the scheme says it. None where the data has to be prepared first. Raises
+    cache, or where the scheme says it. None if the data has to be prepared first. Raises
     BadInputError for a `root` that is none, and for data that is not there."""
     task, clients = topology.task, topology.device_names
     dataset = datasets.source(topology)
@@ -243,7 +243,7 @@ def _deal(
 
 
 def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Indices | None) -> Indices:
-    """What `scheme` deals samples out by, shape (n,). Raises BadInputError where there is no such."""
+    """What `scheme` deals samples out by, shape (n,). Raises BadInputError if there is no such."""
     where = ("task", "partition", "scheme")
     if scheme.by == "client":
         if clients is None:

@@ -24,7 +24,7 @@ def apply(
     """`train` and `indices` with the samples of devices that have a transform put in as samples of their
     own, at the end: another device may have the same one. The seed decides what is drawn.
 
-    Raises BadInputError where inputs cannot be transformed so.
+    Raises BadInputError if inputs cannot be transformed so.
     """
     wanted = {
         name: (index, group.data.transform)

@@ -49,7 +49,7 @@ class RequestedCpu:
 
     share: float
     period: float | None = None
-    """Seconds of a CFS period, as set in the kernel; None where no cgroup limits the device."""
+    """Seconds of a CFS period, as set in the kernel; None if no cgroup limits the device."""
     at: float = 0.0
     """When it was set; for a change, when that had been done."""
     limits: RequestedLimits | None = None
@@ -182,7 +182,7 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """In % of the requested value; above zero: got more. None where there is nothing to compare."""
+        """In % of the requested value; above zero: got more. None if there is nothing to compare."""
         if not self.requested or self.got is None:
             return None
         return (self.got - self.requested) / self.requested * 100
@@ -286,7 +286,7 @@ class DeviceFidelity:
             yield from self.gpu.unjudged()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; None where nothing was requested, or the value is not known."""
+        """Plain values; None if nothing was requested, or the value is not known."""
         entries: dict[str, Any] = {"group": self.group}
         if self.node is not None:
             entries["node"] = self.node

@@ -56,7 +56,7 @@ def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
 
 
 def mean(samples: Iterable[HostSample], name: str) -> float | None:
-    """The mean over time of the load `name`, where it is known; None where it never is."""
+    """The mean over time of the load `name`, where it is known; None if it never is."""
     known = [(value, one.seconds) for one in samples if (value := getattr(one, name)) is not None]
     seconds = sum(duration for _, duration in known)
     return sum(value * duration for value, duration in known) / seconds if seconds else None

@@ -367,7 +367,7 @@ def _worst(phases: Sequence[_Cpu], enough: float, error: Callable[[_Cpu], float]
 
 
 def _wanted_seconds(before: _UsageAt, after: _UsageAt) -> float | None:
-    """Seconds of an interval in which the client ran or waited for a CPU; None where that is unknown."""
+    """Seconds of an interval in which the client ran or waited for a CPU; None if that is unknown."""
     if before.ran is None or before.waited is None or after.ran is None or after.waited is None:
         return None
     if after.ran < before.ran:  # another client

@@ -42,7 +42,7 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
     `step`: CPU time of a step, mean, in seconds. A training takes from when its model has come, or the
     one before has ended, to its end; what an update costs beside its steps is taken off.
 
-    Raises BadInputError where there is no such row, or a step of one run is other work than of another.
+    Raises BadInputError if there is no such row, or a step of one run is other work than of another.
     """
     if len({repr(_work(run)) for run in runs}) > 1:
         raise BadInputError("the runs differ in their task or batch size: a step of each is other work")
@@ -69,7 +69,7 @@ def fit(devices: pd.DataFrame) -> StepTime:
 def start_time(runs: Sequence[Run]) -> float | None:
     """Seconds from the order to start a client, again or as it joins, until it is ready: the mean over
     all starts in `runs` that came about before anything else was done to the device, with nothing
-    holding it (so where crashes come fast, long starts are missing); None where there is none."""
+    holding it (so where crashes come fast, long starts are missing); None if there is none."""
     found = [seconds for run in runs for seconds in _starts(run)]
     return float(np.mean(found)) if found else None
 

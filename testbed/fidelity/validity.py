@@ -85,7 +85,7 @@ class TrainingSpan:
     begin: float
     end: float
     pace: float | None = None
-    """Seconds per step at one core: what it took × the share requested ÷ steps; None where something
+    """Seconds per step at one core: what it took × the share requested ÷ steps; None if something
     was done to the device's CPU meanwhile."""
 
 
@@ -98,7 +98,7 @@ class Validity:
 
     @property
     def valid(self) -> bool | None:
-        """Whether all that was requested was checked and met; None where something could not be checked,
+        """Whether all that was requested was checked and met; None if something could not be checked,
         and nothing else speaks against the run."""
         return False if self.reasons else None if self.unjudged else True
 

@@ -63,13 +63,13 @@ def weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, str]]:
 
 
 def cpu_seconds(run: str, group: str) -> float | None:
-    """CPU seconds that the containers of a group have used; None where it cannot be seen."""
+    """CPU seconds that the containers of a group have used; None if it cannot be seen."""
     found = map(_used, folders(run, group))  # of v1 and v2, where both are mounted, either serves
     return next((used for used in found if used is not None), None)
 
 
 def _used(folder: Path) -> float | None:
-    """CPU seconds of the group of `folder`; None where this hierarchy does not count them."""
+    """CPU seconds of the group of `folder`; None if this hierarchy does not count them."""
     v1 = (folder / "cpuacct.usage").exists()
     return ControlGroup({"cpuacct" if v1 else "": folder}).cpu_seconds()
 

@@ -16,7 +16,7 @@ _OWN = 100
 
 def raise_limit(count: int, what: str) -> None:
     """Let this process, and those that it starts, have `count` descriptors for `what` beside all that it
-    needs for itself. Raises HostError where the hard limit is below that."""
+    needs for itself. Raises HostError if the hard limit is below that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count + _OWN:
         raise HostError(

@@ -207,7 +207,7 @@ def shares_files(info: Mapping[str, Any]) -> bool:
 
 
 def registry_has(image: str, timeout: int = 5) -> bool:
-    """Whether the engine reaches a registry that has `image`; False where none answers in time."""
+    """Whether the engine reaches a registry that has `image`; False if none answers in time."""
     with closing(connect(timeout)) as client:
         try:
             client.images.get_registry_data(image)

@@ -74,8 +74,8 @@ class ForkServer:
             )
 
     def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> ForkedProgram:
-        """Start a program; wait until the modules are imported. Raises HostError where they cannot be,
-        OSError where there is no room for another process."""
+        """Start a program; wait until the modules are imported. Raises HostError if they cannot be,
+        OSError if there is no room for another process."""
         try:
             order = {"module": module, "argument": argument, "name": name, "cpus": cpus}
             socket.send_fds(self._socket, [json.dumps(order).encode()], [log])

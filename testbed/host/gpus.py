@@ -169,7 +169,7 @@ class Use:
 
 
 class GpuMeter:
-    """Reads what the processes of this host use of the GPUs with these UUIDs. Raises OSError where NVML
+    """Reads what the processes of this host use of the GPUs with these UUIDs. Raises OSError if NVML
     does not answer."""
 
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:

@@ -49,7 +49,7 @@ _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 def congestion_control(allowed: Path = _ALLOWED) -> str | None:
     """Congestion control for the TCP of containers, of what the kernel allows outside the host's own
     network namespace: CUBIC, the default of Linux, else Reno, which every kernel allows and which comes
-    closest. None where there is nothing to choose from, as this is not Linux.
+    closest. None if there is nothing to choose from, as this is not Linux.
 
     Else they would inherit the host's own: where that is BBR, the loss of a link would hardly be felt.
     """
@@ -61,7 +61,7 @@ def congestion_control(allowed: Path = _ALLOWED) -> str | None:
 
 
 def supports(feature: Feature) -> tuple[bool | None, str]:
-    """Whether the kernel has `feature` (None where it cannot be tried), and its answer. What an ordinary
+    """Whether the kernel has `feature` (None if it cannot be tried), and its answer. What an ordinary
     user may not try is looked up among the kernel's modules; then the answer says so."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # not on a plain user's PATH
     for program in ("unshare", "tc", "ip"):
@@ -103,7 +103,7 @@ def may_change_networks(status: Path = Path("/proc/self/status")) -> bool:
 
 
 def _try(command: list[str], path: str) -> str | None:
-    """Run `command`: None where it succeeds, else the last line of its errors."""
+    """Run `command`: None if it succeeds, else the last line of its errors."""
     environment = {**os.environ, "PATH": path, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10)

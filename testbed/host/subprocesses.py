@@ -34,7 +34,7 @@ def run(
     It runs in a session of its own, so that a Ctrl-C of the terminal reaches only this process, which
     ends it with all its children. One that does not remove its temporary files when it is ended is
     given a folder for them, `temporary`. Raises HostError with its last lines where it fails,
-    StoppedError where `stop` was set (by another thread) in the meantime.
+    StoppedError if `stop` was set (by another thread) in the meantime.
     """
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as log:

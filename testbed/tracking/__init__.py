@@ -63,7 +63,7 @@ TRACKERS: dict[str, TrackerKind] = {
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise BadInputError where there is no such tracker, or its package is not installed here."""
+    """Raise BadInputError if there is no such tracker, or its package is not installed here."""
     for name in names:
         if name not in TRACKERS:
             raise BadInputError(f"no tracker is called {name!r}, expected {', '.join(TRACKERS)}")

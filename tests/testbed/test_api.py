@@ -110,7 +110,7 @@ def test_the_topology_of_a_run_makes_it_again(tmp_path: Path) -> None:
 
 def test_an_interrupt_takes_the_run_down(tmp_path: Path) -> None:
     handle = testbed.up(ENDLESS, runs=tmp_path)
-    with pytest.raises(TimeoutError, match="goes on after"):
+    with pytest.raises(TimeoutError, match="still running after"):
         handle.wait(0.1)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):

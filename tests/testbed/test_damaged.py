@@ -270,7 +270,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_made(tmp_p
     (tmp_path / "file").write_text("")
     assert writable_folder(tmp_path / "new" / "folder") == tmp_path / "new" / "folder"
     assert writable_file(tmp_path / "file") == tmp_path / "file"
-    for place, why in (("file/tables", "file is no folder"), ("file", "file is no folder")):
+    for place, why in (("file/tables", "file is not a folder"), ("file", "file is not a folder")):
         with pytest.raises(BadInputError, match=why):
             writable_folder(tmp_path / place)
     for place, why in ((".", "this is a folder"), ("none/file", "there is no folder .*none; make it")):

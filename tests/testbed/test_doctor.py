@@ -238,8 +238,8 @@ def test_the_swarm_and_what_is_amiss_with_its_nodes() -> None:
     )
     drained = found("active", node("a"), node("b", availability="drain"))
     assert drained[0::2] == ("warn", "docker node update --availability active id-b")
-    assert drained[1].endswith("1 of them takes no work now")
+    assert drained[1].endswith("1 of them accepts no work now")
     gone = found("active", node("a"), node("b", state="down"))
     assert gone[0::2] == ("warn", "sudo systemctl start docker (on these nodes)")
-    assert gone[1].endswith("without an answer: b")
+    assert gone[1].endswith("not reachable: b")
     assert found("active", node("a"), node("b", "19.03.5"))[0] == "missing"

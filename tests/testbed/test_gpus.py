@@ -322,7 +322,7 @@ def test_what_keeps_containers_from_having_a_gpu(
     assert nvml.open == 0
     finding = doctor.gpu(found)
     assert (finding.status, finding.fix) == ("warn", found.lack.fix)
-    assert "devices without gpu need none" in finding.detail
+    assert "only devices with gpu need it" in finding.detail
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_the_gpus_that_containers_can_have(
         (tmp_path / name).touch(mode=0o755)
     found = gpus.survey(engine, nvml)
     assert found.lack_of_mps is None
-    assert doctor.gpu(found).detail == "A40, P100; MPS cannot limit what a device has of P100"
+    assert doctor.gpu(found).detail == "A40, P100; MPS cannot limit a device's share of P100"
 
 
 # What processes use.

@@ -423,7 +423,7 @@ def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch)
     [
         (VARIANTS, "virtual", "--runtime virtual: expected auto, docker, swarm or process"),
         (VARIANTS, "vagrant", "no runtime is called 'vagrant'"),
-        ("{one: {}}", "process", "study.yaml has one configuration, one, and so nothing to rank"),
+        ("{one: {}}", "process", "study.yaml has only the configuration one,"),
         ("{a: {}, b: {devices: []}}", "process", "study.yaml:2:"),
         (
             "{a: {}, b: {task: {name: quadratic, centers: [[0], [1]], local: {steps: 1}}}}",
