@@ -146,8 +146,8 @@ def export(
 
 def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Path = "runs") -> list[str]:
     """Send a run, or all runs of a sweep (see `export`), to `tracker` (`mlflow`, `wandb` or
-    `tensorboard`); with `model` also the final model. Returns for each run where to find it there. Raises
-    BadInputError if there is no such tracker, RunFailedError if the tracker fails."""
+    `tensorboard`); with `model` also the final model. Returns for each run where to find it there.
+    Raises BadInputError if there is no such tracker, RunFailedError if the tracker fails."""
     tracking.check([tracker])
     return [processes.send(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
 

@@ -49,7 +49,7 @@ DataRoot = Annotated[
         envvar="TESTBED_DATA",
         exists=True,
         file_okay=False,
-        help="Folder with datasets as parquet files (default: fetch them from the hub).",
+        help="Folder with datasets as parquet files (default: download them from the hub).",
     ),
 ]
 Page = Annotated[bool, typer.Option("--dashboard", help="Also show the run on a page in the browser.")]

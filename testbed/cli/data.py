@@ -1,4 +1,4 @@
-"""`testbed data`: which samples the devices of a topology would have."""
+"""`testbed data`: show which samples the devices of a topology would have."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from testbed.api.launching import Distribution
 
 _MAX_ROWS = 40
-"""Devices; of more, a histogram is shown."""
+"""Maximum number of devices that are listed; of more, a histogram is shown."""
 _BAR, _SHORTEST_BAR = 40, 10
-"""Characters of the longest bar, and of that where there is no room."""
+"""Length of the longest bar in characters; the second is for narrow terminals."""
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLORS = ("blue", "yellow", "green", "red", "magenta", "cyan", "white", "bright_black")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the command known."""
+    """Add the command to `app`."""
     app.command("data")(data)
 
 
@@ -37,11 +37,11 @@ def data(
     topology: Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")],
     root: DataRoot = None,
     figure: Annotated[
-        Path | None, typer.Option("--figure", help="Draw the same (.png, .pdf or .svg).")
+        Path | None, typer.Option("--figure", help="Also draw a figure (.png, .pdf or .svg).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how many samples and which classes each device would have."""
+    """Show how many samples of which classes each device would have."""
     from testbed.api import launching, results
 
     if figure is not None:
@@ -57,7 +57,7 @@ def data(
         return
     print_text(
         f"{found.name}: {quantity(found.total, 'training sample')} of shape {_shape(found.shape)} for "
-        f"{quantity(len(found.devices), 'device')}, {quantity(found.test, 'sample')} to evaluate on."
+        f"{quantity(len(found.devices), 'device')}, {quantity(found.test, 'sample')} for evaluation."
     )
     for line in found.remarks:
         print_text(line)
@@ -76,7 +76,8 @@ def data(
 
 
 def _show(table: Callable[[Distribution, int], Table], found: Distribution) -> None:
-    """Print a table with bars of so many characters; shorter ones where a terminal is too narrow."""
+    """Print the table that `table` makes for a length of its bars, with bars as long as the terminal
+    allows."""
     length = _BAR
     while not fits(made := table(found, length)) and length > _SHORTEST_BAR:
         length -= 1
@@ -131,7 +132,8 @@ def _histogram(found: Distribution, length: int) -> Table:
 
 
 def _bins(samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Edges of ten ranges of whole numbers, or of one for each number where these are fewer."""
+    """Return the edges of a histogram's bins: ten ranges of whole numbers, or fewer if there are fewer
+    numbers."""
     import numpy as np
 
     low, high = int(samples.min()), int(samples.max())
@@ -144,7 +146,8 @@ def _between(low: int, high: int) -> str:
 
 
 def _bar(counts: NDArray[np.int64], length: int) -> Text:
-    """A character for each part of the samples: that of its class, or of its range of classes."""
+    """Return a bar of `length` characters for samples by class. Each character stands for a part of the
+    samples, and names their class or range of classes."""
     import numpy as np
     from rich.text import Text
 
@@ -159,7 +162,7 @@ def _bar(counts: NDArray[np.int64], length: int) -> Text:
 
 
 def _per_mark(classes: int) -> int:
-    """How many classes share a character."""
+    """Return how many classes share a character of a bar."""
     return 1 if classes <= len(_MARKS) else -(-classes // 10)
 
 
@@ -167,10 +170,11 @@ def _legend(found: Distribution) -> str:
     classes = found.counts.shape[1]
     per = _per_mark(classes)
     marks = -(-classes // per)
-    what = "class" if per == 1 else f"{per} classes in their order"
+    what = "class" if per == 1 else f"range of {per} classes"
     return (
-        f"A character of a bar is a {what}, {_MARKS[0]} to {_MARKS[marks - 1]}. Skew: "
-        f"{found.skew:.2f} (mean total variation distance from the shares of all; 0: all alike)."
+        f"Each character of a bar stands for a {what}, {_MARKS[0]} to {_MARKS[marks - 1]}. Skew: "
+        f"{found.skew:.2f} (mean total variation distance between the class shares of a device and "
+        "those of all devices; 0: all equal)."
     )
 
 

@@ -150,7 +150,7 @@ def test_data_shows_what_devices_have(folder: Path, testbed: Testbed, tmp_path: 
     )
     said = testbed("data", path, "--figure", tmp_path / "data.png")
     assert said.code == 0, said.err
-    assert "80 training samples of shape 8×8 for 4 devices, 20 samples to evaluate on" in said.out
+    assert "80 training samples of shape 8×8 for 4 devices, 20 samples for evaluation" in said.out
     assert "Of 100 training samples, 20 to test were set aside, at random (seed 0)." in said.out
     assert re.search(r"^pi-1 +\d+ +1 +0+ *$", said.out, re.MULTILINE)
     assert (tmp_path / "data.png").stat().st_size > 10_000

@@ -127,7 +127,7 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(tmp_path: Path) -> None
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)
     assert running.returncode == 130, output
-    assert "Interrupted: the same command makes the runs that are left" in output
+    assert "Interrupted: the same command makes the remaining runs" in output
     assert len(workers) == 2
     assert not any(worker.is_running() for worker in workers)
     assert len(runs_in(folder)) == 1
@@ -371,7 +371,7 @@ def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
     assert "Mean time to a test accuracy of 30%" in out
     assert re.search(r"rounds +\d\.\d +\d\.\d +1 +1\n", out)
     assert re.search(r"endless +– +– +2 +2\n", out)
-    assert "Kendall's tau-b: 1.00 (no interval: that takes several seeds" in out
+    assert "Kendall's tau-b: 1.00 (no interval: it needs several seeds" in out
     assert "No two configurations swap." in out
     verdicts, _, _ = last_line(out).partition(" · ")
     assert verdicts.startswith("Verdicts: ")
@@ -395,7 +395,7 @@ def test_an_agreement_that_is_interrupted_goes_on_by_the_same_command(tmp_path: 
         eventually(lambda: [*tmp_path.glob("runs/*/*/events.jsonl")])
         _, output = interrupt(running)
     assert running.returncode == 130, output
-    assert "Interrupted: the same command makes the runs that are left" in output
+    assert "Interrupted: the same command makes the remaining runs" in output
 
 
 def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
