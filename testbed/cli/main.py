@@ -135,9 +135,7 @@ def up_command(
         from testbed.api import launching, running
 
     if strict and detached:
-        raise BadInputError(
-            "--strict and --detach exclude each other: --detach does not wait for the end"
-        )
+        raise BadInputError("--strict needs the end of the run, but --detach does not wait for it")
     verbose = console.verbosity > 0
     if as_json:
         console.verbosity = -1

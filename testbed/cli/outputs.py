@@ -138,11 +138,11 @@ class PlannedDeviceOutput(Output):
     gpu: str | None = None
     """GPU, or share of a GPU."""
     gflops: float | None = None
-    """Speed of the device, by which virtual time predicts training."""
+    """Speed of the device in Gflop/s, before the factor `speed`."""
     timing: str | None = None
-    """Duration of a training that does not depend on the CPU."""
+    """Minimum duration of a training, before the factor `speed`."""
     speed: float | None = None
-    """Factor for the speed of the training."""
+    """Speed factor that was drawn for the device."""
     up: str | None = None
     """Uplink rate."""
     down: str | None = None
