@@ -194,7 +194,7 @@ class RandomDuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSetup:
-    """What a client does, in every runtime (`agents.client.making`)."""
+    """What a client does, in every runtime (`agents.client.factory`)."""
 
     run: str
     client: str
@@ -370,12 +370,12 @@ class LinkSettings:
         """Whether nothing passes, or so little that a connection over the link breaks."""
         return self.loss >= 1 or any((rate or math.inf) < OUTAGE_RATE for rate in (self.up, self.down))
 
-    def changed(self, changes: Mapping[str, float | None]) -> LinkSettings:
+    def with_changes(self, changes: Mapping[str, float | None]) -> LinkSettings:
         """With other values in the fields that `changes` names."""
         values: dict[str, Any] = dict(changes)
         return dataclasses.replace(self, **values)
 
-    def behind(self, access: SharedLink | None) -> LinkSettings:
+    def limited_by(self, access: SharedLink | None) -> LinkSettings:
         """What a device has of this link that is alone on what it shares."""
         if access is None:
             return self

@@ -169,7 +169,7 @@ def parse(details: Mapping[str, Any]) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What actions have made of a device since the run began: a fold over them by `after`."""
+    """What actions have made of a device since the run began: a fold over them by `with_action`."""
 
     cpu: float | None = None
     """Share of one host core; None: as at the beginning."""
@@ -178,7 +178,7 @@ class DeviceState:
     switched: Mapping[Hold, Switching] = field(default_factory=dict)
     """The last action about each hold, in the order they were done in; none where a `Join` ended it."""
 
-    def after(self, action: Action) -> DeviceState:
+    def with_action(self, action: Action) -> DeviceState:
         """What `action` makes of it."""
         match action:
             case SetCpu(cpu):
@@ -191,7 +191,7 @@ class DeviceState:
                 return dataclasses.replace(self, switched={**others, hold_of(action): action})
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether anything keeps it from working."""
         return any(holds(last)[hold] for hold, last in self.switched.items())
 

@@ -29,7 +29,7 @@ class Shard:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, indices: NDArray[np.int64]) -> Shard:
+    def subset(self, indices: NDArray[np.int64]) -> Shard:
         """A copy of these samples."""
         return Shard(self.x[indices], self.y[indices], self.scale)
 

@@ -137,7 +137,7 @@ def _one_at_a_time(task: Task, train: Shard, trainer: Trainer) -> None:
     start = initial(task.model())
     for client in range(_CLIENTS):
         indices = np.arange(client * _SAMPLES, (client + 1) * _SAMPLES)
-        trainer.assign(train.take(indices), _local())
+        trainer.assign(train.subset(indices), _local())
         trainer.train(start, np.random.default_rng(client))
 
 

@@ -84,7 +84,7 @@ class EvilPeer:
         name, kind = self._names.name_in(message.topic), self._names.kind_in(message.topic)
         try:
             if kind == "key":
-                self._party.meet(name, bytes(message.payload))
+                self._party.add_peer(name, bytes(message.payload))
             elif kind == "model":
                 self._update(payloads.decode_model(message.payload))
             elif kind == "request":

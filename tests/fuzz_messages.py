@@ -39,7 +39,7 @@ from agents.mqtt.transport import ReceivedMessage
 from agents.pipeline.compression import METHODS
 from agents.pipeline.interface import PeerError
 from agents.pipeline.secure import secure_messages as secure_wire
-from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.masked_update import Masked
 from agents.pipeline.secure.party import Party
 from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
@@ -90,7 +90,7 @@ class Fuzz:
         self._aggregator = _aggregator(folder, self._names.run)
         self._router = _router(self._names.run)
         self._victim, self._peer = (Party("r", name, _SECURE, 4) for name in ("a", "b"))
-        self._peer.meet("a", self._victim.public)
+        self._peer.add_peer("a", self._victim.public)
         self._joiner = chunks.Joiner(lambda _: secure_wire.share_size(_SHARE))
         for topic, message in (
             (self._names.status("d-1"), messages.Status("d-1", "ready")),
@@ -209,12 +209,12 @@ class Fuzz:
         try:
             if self._random.random() < 0.2:
                 key = self._random.choice([self._peer.public, bytes(32), bytes(31)])
-                self._victim.meet(self._random.choice(["a", "b", "c", "d"]), self._damaged(key))
+                self._victim.add_peer(self._random.choice(["a", "b", "c", "d"]), self._damaged(key))
                 return
-            self._victim.meet("b", self._peer.public)
+            self._victim.add_peer("b", self._peer.public)
             ((_, share),) = self._peer.prepare(self._random.choice([0, 1, 2, 2**64 - 1]))
             sender = self._random.choice(["b", "b", "b", "c"])
-            self._victim.take(sender, bytearray(self._damaged(share)))
+            self._victim.receive_share(sender, bytearray(self._damaged(share)))
         except PeerError as error:
             self.refused("peer", str(error))
 

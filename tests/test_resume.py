@@ -188,8 +188,8 @@ def test_damaged_log_is_not_resumed_and_odd_files_in_an_outbox_are_set_aside(
     after = Finished.only_one_in(interrupted.path.parent)
     notes = [record.message for record in after.records if isinstance(record, events.Note)]
     assert sorted(note.split("/")[-1] for note in notes) == [
-        "9997.update is set aside as 9997.update.aside: it is no regular file",
-        "9998.update is set aside as 9998.update.aside: it is no regular file",
+        "9997.update is set aside as 9997.update.aside: it is not a regular file",
+        "9998.update is set aside as 9998.update.aside: it is not a regular file",
         "9999.update is set aside as 9999.update.aside: it cannot be read: its checksum is wrong: it "
         "is damaged, or not whole",
         "abc.update is set aside as abc.update.aside: its name is not the number of a dispatch",

@@ -55,7 +55,7 @@ from agents.models import buffers
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
 from agents.pipeline import ServerSteps
-from agents.pipeline.secure.server import Asked, Lost, Opened, SecureSums
+from agents.pipeline.secure.server import SecureSums, SumBegun, SumLost, SumOpened
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import Request, Rule, Send, Server, State, SumUp
@@ -384,7 +384,7 @@ class AggregatorCore:
         self._reports.expect_none(client)
         unanswered: list[Action] = [*self._sending.unanswered(client, at)]
         self._sending.forget(client)
-        for lost in [] if self._sums is None else self._sums.gone(client):
+        for lost in [] if self._sums is None else self._sums.remove_client(client):
             unanswered += self._settle(lost, at)
         return [*unanswered, *self._carry_out(self._rule.leave(client), at)]
 
@@ -497,7 +497,7 @@ class AggregatorCore:
     def _sum_up(self, wanted: SumUp, sums: SecureSums, at: Nanoseconds) -> list[Action]:
         """Ask those who hold shares of the masks of these updates for their sums."""
         begun = sums.begin(wanted, self._server.clients.keys())
-        if not isinstance(begun, Asked):
+        if not isinstance(begun, SumBegun):
             return self._settle(begun, at)
         self._timers.set(("shares", begun.number), at + sums.timeout)
         asked = self._server.in_order(begun.holders)
@@ -509,18 +509,18 @@ class AggregatorCore:
         if sums is None:  # only a run with secure aggregation has the topic
             return []
         answered: list[Action] = [Answered(client)] if sums.note_answer(client, message.number) else []
-        if not sums.awaits(client, message.number):
+        if not sums.is_waiting_for(client, message.number):
             return answered
-        if shares is not None and (problem := sums.unfit(shares)) is not None:
+        if shares is not None and (problem := sums.problem_with_shares(shares)) is not None:
             return [*self._intake.stray(client, problem, at), *answered]
         settled = sums.answer(message.number, client, shares)
         return answered if settled is None else [*self._settle(settled, at), *answered]
 
-    def _settle(self, settled: Opened | Lost, at: Nanoseconds) -> list[Action]:
+    def _settle(self, settled: SumOpened | SumLost, at: Nanoseconds) -> list[Action]:
         """A sum waits no longer: the model moves by it, or nothing comes of its updates."""
         self._timers.cancel(("shares", settled.number))
         wanted = settled.wanted
-        if isinstance(settled, Opened):
+        if isinstance(settled, SumOpened):
             return self._version_made(self._rule.summed(wanted, settled.total), at)
         lost: list[Action] = []
         for used in wanted.contributions:

@@ -125,7 +125,7 @@ class Intake:
             vector = self._validation.clipped(message, length)
             first.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._outgoing.satisfied(sender)
-        facts = _NO_FACTS if self._sums is None else self._sums.facts(sender, number)
+        facts = _NO_FACTS if self._sums is None else self._sums.record_fields(sender, number)
         self._sending.arrivals.add(event, dispatch, epoch, self._server.w.size, facts)
         update = Update(
             client=sender,

@@ -259,7 +259,7 @@ class Aggregator:
         timeout = _WATCH_EVERY_S
         if timer is not None:
             timeout = min(timeout, self._clock.takes(max(0, timer - self._now())))
-        return self._inbox.take(timeout)
+        return self._inbox.drain(timeout)
 
     def _receive(self, event: _Input) -> None:
         match event:

@@ -1,10 +1,10 @@
-"""Messages on the wire: safetensors payloads, metadata in the header. Nothing is ever unpickled.
+"""Models and updates as bytes: safetensors payloads with metadata in the header. Nothing is unpickled.
 
-A payload is one float32 vector of shape (d,) called `w` and a map of strings, laid out as safetensors
-has it: 8 bytes with the header's length (little endian), the header in JSON, the vector's bytes. Of a
-model with buffers these follow, as `floats` and `integers` (`agents.models.buffers`). We read and write
-that layout ourselves because the library copies the vector on the way in: decoding here gives a view of
-the received bytes. A test holds both against the library.
+A payload has one float32 vector of shape (d,) called `w` and a map of strings, in the layout of
+safetensors: 8 bytes with the header's length (little endian), the header in JSON, the vector's bytes. If
+the model has buffers, they follow as `floats` and `integers` (`agents.models.buffers`). This module
+reads and writes the layout itself because the library copies the vector; here, decoding returns a view
+of the received bytes. A test compares both directions with the library.
 """
 
 from __future__ import annotations
@@ -29,51 +29,56 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 64 * 1024
 _NOTHING = np.zeros(0, np.float32)
 _BUFFERS = ("floats", "integers")
-"""The tensors that a model with buffers has beside its vector, at the end of the payload."""
+"""Names of the tensors with a model's buffers, at the end of the payload."""
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _TENSORS = ("vector", "encoded", "buffers")
-"""Fields of a message that its header does not carry."""
+"""Fields of a message that are not in its header."""
 _KINDS = {"F16": "<f2", "F32": "<f4", "I8": "|i1", "U32": "<u4"}
-"""Types of the arrays of an encoded update, as safetensors and as NumPy call them."""
+"""Types of the arrays of an encoded update: name in safetensors, name in NumPy."""
 _NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
 Views = Sequence[memoryview]
 
 
 class WireError(Exception):
-    """The peer sent bytes that are not a message of this protocol; the text describes the error."""
+    """The received bytes are not a valid message; the text describes the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMessage:
-    """A dispatch: the global model, for one client."""
+    """A dispatch: the global model, sent to one client."""
 
     run: str
     version: int
+    """Number of the model's version."""
     dispatch: int
-    """Number of the aggregator's dispatch; the update names the dispatch that it answers."""
+    """Number of the dispatch; the client's update names the dispatch that it answers."""
     schema: str
+    """Hash of the names and shapes of parameters and buffers; an update with another one is rejected."""
     vector: Vector
+    """Parameters, shape (d,), float32."""
     lr: float | None = None
-    """Step size that the rule assigns to this training."""
+    """Step size that the rule assigns to this training; None: that of the client's settings."""
     acknowledged: int = 0
-    """Sequence number of the client's last update that the rule was given."""
+    """Sequence number of the client's last update that was passed to the rule; 0 for none."""
     waiting: tuple[int, ...] = ()
-    """With secure aggregation, to a client that remembers: dispatches whose updates wait to be summed
-    up."""
+    """With secure aggregation, for a client that remembers what it sent: dispatches whose updates wait
+    to be summed."""
     lost: tuple[int, ...] = ()
-    """And those whose updates were lost with their sum."""
+    """With secure aggregation, for a client that remembers what it sent: dispatches whose updates were
+    lost with their sum."""
     buffers: Buffers = NONE
+    """Buffers of the model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """An update in another form than one float32 vector: that of a step in `agents.pipeline`. Of a
-    `model` it is its difference to the model that was trained from."""
+    """An update as encoded by a step of `agents.pipeline`, in place of one float32 vector. Of a `model`,
+    the difference to the model that it was trained from is encoded."""
 
     fields: Mapping[str, str]
-    """Further fields of the header; the step is known by the name of one of them."""
+    """Additional header fields; the name of one of them identifies the step."""
     arrays: Mapping[str, NDArray[Any]]
-    """By name, in their order; each of one dimension. Those that came in are views of the payload."""
+    """One-dimensional arrays by name, in order. In a received update they are views of the payload."""
 
     @property
     def nbytes(self) -> int:
@@ -81,41 +86,50 @@ class Encoded:
 
 
 FAREWELL = "farewell"
-"""The kind of message by which a client says goodbye and hands in what it remembers: `sequence` is that
-of the update after which it did, `vector` its memory; 0 and none, where no update of it was applied."""
+"""Kind of the message with which a client leaves and returns the vector that it remembers. `sequence` is
+that of the update after which the vector was saved. If no update of the client was applied, `sequence`
+is 0 and `vector` is empty."""
 
 
 @dataclass(slots=True, kw_only=True)  # frozen, each would take the aggregator 1 µs more
 class UpdateMessage:
-    """What a client made of a dispatch. Times are those of its monotonic clock."""
+    """An update: the result of local training. Times are those of the client's monotonic clock."""
 
     run: str
     client: str
     sequence: int
-    """1, 2, …, over restarts of the client, too; with gaps, where a finished training was never sent."""
+    """1, 2, …, continued over restarts of the client; a training that was never sent leaves a gap."""
     dispatch: int
+    """Dispatch that the update answers."""
     base_version: int
+    """Version of the model that it was trained from."""
     schema: str
+    """As in the dispatch."""
     kind: str
     """One of `agents.rules.interface.Kind`, or FAREWELL."""
     samples: int
+    """Number of the client's training samples."""
     steps: int
+    """Local steps that were done."""
     effective_steps: float
-    """FedNova: what the server's τ_eff counts this update for; else 1."""
+    """FedNova: number of steps that the update counts for in the server's τ_eff; otherwise 1."""
     loss: float
+    """Mean loss over the steps; NaN if there is none, or if the server must not learn it."""
     downloaded: Nanoseconds
+    """When the model had arrived completely."""
     train_start: Nanoseconds
     train_end: Nanoseconds
     sent: Nanoseconds
     vector: Vector
-    """Empty if the update is `encoded`."""
+    """The update, shape (d,), float32; empty if it is `encoded`."""
     encoded: Encoded | None = None
+    """The update as encoded by a step; None if it is sent as `vector`."""
     buffers: Buffers = NONE
-    """As they are at the end of the training."""
+    """Buffers of the model after the training."""
 
 
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
-    """What makes each field of `cls` that the header carries from its text."""
+    """Return the parser of each field of `cls` that is in the header."""
     types: dict[str, Callable[[str], Any]] = {
         "int": int,
         "Nanoseconds": int,
@@ -139,13 +153,13 @@ _READERS = {cls: _readers(cls) for cls in (ModelMessage, UpdateMessage)}
 
 
 def encode(message: ModelMessage | UpdateMessage) -> bytes:
-    """The payload of `message`."""
+    """Return the payload of `message`."""
     head, views = lay_out(message)
     return b"".join((head, *views))
 
 
 def lay_out(message: ModelMessage | UpdateMessage) -> tuple[bytes, Views]:
-    """The payload of `message`: the header, and views of what it describes."""
+    """Return the payload of `message` as its header and views of its arrays."""
     metadata = _metadata(message)
     if isinstance(message, UpdateMessage) and message.encoded is not None:
         return _encoded_parts(message.encoded, message.buffers, metadata)
@@ -153,12 +167,14 @@ def lay_out(message: ModelMessage | UpdateMessage) -> tuple[bytes, Views]:
 
 
 def largest_model(parameters: int, buffers: int) -> int:
-    """Bytes of the payload of a model with so many parameters, and numbers in buffers, at most."""
+    """Return the maximum payload size in bytes of a model with `parameters` parameters and `buffers`
+    numbers in its buffers."""
     return _LENGTH.size + _MAX_HEADER + 4 * parameters + 8 * buffers
 
 
 def plain_size(message: UpdateMessage, parameters: int) -> int:
-    """Bytes of the payload of `message`, had it a float32 vector of so many parameters."""
+    """Return the payload size in bytes that `message` would have with a float32 vector of `parameters`
+    parameters."""
     size, buffers = 4 * parameters, message.buffers
     return len(_header(parameters, buffers, _metadata(message))) + size + buffers.nbytes
 
@@ -172,17 +188,17 @@ def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
 
 
 def decode_model(payload: bytes | bytearray) -> ModelMessage:
-    """Raises WireError."""
+    """Decode a model. Raises WireError."""
     vector, metadata, buffers = unpack(payload)
     return ModelMessage(**_fields(ModelMessage, metadata), vector=vector, buffers=buffers)
 
 
 def decode_update(payload: bytes | bytearray) -> UpdateMessage:
-    """Raises WireError."""
+    """Decode an update. Raises WireError."""
     header, metadata, body = _split(payload)
     body, buffers = _without_buffers(header, body)
     fields = _fields(UpdateMessage, metadata)
-    if len(metadata) > len(fields) + 1:  # beside the protocol
+    if len(metadata) > len(fields) + 1:  # more than the fields and `protocol`
         known = {"protocol", *fields}
         more = {name: text for name, text in metadata.items() if name not in known}
         encoded = Encoded(more, _arrays(header, body))
@@ -194,8 +210,8 @@ def decode_update(payload: bytes | bytearray) -> UpdateMessage:
 def pack(
     vector: Vector, metadata: dict[str, str], buffers: Buffers = NONE
 ) -> tuple[bytes | memoryview, ...]:
-    """Pieces of a safetensors file with the float32 tensor `w` and, where there are any, `buffers`;
-    `vector` is contiguous, shape (d,)."""
+    """Return the pieces of a safetensors file with the float32 tensor `w` and, if there are any,
+    `buffers`. `vector`: contiguous, shape (d,)."""
     head, views = _lay_out(vector, buffers, metadata)
     return head, *views
 
@@ -219,18 +235,18 @@ def _header(parameters: int, buffers: Buffers, metadata: dict[str, str]) -> byte
 
 
 def _framed(text: bytes) -> bytes:
-    """The header `text` with its length before it."""
+    """Return the header `text`, padded, with its length in front."""
     text += b" " * (-len(text) % 8)  # aligned data, as the format asks
     return _LENGTH.pack(len(text)) + text
 
 
 def _tensor(kind: str, count: int, begin: int, end: int) -> dict[str, Any]:
-    """What the header says of one."""
+    """Return the header's entry for one tensor."""
     return {"dtype": kind, "shape": [count], "data_offsets": [begin, end]}
 
 
 def _ends(buffers: Buffers, at: int) -> dict[str, Any]:
-    """What the header says of `buffers` that begin at byte `at`."""
+    """Return the header's entries for `buffers` that begin at byte `at`."""
     if not buffers:
         return {}
     middle = at + buffers.floats.nbytes
@@ -248,7 +264,7 @@ def _encoded_parts(encoded: Encoded, buffers: Buffers, metadata: dict[str, str])
 
 
 def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """What the header says of `arrays`, which follow one another."""
+    """Return the header's entries for `arrays`, one after the other."""
     found: dict[str, Any] = {}
     at = 0
     for name, array in arrays.items():
@@ -259,7 +275,7 @@ def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def _arrays(header: Mapping[str, Any], body: memoryview) -> dict[str, NDArray[Any]]:
-    """Views of `body`. Raises WireError."""
+    """Return the arrays that `header` describes, as views of `body`. Raises WireError."""
     arrays: dict[str, NDArray[Any]] = {}
     try:
         at = 0
@@ -269,39 +285,42 @@ def _arrays(header: Mapping[str, Any], body: memoryview) -> dict[str, NDArray[An
             at = end
         fits = at == len(body) and header == _tensors(arrays)
     except (LookupError, TypeError, ValueError) as error:
-        raise WireError(f"an encoded update: {error!r:.80}") from error
+        raise WireError(f"invalid header of an encoded update: {error!r:.80}") from error
     if not fits:
-        raise WireError("an encoded update whose header is not that of its arrays")
+        raise WireError("invalid header of an encoded update: it does not match the payload's size")
     return arrays
 
 
 def unpack(payload: bytes | bytearray) -> tuple[Vector, dict[str, str], Buffers]:
-    """The vector (a read-only view of `payload`), the metadata and the buffers. Raises WireError."""
+    """Return the vector (a read-only view of `payload`), the metadata and the buffers. Raises
+    WireError."""
     header, metadata, body = _split(payload)
     body, buffers = _without_buffers(header, body)
     return _only_vector(header, body), metadata, buffers
 
 
 def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], memoryview]:
-    """What the header says of tensors, the metadata, and what follows. Raises WireError."""
+    """Split a payload into the header's entries for tensors, the metadata, and the bytes that follow.
+    Raises WireError."""
     if len(payload) < _LENGTH.size:
-        raise WireError("shorter than a header")
+        raise WireError(f"payload has {len(payload)} bytes: shorter than a header")
     (length,) = _LENGTH.unpack_from(payload)
     start = _LENGTH.size + length
     if length > _MAX_HEADER or start > len(payload):
-        raise WireError(f"header of {length} bytes in a payload of {len(payload)}")
+        raise WireError(f"header of {length} bytes does not fit a payload of {len(payload)} bytes")
     try:
         header = json.loads(str(payload[_LENGTH.size : start], "utf-8"))
         metadata = header.pop("__metadata__")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise WireError(f"unreadable header: {error!r:.80}") from error
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
-        raise WireError("metadata is no map of strings")
+        raise WireError("metadata: expected a map of strings")
     return header, metadata, memoryview(payload).toreadonly()[start:]
 
 
 def _without_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryview, Buffers]:
-    """What `body` has before the buffers, and these; takes them out of `header`. Raises WireError."""
+    """Split `body` into the part before the buffers, and the buffers; remove their entries from
+    `header`. Raises WireError."""
     if "floats" not in header and "integers" not in header:
         return body, NONE
     try:
@@ -310,17 +329,19 @@ def _without_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryvi
         raise WireError(f"buffers without a shape: {error!r:.80}") from error
     size = len(body)
     if not all(type(count) is int and 0 <= count <= size for count in (floats, integers)):
-        raise WireError(f"buffers of {floats!r:.20} and {integers!r:.20} numbers in {size} bytes")
+        raise WireError(
+            f"buffers of {floats!r:.20} and {integers!r:.20} numbers do not fit {size} bytes"
+        )
     middle = size - 8 * integers
     begin = middle - 4 * floats
     if begin < 0:
-        raise WireError(f"buffers of {floats} and {integers} numbers in {size} bytes")
-    # Copies: they are kept for longer than the payload.
+        raise WireError(f"buffers of {floats} and {integers} numbers do not fit {size} bytes")
+    # Copies, because they are kept longer than the payload.
     found = Buffers(
         np.frombuffer(body[begin:middle], "<f4").copy(), np.frombuffer(body[middle:], "<i8").copy()
     )
     if {name: header.pop(name) for name in _BUFFERS} != _ends(found, begin):
-        raise WireError("buffers whose header is not that of their place")
+        raise WireError("invalid header of buffers: it does not match their position")
     return body[:begin], found
 
 
@@ -342,5 +363,5 @@ def _fields(cls: type[Any], metadata: Mapping[str, str]) -> dict[str, Any]:
         for name, read in _READERS[cls].items():
             fields[name] = read(metadata[name])
     except (KeyError, ValueError) as error:
-        raise WireError(f"field {name}: {error!r:.80}") from error
+        raise WireError(f"field {name} is missing or invalid: {error!r:.80}") from error
     return fields

@@ -183,9 +183,9 @@ def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, 
     overlap = f", {lost:,} left out as they overlap with those" if lost else ""
     remark = f"Of {len(shard):,} training samples, {' and '.join(names)} were set aside, {how}{overlap}."
     return Dataset(
-        shard.take(chosen),
-        test or shard.take(aside[0]),
-        validation or (shard.take(aside[1]) if sizes[1] else None),
+        shard.subset(chosen),
+        test or shard.subset(aside[0]),
+        validation or (shard.subset(aside[1]) if sizes[1] else None),
         None if clients is None else clients[chosen],
         (remark,),
     )

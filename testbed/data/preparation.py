@@ -50,7 +50,7 @@ class Prepared:
 
     def shard(self, client: str) -> Shard:
         """A copy of the samples of `client`."""
-        return self.train.take(self.indices[client])
+        return self.train.subset(self.indices[client])
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
@@ -167,7 +167,7 @@ def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology
         chosen = np.concatenate([rng.choice(shard, count) for shard, count in drawn])
     else:
         source, chosen = prepared.test, rng.permutation(len(prepared.test))[:samples]
-    return replace(prepared, test=source.take(chosen))
+    return replace(prepared, test=source.subset(chosen))
 
 
 def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:

@@ -104,7 +104,7 @@ class _DeviceRequests:
         action = record.action
         if action is None:
             return
-        self._state = self._state.after(action)
+        self._state = self._state.with_action(action)
         match action:
             case SetCpu():
                 self._request_cpu(record.at)
@@ -165,11 +165,11 @@ class _DeviceRequests:
         self._cpu.append(RequestedCpu(share, planned.period / 1e6 / planned.dilation, at, limits))
 
     def _request_link(self, at: float) -> None:
-        link = (self.planned.link or LinkSettings()).changed(self._state.link)
+        link = (self.planned.link or LinkSettings()).with_changes(self._state.link)
         if self._link and link == self._current_link:
             return  # no change, as at the first step of a trace
         self._current_link = link
-        way = link.behind(self.planned.access)
+        way = link.limited_by(self.planned.access)
         self._link.append(RequestedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))
 
     def _begin_absence(self, what: str, at: float) -> None:

@@ -143,7 +143,7 @@ def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
             if len(own) - before_last * local.batch_size != 1 or steps <= before_last:
                 continue
             try:
-                _ask_step(task, prepared.train.take(own[:1]), topology.seed, trains=True)
+                _ask_step(task, prepared.train.subset(own[:1]), topology.seed, trains=True)
             except (ValueError, BadInputError) as error:
                 message = (
                     f"{topology.task.name} does not learn from one sample, and the last mini-batch of "
@@ -159,7 +159,7 @@ def _some(whole: Shard) -> Shard:
     """The first samples of `whole`, and one of every label as far as they are not too many."""
     _, first = np.unique(whole.y, return_index=True, axis=0)
     firsts = np.arange(min(len(whole), _TRIED))
-    return whole.take(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
+    return whole.subset(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
 
 
 def _ask_step(task: StandIn, samples: Shard, seed: int, *, trains: bool) -> None:
@@ -180,7 +180,7 @@ def check_data(topology: Topology, prepared: Prepared) -> None:
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
         module = task.model().eval()
     train = prepared.train
-    some = train.take(np.arange(min(2, len(train))))
+    some = train.subset(np.arange(min(2, len(train))))
     x, y = model_inputs(torch.from_numpy(some.x), some.scale), torch.from_numpy(some.y)
     key = "input"
     try:

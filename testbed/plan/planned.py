@@ -101,12 +101,12 @@ class PlannedDevice:
     def end_to_end(self) -> LinkSettings | None:
         """The whole path from device to server as the run begins, for a device alone on it; None: it is
         not shaped."""
-        return None if self.direct else (self.link or LinkSettings()).behind(self.access)
+        return None if self.direct else (self.link or LinkSettings()).limited_by(self.access)
 
     @property
     def host_end_to_end(self) -> LinkSettings | None:
         """The same as the host has to make it."""
-        return None if self.direct else (self.host_link or LinkSettings()).behind(self.host_access)
+        return None if self.direct else (self.host_link or LinkSettings()).limited_by(self.host_access)
 
     @property
     def direct(self) -> bool:

@@ -60,7 +60,7 @@ def expected(
 ) -> dict[str, Round]:
     """A round of each device. `parameters` of the model; `samples` of each device, if known."""
     w, common = np.zeros(parameters, np.float32), topology.update_steps
-    exchanged = sum(pipeline.build_step(step).exchanged(parameters) for step in common)
+    exchanged = sum(pipeline.build_step(step).exchanged_bytes(parameters) for step in common)
     sizes: dict[str, tuple[int, int]] = {}
     for device in plan.devices:
         if repr(device.steps) not in sizes:

@@ -66,7 +66,7 @@ class OwnLink:
         """Change the link, in the relay's thread."""
         now = time.monotonic()
         if isinstance(action, SetLink):
-            self.link = self.link.changed(action.changes)
+            self.link = self.link.with_changes(action.changes)
         for lane, shape in zip((self.up, self.down), _shapes(self.link), strict=True):
             match action:
                 case SetLink():

@@ -389,7 +389,7 @@ class Controller:
         look = time.monotonic() + _OTHER_HOSTS_INTERVAL_SECONDS
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
-                for message in self._inbox.take(0.0):
+                for message in self._inbox.drain(0.0):
                     self._received(message, telemetry.write)
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
@@ -520,8 +520,8 @@ class Controller:
     def _is_cut(self, device: str) -> bool:
         """Whether the device's link is ordered to lose so much that nothing may come back for long."""
         state, planned = self._states.get(device, DeviceState()), self._planned[device].link
-        link = (planned or LinkSettings()).changed(state.link)
-        return state.held or link.is_outage or link.loss > _LOSSY
+        link = (planned or LinkSettings()).with_changes(state.link)
+        return state.is_held or link.is_outage or link.loss > _LOSSY
 
     def _title(self, component: str) -> str:
         if component in self._devices:
@@ -570,7 +570,7 @@ class Controller:
                 self._shares[record.device] = action.cpu
             if isinstance(record, events.Acted) and record.action is not None:
                 state = self._states.get(record.device, DeviceState())
-                self._states[record.device] = state.after(record.action)
+                self._states[record.device] = state.with_action(record.action)
             if isinstance(record, events.Acted) and record.source == AGGREGATOR:
                 self._shut_out(record.device)
             if isinstance(record, events.RunStarted):  # both clocks are this host's

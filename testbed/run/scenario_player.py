@@ -46,7 +46,7 @@ def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
     for step in steps:
         if isinstance(step.action, Join):
             joined.add(step.device)
-        states[step.device] = states.pop(step.device, DeviceState()).after(step.action)
+        states[step.device] = states.pop(step.device, DeviceState()).with_action(step.action)
     return [
         (device, action)
         for device, state in states.items()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from agents import config
 from agents.pipeline import STEPS
-from agents.pipeline.secure import coding, quantised
+from agents.pipeline.secure import coding, quantisation
 from agents.rules.interface import ClientSide
 from agents.wire.messages import MAX_SUMMANDS
 from testbed.topology import scenario, validation_errors
@@ -117,7 +117,9 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     unfit = coding.code_problem(clients, secure.needed, secure.colluding)
     if (problem := unfit or coding.split_problem(clients, secure.needed)) is not None:
         yield (*where, "needed"), problem
-    if (problem := quantised.overflow(secure.updates, secure.largest_weight, secure.bits)) is not None:
+    if (
+        problem := quantisation.overflow(secure.updates, secure.largest_weight, secure.bits)
+    ) is not None:
         yield (*where, "bits"), problem
     if secure.updates < 2:  # of a rule of the user's own
         yield where, "a sum of one update is that update: take sums of two or more"

@@ -187,7 +187,7 @@ def at_start(link: config.LinkSettings, traces: Sequence[Trace]) -> config.LinkS
         return link
     _, values = next(merged(traces))
     # Not an outage: nothing could even be started then.
-    return link.changed(
+    return link.with_changes(
         {name: value for name, value in _link_changes(values).items() if value != _OUTAGE}
     )
 

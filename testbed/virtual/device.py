@@ -164,7 +164,7 @@ class Device:
     def relink(self, changes: Mapping[str, float | None]) -> None:
         """Fields of `agents.config.Link` change; a link that loses every packet, or is too slow for a
         connection, is as one that is not plugged in."""
-        self.all_lost = self.line.link.changed(changes).is_outage
+        self.all_lost = self.line.link.with_changes(changes).is_outage
         self._release_if_free()
         self.line.change(changes)
 

@@ -309,7 +309,7 @@ class Line:
     def change(self, changes: Mapping[str, float | None]) -> None:
         """Set fields of `agents.config.LinkSettings`, also for packets under way; a packet that has
         passed the link's queue arrives as planned."""
-        self.link = self.link.changed(changes)
+        self.link = self.link.with_changes(changes)
         self._apply_link()
 
     def plug(self, *, connected: bool) -> None:

@@ -17,7 +17,7 @@ from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
-from agents.client import making, randomness
+from agents.client import factory, randomness
 from agents.client.training import make_trainer
 from agents.config import LinkSettings, Named, silence_timeout
 from agents.device_actions import DeviceState
@@ -254,7 +254,7 @@ class _Fleet:
                 lr=setup.local.rate(model.version, model.lr),
                 steps=steps,
                 client=name,
-                rng=lambda: making.rng(setup, randomness.TRAINING, sequence),
+                rng=lambda: factory.rng(setup, randomness.TRAINING, sequence),
                 gradient=gradient,
             )
             return self._pool.hand_in(ticket)
@@ -262,16 +262,16 @@ class _Fleet:
         if last is None:
             line = self._network.line(planned)
             speed = Speed(planned, self._cost)
-            timing = making.timing(setup)
+            timing = factory.timing(setup)
         else:
             line, speed, timing = last.line, last.speed, last.timing
         memory = None if last is None else last.memory
-        done_to_updates = making.steps(setup, self._model[2].size, simulated=True)
+        done_to_updates = factory.steps(setup, self._model[2].size, simulated=True)
         exchanges = (step.simulated_exchange for step in done_to_updates)
         return Device(
             index=index,
             name=name,
-            core=making.core(
+            core=factory.core(
                 *(setup, len(indices), lambda _: timing.thinking, done_to_updates),
                 memory=memory,
             ),
@@ -300,11 +300,13 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
     there."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
     for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
-        made[step.device] = made[step.device].after(step.action)
+        made[step.device] = made[step.device].with_action(step.action)
     for device in spec.plan.devices:
         changes = made[device.name].link
         yield (
-            replace(device, link=(device.link or LinkSettings()).changed(changes)) if changes else device
+            replace(device, link=(device.link or LinkSettings()).with_changes(changes))
+            if changes
+            else device
         )
 
 

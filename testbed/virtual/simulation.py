@@ -222,7 +222,7 @@ class Simulation:
                 trained = client.Trained(
                     training.outcome, training.steps, work.started, self._events.now
                 )
-                self._obey(device, device.core.trained(trained))
+                self._obey(device, device.core.on_trained(trained))
 
         left = work.ended - device.running_time(now)
         self._local(device.awake(now) + left, device, end)
@@ -328,7 +328,7 @@ class Simulation:
 
     def _send(self, name: str, model: payloads.ModelMessage) -> None:
         device = self.device(name)
-        self._download(device, self._model_size, lambda now: device.core.model(model, now))
+        self._download(device, self._model_size, lambda now: device.core.on_model(model, now))
 
     def _download(
         self, device: Device, size: int, handle: Callable[[Nanoseconds], client.Actions]
@@ -419,7 +419,7 @@ class Simulation:
 
             def arrived() -> None:
                 if receiver.exchange is not None:
-                    receiver.exchange.take(sender.name, dispatch)
+                    receiver.exchange.receive_share(sender.name, dispatch)
                 self._computes(receiver, receiver.speed.passing_on(1))
 
             receiver.line.download(size, lambda at: self._message(at, receiver, arrived, to_device=True))
@@ -452,7 +452,7 @@ class Simulation:
 
         def end() -> None:
             if device.working_on is work:  # else an interrupt has ended it
-                self._obey(device, device.core.thought(self._events.now))
+                self._obey(device, device.core.on_thought(self._events.now))
 
         self._local(self._events.now + duration, device, end)
 

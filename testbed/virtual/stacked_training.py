@@ -247,7 +247,7 @@ class _Single:
 
     def train(self, job: Job) -> Outcome:
         self._trainer.assign(
-            self._train.take(job.indices), replace(job.local, steps=job.steps, epochs=None)
+            self._train.subset(job.indices), replace(job.local, steps=job.steps, epochs=None)
         )
         if job.gradient:
             result = self._trainer.gradient(job.start, job.rng(), job.buffers)

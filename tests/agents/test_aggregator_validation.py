@@ -22,7 +22,7 @@ from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
 from agents.pipeline import ServerSteps
 from agents.pipeline.compression import Compressed, TopK
-from agents.pipeline.secure.masked import DIVERGED, Masked
+from agents.pipeline.secure.masked_update import DIVERGED, Masked
 from agents.pipeline.secure.settings import SecureRun
 from agents.rules.client_half import ClientSide, Kind
 from agents.rules.interface import Server
@@ -92,7 +92,10 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "another model: 1 numbers in its buffers, expected 0",
     ),
     "another base": ({"base_version": 1}, "base version 1, it was sent 0"),
-    "masked": ({"encoded": _MASKED.encoded}, "encoded by no step of this run: holders, outside, took"),
+    "masked": (
+        {"encoded": _MASKED.encoded},
+        "encoded by a step that this run does not have: holders, outside, took",
+    ),
     "no samples": ({"samples": 0}, "0 samples, expected at least 1"),
     "many samples": ({"samples": 2**63}, "a count of more than"),
     "less than no step": ({"steps": -1}, "-1 steps"),
@@ -209,8 +212,8 @@ def test_a_compressed_one_is_expanded_a_model_from_what_it_was_trained_from(
     [
         (compressed(_W, "model"), "the model that it was trained from is not kept"),
         (compressed(np.zeros(4, np.float32)), "another model: 4 parameters, expected 3"),
-        (huge(), "sizes out of range"),
-        (compressed(_W, indices=np.array([0, 1, 3], np.uint32)), "indices that do not ascend"),
+        (huge(), "out of range"),
+        (compressed(_W, indices=np.array([0, 1, 3], np.uint32)), "indices must ascend"),
         (compressed(np.array([0, np.inf, 0], np.float32)), "not finite"),
     ],
     ids=["no base", "too long", "huge", "forged", "not finite"],
@@ -224,10 +227,10 @@ def test_or_why_it_cannot_be(found: UpdateMessage, problem: str) -> None:
 _MASKING_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "too long": ({"words": np.zeros(4, np.uint32)}, "another model: 4 parameters, expected 3"),
     "diverged": ({"outside": DIVERGED}, "not finite"),
-    "few holders": ({"holders": (0,)}, "1 clients have a share of its mask, 2 are needed"),
-    "an unknown holder": ({"holders": (0, 3)}, "a client that is not of this run"),
-    "longer than the round": ({"took": SECOND}, "a mask that took longer than the round"),
-    "less than no time": ({"took": -1}, "less than no time"),
+    "few holders": ({"holders": (0,)}, "only 1 clients have a share of its mask, expected at least 2"),
+    "an unknown holder": ({"holders": (0, 3)}, "a client that is not in this run"),
+    "longer than the round": ({"took": SECOND}, "masking time out of range"),
+    "less than no time": ({"took": -1}, "expected from 0 to"),
 }
 
 

@@ -31,10 +31,10 @@ def sent(named: Named, kind: Kind = "delta", **local: Any) -> list[UpdateMessage
     )
     updates = []
     for dispatch, end in enumerate(ENDS, start=1):
-        client.model(replace(model, dispatch=dispatch), 0)
+        client.on_model(replace(model, dispatch=dispatch), 0)
         outcome = core.Outcome(np.array(end, np.float32), 0.25)
-        client.trained(core.Trained(lambda o=outcome: o, 2, 0, 1))  # type: ignore[misc]
-        updates += [a.message() for a in client.thought(2) if isinstance(a, core.SendUpdate)]
+        client.on_trained(core.Trained(lambda o=outcome: o, 2, 0, 1))  # type: ignore[misc]
+        updates += [a.message() for a in client.on_thought(2) if isinstance(a, core.SendUpdate)]
     return updates
 
 

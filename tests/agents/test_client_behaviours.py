@@ -60,14 +60,14 @@ def _sent(actions: Actions) -> list[UpdateMessage]:
 
 def _work(client: ClientCore, end: float, at: int = 100) -> Actions:
     """The training that goes on comes to its end, thinking included."""
-    assert [type(action) for action in client.trained(_trained(end, at))] == [Think]
-    return client.thought(at + 50)
+    assert [type(action) for action in client.on_trained(_trained(end, at))] == [Think]
+    return client.on_thought(at + 50)
 
 
 def test_overwrite_goes_on_training_and_replaces_what_nobody_fetched() -> None:
     client = _client(send_buffer="overwrite")
-    client.model(_model(1), 0)
-    client.model(_model(2, w=10.0), 50)
+    client.on_model(_model(1), 0)
+    client.on_model(_model(2, w=10.0), 50)
     assert _work(client, end=1.0) == [Train(_model(2, w=10.0), 2)]
     assert _work(client, end=13.0, at=200) == []
     (update,) = _sent(client.pull(900))
@@ -78,26 +78,26 @@ def test_overwrite_goes_on_training_and_replaces_what_nobody_fetched() -> None:
 
 def test_a_pull_serves_from_the_buffer_while_the_client_trains() -> None:
     client = _client(send_buffer="overwrite")
-    client.model(_model(1), 0)
+    client.on_model(_model(1), 0)
     _work(client, end=1.0)
-    client.model(_model(2), 200)
+    client.on_model(_model(2), 200)
     assert [update.dispatch for update in _sent(client.pull(250))] == [1]
     assert _work(client, end=2.0, at=300) == []  # the pull has had its update
 
 
 def test_an_empty_send_buffer_is_waited_for() -> None:
     client = _client(send_buffer="overwrite")
-    client.model(_model(1), 0)
+    client.on_model(_model(1), 0)
     assert client.pull(50) == []
     assert [update.dispatch for update in _sent(_work(client, end=1.0))] == [1]
 
 
 def test_hold_trains_anew_only_once_its_buffer_was_fetched() -> None:
     client = _client(send_buffer="hold")
-    client.model(_model(1), 0)
-    client.model(_model(2), 50)
+    client.on_model(_model(1), 0)
+    client.on_model(_model(2), 50)
     assert _work(client, end=1.0) == []
-    client.model(_model(3), 200)
+    client.on_model(_model(3), 200)
     send, train = client.pull(250)
     assert [update.dispatch for update in _sent([send])] == [1]
     assert train == Train(_model(3), 2)
@@ -105,77 +105,77 @@ def test_hold_trains_anew_only_once_its_buffer_was_fetched() -> None:
 
 def test_what_is_never_fetched_is_never_computed() -> None:
     client = _client(send_buffer="overwrite")
-    client.model(_model(1), 0)
+    client.on_model(_model(1), 0)
 
     def fail() -> Outcome:
         raise AssertionError("computed")
 
-    client.trained(Trained(fail, 4, 0, 100))
-    assert client.thought(150) == []
+    client.on_trained(Trained(fail, 4, 0, 100))
+    assert client.on_thought(150) == []
 
 
 def test_an_interrupt_cuts_training_short_and_sends_what_is_done_at_once() -> None:
     client = _client()
-    client.model(_model(1), 0)
+    client.on_model(_model(1), 0)
     assert client.interrupt(50) == [CutShort()]
-    (update,) = _sent(client.trained(_trained(end=1.5, steps=2)))
+    (update,) = _sent(client.on_trained(_trained(end=1.5, steps=2)))
     assert (update.steps, update.vector.tolist(), update.sent) == (2, [1.5], 100)
 
 
 def test_a_pull_and_an_interrupt_at_once_are_one_interrupt() -> None:
     for first, second in (("pull", "interrupt"), ("interrupt", "pull")):
         client = _client(send_buffer="hold")
-        client.model(_model(1), 0)
+        client.on_model(_model(1), 0)
         actions = [*getattr(client, first)(50), *getattr(client, second)(50)]
         assert actions == [CutShort()]
-        assert len(_sent(client.trained(_trained(end=1.5, at=50, steps=2)))) == 1
+        assert len(_sent(client.on_trained(_trained(end=1.5, at=50, steps=2)))) == 1
         assert client.pull(60) == []  # it has been answered; this one waits for the next
 
 
 def test_an_interrupt_ends_the_thinking() -> None:
     client = _client()
-    client.model(_model(1), 0)
-    client.trained(_trained(end=1.0))
+    client.on_model(_model(1), 0)
+    client.on_trained(_trained(end=1.0))
     assert len(_sent(client.interrupt(125))) == 1
-    assert client.thought(150) == []
+    assert client.on_thought(150) == []
 
 
 def test_an_interrupt_of_an_idle_client_changes_nothing_without_a_send_buffer() -> None:
     client = _client()
     assert client.interrupt(0) == []
-    client.model(_model(1), 100)
+    client.on_model(_model(1), 100)
     assert len(_sent(_work(client, end=1.0))) == 1
 
 
 def test_an_interrupt_takes_from_the_send_buffer() -> None:
     client = _client(send_buffer="hold")
-    client.model(_model(1), 0)
+    client.on_model(_model(1), 0)
     _work(client, end=1.0)
     assert len(_sent(client.interrupt(200))) == 1
 
 
 def test_an_interrupt_takes_from_the_send_buffer_and_lets_the_next_training_go_on() -> None:
     client = _client(send_buffer="overwrite")
-    client.model(_model(1), 0)
+    client.on_model(_model(1), 0)
     _work(client, end=1.0)
-    client.model(_model(2), 200)
+    client.on_model(_model(2), 200)
     (update,) = _sent(client.interrupt(250))
     assert (update.dispatch, update.vector.tolist()) == (1, [1.0])
-    assert [type(action) for action in client.trained(_trained(end=2.0, at=300))] == [Think]
+    assert [type(action) for action in client.on_trained(_trained(end=2.0, at=300))] == [Think]
 
 
 def test_a_residual_is_the_end_minus_the_last_end_that_was_applied() -> None:
     client = _client(kind="residual")
-    client.model(_model(1, w=5.0), 0)
+    client.on_model(_model(1, w=5.0), 0)
     remember, send = _work(client, end=1.0)
     assert isinstance(remember, Remember)  # on the disk before the update leaves
     assert remember.memory["sent"] == (1, _vector(1.0))
     (first,) = _sent([send])
     assert (first.kind, first.vector.tolist()) == ("model", [1.0])  # it has no memory yet
-    client.model(_model(2, acknowledged=1), 200)
+    client.on_model(_model(2, acknowledged=1), 200)
     (second,) = _sent(_work(client, end=4.0))
     assert (second.kind, second.vector.tolist()) == ("residual", [3.0])
-    client.model(_model(3, acknowledged=1), 300)  # the second was lost
+    client.on_model(_model(3, acknowledged=1), 300)  # the second was lost
     (third,) = _sent(_work(client, end=6.0))
     assert third.vector.tolist() == [5.0]
 
@@ -188,7 +188,7 @@ def test_a_restarted_client_carries_on_from_what_was_applied(
     assert memory_file.load(path) == {}
     memory_file.save({"applied": (6, _vector(1.0)), "sent": (7, _vector(3.0))}, path)
     client = _client(memory_file.load(path), kind="residual")
-    assert client.model(_model(1, acknowledged=acknowledged), 0) == [
+    assert client.on_model(_model(1, acknowledged=acknowledged), 0) == [
         Train(_model(1, acknowledged=acknowledged), 8)
     ]
     (update,) = _sent(_work(client, end=5.0))
@@ -209,9 +209,9 @@ def test_fednova_sends_the_normalised_delta(proximal: float, told: float) -> Non
         steps=4, lr=0.4, proximal=proximal, fednova=True
     )  # ημ = 1: a = 1 whatever the steps
     client = _client(local=local)
-    client.model(_model(1, w=1.0), 0)
-    client.trained(_trained(end=9.0, steps=4 if proximal else 2))
-    (update,) = _sent(client.thought(200))
+    client.on_model(_model(1, w=1.0), 0)
+    client.on_trained(_trained(end=9.0, steps=4 if proximal else 2))
+    (update,) = _sent(client.on_thought(200))
     assert update.vector.tolist() == [8.0 if proximal else 4.0]
     assert update.effective_steps == told
 
@@ -219,9 +219,9 @@ def test_fednova_sends_the_normalised_delta(proximal: float, told: float) -> Non
 def test_fednova_counts_with_the_step_size_that_came_with_the_model() -> None:
     """ημ = 0.4 · 2.5 = 1, so that a = 1 after 4 steps, and not 2.73 as with the client's own 0.1."""
     client = _client(local=LocalTraining(steps=4, lr=0.1, proximal=2.5, fednova=True))
-    client.model(_model(1, w=1.0, lr=0.4), 0)
-    client.trained(_trained(end=9.0))
-    (update,) = _sent(client.thought(200))
+    client.on_model(_model(1, w=1.0, lr=0.4), 0)
+    client.on_trained(_trained(end=9.0))
+    (update,) = _sent(client.on_thought(200))
     assert update.vector.tolist() == [8.0]
 
 
@@ -239,9 +239,9 @@ def _favano(debias: Literal["stochastic", "deterministic"]) -> FavanoClient:
 
 def test_favano_sends_the_start_plus_the_divided_progress() -> None:
     client = _core(_favano("stochastic"))
-    client.model(_model(1, w=1.0), 0)
+    client.on_model(_model(1, w=1.0), 0)
     client.interrupt(50)
-    (update,) = _sent(client.trained(_trained(end=9.0, steps=2)))
+    (update,) = _sent(client.on_trained(_trained(end=9.0, steps=2)))
     assert (update.kind, update.vector.tolist()) == ("model", [5.0])  # 1 + 8/2
 
 
@@ -249,7 +249,7 @@ def test_favano_sends_the_start_plus_the_divided_progress() -> None:
 def test_numbers_go_on_after_those_of_a_forgotten_life(kind: str) -> None:
     """With them what is drawn by them: mini-batches, `timing`, an attack's noise."""
     client = _client(kind=kind)
-    assert client.model(_model(1, acknowledged=5), 0) == [Train(_model(1, acknowledged=5), 6)]
+    assert client.on_model(_model(1, acknowledged=5), 0) == [Train(_model(1, acknowledged=5), 6)]
 
 
 def test_a_memory_of_an_update_that_was_sent_only_is_read_again(tmp_path: Path) -> None:

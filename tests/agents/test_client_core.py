@@ -30,9 +30,9 @@ def _trained(at: int) -> Trained:
 
 def test_a_model_is_trained_thought_over_and_answered() -> None:
     client = _client(think=150)
-    assert client.model(_model(17, version=4), at=10000) == [Train(_model(17, version=4), sequence=1)]
-    assert client.trained(_trained(at=10300)) == [Think(150)]
-    (send,) = client.thought(at=10450)
+    assert client.on_model(_model(17, version=4), at=10000) == [Train(_model(17, version=4), sequence=1)]
+    assert client.on_trained(_trained(at=10300)) == [Think(150)]
+    (send,) = client.on_thought(at=10450)
     assert isinstance(send, SendUpdate)
     assert send.message() == UpdateMessage(
         run="run",
@@ -57,23 +57,23 @@ def test_a_model_is_trained_thought_over_and_answered() -> None:
 def test_every_training_has_the_next_sequence_number() -> None:
     client = _client()
     for sequence in (1, 2, 3):
-        assert client.model(_model(sequence), at=0) == [Train(_model(sequence), sequence)]
-        client.trained(_trained(at=300))
-        client.thought(at=300)
+        assert client.on_model(_model(sequence), at=0) == [Train(_model(sequence), sequence)]
+        client.on_trained(_trained(at=300))
+        client.on_thought(at=300)
 
 
 def test_the_newest_model_that_came_meanwhile_is_next() -> None:
     client = _client()
-    client.model(_model(1), at=0)
-    assert client.model(_model(2, version=1), at=100) == []
-    client.trained(_trained(at=300))
-    assert client.model(_model(3, version=2), at=350) == []  # overwrites the one in the receive buffer
-    send, train = client.thought(at=400)
+    client.on_model(_model(1), at=0)
+    assert client.on_model(_model(2, version=1), at=100) == []
+    client.on_trained(_trained(at=300))
+    assert client.on_model(_model(3, version=2), at=350) == []  # overwrites the buffered one
+    send, train = client.on_thought(at=400)
     assert isinstance(send, SendUpdate)
     assert send.message().dispatch == 1
     assert train == Train(_model(3, version=2), sequence=2)
-    client.trained(_trained(at=700))
-    (send,) = client.thought(at=700)  # nothing waits any more
+    client.on_trained(_trained(at=700))
+    (send,) = client.on_thought(at=700)  # nothing waits any more
     assert isinstance(send, SendUpdate)
     assert (send.message().dispatch, send.message().downloaded) == (3, 350)
 
@@ -90,35 +90,35 @@ def test_thinking_is_told_the_time_since_the_training_could_begin(side: ClientSi
         return 0
 
     client = ClientCore(ClientIdentity("run", "a", samples=10), think, client_rule(side))
-    client.model(_model(1), at=100)
-    client.model(_model(2), at=200)  # waits
-    client.trained(_trained(at=400))
-    client.thought(at=400)
+    client.on_model(_model(1), at=100)
+    client.on_model(_model(2), at=200)  # waits
+    client.on_trained(_trained(at=400))
+    client.on_thought(at=400)
     client.pull(at=500)
-    client.trained(_trained(at=700))
-    client.thought(at=750)
+    client.on_trained(_trained(at=700))
+    client.on_thought(at=750)
     client.pull(at=760)
-    client.model(_model(3), at=1000)
-    client.trained(_trained(at=1300))
+    client.on_model(_model(3), at=1000)
+    client.on_trained(_trained(at=1300))
     assert told == [300, 700 - since, 300]
 
 
 def test_a_redelivered_model_is_not_trained_twice() -> None:
     client = _client()
-    client.model(_model(1), at=0)
-    assert client.model(_model(1), at=50) == []
-    client.trained(_trained(at=300))
-    assert len(client.thought(at=300)) == 1
-    assert client.model(_model(1), at=350) == []
+    client.on_model(_model(1), at=0)
+    assert client.on_model(_model(1), at=50) == []
+    client.on_trained(_trained(at=300))
+    assert len(client.on_thought(at=300)) == 1
+    assert client.on_model(_model(1), at=350) == []
 
 
 def test_thoughts_after_an_interrupt_are_no_news() -> None:
-    assert _client().thought(at=0) == []
+    assert _client().on_thought(at=0) == []
 
 
 def test_training_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
     with pytest.raises(RuntimeError, match="without a training"):
-        _client().trained(_trained(at=0))
+        _client().on_trained(_trained(at=0))
 
 
 def test_who_leaves_hands_in_what_it_remembers() -> None:
@@ -131,15 +131,15 @@ def test_who_leaves_hands_in_what_it_remembers() -> None:
         return [(told.kind, told.sequence, told.vector.tolist()) for told in sent]
 
     assert farewells() == [(FAREWELL, 0, [])]
-    client.model(_model(1), at=100)
-    client.trained(_trained(at=300))
-    client.thought(at=300)
+    client.on_model(_model(1), at=100)
+    client.on_trained(_trained(at=300))
+    client.on_thought(at=300)
     assert farewells() == [(FAREWELL, 0, []), (FAREWELL, 1, [0.25])]
-    client.model(_model(2, acknowledged=1), at=500)
+    client.on_model(_model(2, acknowledged=1), at=500)
     assert farewells() == [(FAREWELL, 1, [0.25])]
 
 
 def test_where_the_rule_asks_for_no_memory_a_client_just_leaves() -> None:
     client = _client()
-    client.model(_model(1), at=0)
+    client.on_model(_model(1), at=0)
     assert client.leave(at=100) == []

@@ -118,7 +118,7 @@ def test_the_wire_carries_it_and_safetensors_can_read_it(named: Named, buffers: 
     payload = payloads.encode(sent(packed, buffers=buffers))
     update = payloads.decode_update(payload)
     assert update.encoded is not None
-    assert Compressed.of(update.encoded).dense().tobytes() == packed.dense().tobytes()
+    assert Compressed.from_encoded(update.encoded).dense().tobytes() == packed.dense().tobytes()
     assert update.buffers.equals(buffers)
     arrays = safetensors.numpy.load(payload)
     more = {"floats": buffers.floats, "integers": buffers.integers} if buffers else {}
@@ -234,7 +234,7 @@ def test_damaged_payloads_are_refused_or_read(
     encoded = json.dumps(header).encode()
     try:
         update = payloads.decode_update(struct.pack("<Q", len(encoded)) + encoded + body)
-        decoded = Compressed.of(update.encoded) if update.encoded is not None else None
+        decoded = Compressed.from_encoded(update.encoded) if update.encoded is not None else None
     except (payloads.WireError, LookupError, ValueError):
         return
     assert decoded is not None

@@ -102,10 +102,12 @@ EXAMPLES: list[Any] = [
 
 def test_a_link_behind_a_shared_one_is_as_fast_as_the_slower() -> None:
     link = config.LinkSettings(up=5_000_000, rtt=0.1)
-    assert link.behind(None) == link
+    assert link.limited_by(None) == link
     shared = config.SharedLink("wifi", up=2_000_000, down=9_000_000)
-    assert link.behind(shared) == config.LinkSettings(up=2_000_000, down=9_000_000, rtt=0.1)
-    assert config.LinkSettings().behind(config.SharedLink("wifi", down=1)) == config.LinkSettings(down=1)
+    assert link.limited_by(shared) == config.LinkSettings(up=2_000_000, down=9_000_000, rtt=0.1)
+    assert config.LinkSettings().limited_by(config.SharedLink("wifi", down=1)) == config.LinkSettings(
+        down=1
+    )
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

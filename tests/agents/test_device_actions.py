@@ -67,9 +67,9 @@ def test_what_another_version_does_is_skipped(details: dict[str, object]) -> Non
 
 @pytest.mark.parametrize("action", [action for action, _ in ACTIONS])
 def test_a_state_takes_every_action_and_can_be_made_again(action: Action) -> None:
-    state = DeviceState().after(action)
+    state = DeviceState().with_action(action)
     assert list(state.actions()) == [action]
-    assert state.after(action) == state
+    assert state.with_action(action) == state
     if isinstance(action, Switching):
         assert holds(action)[hold_of(action)] == (type(action) in {Crash, Pause, Disconnect, Leave})
 
@@ -77,7 +77,7 @@ def test_a_state_takes_every_action_and_can_be_made_again(action: Action) -> Non
 def _made(*actions: Action) -> list[Action]:
     state = DeviceState()
     for action in actions:
-        state = state.after(action)
+        state = state.with_action(action)
     return list(state.actions())
 
 

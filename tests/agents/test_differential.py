@@ -14,7 +14,7 @@ from agents.client.core import ClientCore, ClientIdentity, Outcome, SendUpdate, 
 from agents.config import Named
 from agents.models.vectors import Vector
 from agents.pipeline.differential import DifferentialPrivacy, DifferentialRun, Privatiser
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.quantisation import Grid
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, Kind
@@ -113,9 +113,9 @@ def _sent(
     """By a client that has just been started."""
     rule = client_rule(ClientSide(kind))
     core = ClientCore(ClientIdentity("run", "a", 10), lambda *_: 0, rule, [privatiser])
-    core.model(ModelMessage(run="run", version=0, dispatch=dispatch, schema="s", vector=start), 0)
-    core.trained(Trained(lambda: Outcome(end, 0.25), 1, 0, 0))
-    (send,) = core.thought(0)
+    core.on_model(ModelMessage(run="run", version=0, dispatch=dispatch, schema="s", vector=start), 0)
+    core.on_trained(Trained(lambda: Outcome(end, 0.25), 1, 0, 0))
+    (send,) = core.on_thought(0)
     assert isinstance(send, SendUpdate)
     return send.message()
 

@@ -212,7 +212,7 @@ for step in link_traces.steps("device", link_traces.read(LinkTrace(up=sys.argv[1
     if at >= float(sys.argv[2]):
         break
     time.sleep(max(0.0, begin + at - time.time()))
-    changed = now.changed(step.action.changes)
+    changed = now.with_changes(step.action.changes)
     called = time.time()
     link.apply(changed, interface, now)
     print(changed.up, begin + at, called, time.time(), flush=True)

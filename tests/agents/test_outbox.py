@@ -20,26 +20,26 @@ def test_what_is_not_acknowledged_is_there_after_a_restart_in_order(tmp_path: Pa
     outbox = opened(tmp_path)
     for dispatch in (2, 9, 10, 11):
         outbox.put(dispatch, [b"%d" % dispatch])
-    outbox.acknowledged(9)
-    outbox.acknowledged(9)  # once more, as it was sent once more
-    outbox.acknowledged(3)  # of a former process
+    outbox.discard(9)
+    outbox.discard(9)  # once more, as it was sent once more
+    outbox.discard(3)  # of a former process
     (tmp_path / ".12.update.5e1f").write_bytes(b"to")  # a crash in mid-write
     again = opened(tmp_path)
     assert list(again.payloads()) == [b"2", b"10", b"11"]
     for dispatch in (2, 10, 11):
-        again.acknowledged(dispatch)
+        again.discard(dispatch)
     assert list(opened(tmp_path).payloads()) == []
 
 
 def test_a_shorter_update_takes_the_file_of_a_longer_one_that_is_acknowledged(tmp_path: Path) -> None:
     outbox = opened(tmp_path)
     outbox.put(1, [b"a long ", b"update"])
-    outbox.acknowledged(1)
+    outbox.discard(1)
     assert list(opened(tmp_path).payloads()) == []
     outbox.put(2, [b"short"])
     outbox.put(3, [b"both"])
     assert list(outbox.payloads()) == [b"short", b"both"]
-    outbox.acknowledged(2)
+    outbox.discard(2)
     outbox.close()
     assert [path.name for path in tmp_path.iterdir()] == ["3.update"]
 
@@ -51,7 +51,7 @@ def test_a_dispatch_that_is_answered_twice_is_there_once(tmp_path: Path) -> None
     outbox.put(5, [b"between"])
     outbox.put(4, [b"of the second"])
     assert list(outbox.payloads()) == [b"between", b"of the second"]
-    outbox.acknowledged(4)
+    outbox.discard(4)
     assert list(outbox.payloads()) == [b"between"]
 
 
@@ -112,14 +112,14 @@ def test_spare_file_that_is_no_regular_file_is_not_written_to(kind: str, tmp_pat
     outbox = Outbox(tmp_path, told.append)
     outbox.put(1, [b"1"])
     assert list(outbox.payloads()) == [b"1"]
-    assert told == [f"{spare} is set aside as spare.aside: it is no regular file"]
+    assert told == [f"{spare} is set aside as spare.aside: it is not a regular file"]
     assert other.read_bytes() == b"somebody else's"
 
 
 def test_other_users_cannot_read_an_update(tmp_path: Path) -> None:
     outbox = opened(tmp_path)
     outbox.put(1, [b"1"])
-    outbox.acknowledged(1)
+    outbox.discard(1)
     outbox.put(2, [b"2"])
     outbox.put(3, [b"3"])
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}

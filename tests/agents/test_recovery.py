@@ -146,17 +146,17 @@ def test_a_client_knows_what_it_works_on() -> None:
     rule = client_rule(ClientSide(send_buffer="hold"))
     client = ClientCore(ClientIdentity("run", "a", 10), lambda *_: 0, rule)
     assert client.works_on == 0
-    client.model(model(3), 0)
+    client.on_model(model(3), 0)
     assert client.works_on == 3
-    client.model(model(5), 0)
+    client.on_model(model(5), 0)
     assert client.works_on == 5
-    client.trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
-    client.thought(0)
+    client.on_trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
+    client.on_thought(0)
     assert client.works_on == 5
     client.pull(0)
     assert client.works_on == 5
-    client.trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
-    client.thought(0)
+    client.on_trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
+    client.on_thought(0)
     client.pull(0)
     assert client.works_on == 0
 

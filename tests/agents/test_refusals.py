@@ -231,7 +231,7 @@ def test_a_client_with_secure_aggregation(
     assert connection.options["largest"] == {"model": 65_544 + 4 * 1001, "share": 12 + 4 * 501 + 28}
     assert connection.published[1][0] == NAMES.key("a")
     peer = Party("r", "b", secure, 1001)
-    peer.meet("a", connection.published[1][1])
+    peer.add_peer("a", connection.published[1][1])
     connection.sink(ReceivedMessage(NAMES.key("b"), peer.public, 0))
     for dispatch in range(1, 200):
         ((_, share),) = peer.prepare(dispatch)

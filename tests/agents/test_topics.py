@@ -27,5 +27,5 @@ def test_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "+", "#", "a/b", "a b", "a\n", "-a", ".a", "ä", "x" * 64, "a\x00"])
 def test_what_cannot_be_a_name(name: str) -> None:
     assert not is_name(name)
-    with pytest.raises(ValueError, match="cannot name a run"):
+    with pytest.raises(ValueError, match="invalid run name"):
         Topics(name)

@@ -222,7 +222,7 @@ def test_what_is_no_message_is_noted_and_does_nothing(tmp_path: Path) -> None:
     assert written == controller.failures == []
     notes = [note.message for _, note in controller._orders if isinstance(note, NoteOrder)]
     assert len(notes) == 4
-    assert notes[1].endswith("the topic is that of d-1, the message that of d-2")
+    assert notes[1].endswith("device: found d-2, expected d-1 as in the topic")
     for _ in range(100):
         controller._received(ReceivedMessage(names.status("d-1"), b"?", 0), written.append)
     said = {topic: count for topic, count in controller._refusals.counts.items() if count > 1}

@@ -184,10 +184,10 @@ def test_a_link_keeps_what_a_change_does_not_mention() -> None:
     first, second = (step.action for step in fleet.timeline())
     assert isinstance(first, SetLink)
     assert isinstance(second, SetLink)
-    link = config.LinkSettings(up=5_000_000, down=1_000, rtt=0.1, loss=0.5).changed(first.changes)
+    link = config.LinkSettings(up=5_000_000, down=1_000, rtt=0.1, loss=0.5).with_changes(first.changes)
     assert link == config.LinkSettings(5_000_000, 1_000, rtt=0.01, jitter=0.02, loss=0.5)
-    assert link.changed(second.changes) == replace(link, up=None, down=2_000_000)
-    assert config.LinkSettings().changed(second.changes) == config.LinkSettings(None, 2_000_000)
+    assert link.with_changes(second.changes) == replace(link, up=None, down=2_000_000)
+    assert config.LinkSettings().with_changes(second.changes) == config.LinkSettings(None, 2_000_000)
 
 
 def test_what_overlaps_is_made_one() -> None:

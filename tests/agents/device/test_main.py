@@ -166,7 +166,7 @@ def test_an_order_that_cannot_be_read_is_told_and_the_client_goes_on(init: Init)
     assert init._refusals.count == 3
     assert isinstance(init._connection, Connection)
     assert [topic for topic, _ in init._connection.published] == ["testbed/r/failure/pi"] * 3
-    assert b"the message that of nano" in init._connection.published[1][1]
+    assert b"found nano, expected" in init._connection.published[1][1]
 
 
 def test_no_client_starts_before_the_device_is_isolated_however_long_that_takes(

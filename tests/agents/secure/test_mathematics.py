@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from agents.pipeline.secure import masks, quantised
+from agents.pipeline.secure import masks, quantisation
 from agents.pipeline.secure.coding import MaskCode, code_problem, lagrange_matrix, split_problem
 from agents.pipeline.secure.field import FIELD, Field, Words
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.quantisation import Grid
 
 _TOP = FIELD.p - 1
 
@@ -43,7 +43,7 @@ def test_reduces_whatever_64_bits_hold() -> None:
     values = np.array([0, FIELD.p, 2 * FIELD.p, 2**64 - 1, 2**63, 2**62 + 12345], np.uint64)
     for field in (Field(3), Field(19), FIELD):
         expected = [int(value) % field.p for value in values]
-        assert field.reduced(values.copy()).tolist() == expected
+        assert field.reduce(values.copy()).tolist() == expected
 
 
 def test_interpolates_like_galois() -> None:
@@ -110,7 +110,7 @@ def _seen(
 def test_masks_and_what_they_mask_look_uniform() -> None:
     """Of a constant update no bit shows: both pass χ² over 256 classes and a test of their distribution;
     the sum without a mask does not."""
-    words, _ = Grid(1.0, 16).rounded(np.full(100_000, 0.25), np.random.default_rng(0))
+    words, _ = Grid(1.0, 16).round(np.full(100_000, 0.25), np.random.default_rng(0))
     mask = masks.expand_seed(bytes(range(16)), words.size)
     for found, uniform in ((mask, True), (FIELD.sum(words, mask), True), (words, False)):
         classes = np.bincount(found.astype(np.uint64) * 256 // FIELD.p, minlength=256)
@@ -134,43 +134,43 @@ def test_expansion_skips_p_and_repeats() -> None:
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=50), st.integers(2, 30), st.integers(0, 99))
 def test_rounding_errs_by_less_than_a_step(values: list[float], bits: int, seed: int) -> None:
     grid, vector = Grid(1.5, bits), np.array(values)
-    words, outside = grid.rounded(vector, np.random.default_rng(seed))
-    assert np.abs(grid.real(words) - vector.clip(-1.5, 1.5)).max() <= grid.step * (1 + 1e-9)
+    words, outside = grid.round(vector, np.random.default_rng(seed))
+    assert np.abs(grid.to_reals(words) - vector.clip(-1.5, 1.5)).max() <= grid.step * (1 + 1e-9)
     assert outside == int((np.abs(vector) > 1.5).sum())
 
 
 def test_rounding_is_right_on_average() -> None:
     grid = Grid(1.0, 3)
     vector = np.repeat([-0.9, -0.1, 0.05, 0.5], 20_000)
-    words, _ = grid.rounded(vector, np.random.default_rng(0))
-    means = grid.real(words).reshape(4, -1).mean(axis=1)
+    words, _ = grid.round(vector, np.random.default_rng(0))
+    means = grid.to_reals(words).reshape(4, -1).mean(axis=1)
     assert means == pytest.approx([-0.9, -0.1, 0.05, 0.5], abs=0.005)  # a step is 0.33
 
 
 def test_the_largest_sum_that_is_allowed_fits_and_no_larger_one_is() -> None:
     updates, weight = 2, 64
     bits = (FIELD.p // (updates * weight)).bit_length() - 1
-    assert quantised.overflow(updates, weight, bits) is None
-    problem = quantised.overflow(updates, weight, bits + 1)
+    assert quantisation.overflow(updates, weight, bits) is None
+    problem = quantisation.overflow(updates, weight, bits + 1)
     assert problem is not None
     assert f"lower bits to {bits} or less" in problem
     grid = Grid(1.0, bits)
     for value in (1.0, -1.0):
-        words, _ = grid.rounded(np.full(3, value), np.random.default_rng(0))
+        words, _ = grid.round(np.full(3, value), np.random.default_rng(0))
         summed = FIELD.product(np.full((1, updates), weight), np.stack([words] * updates))[0]
-        assert grid.real(summed).tolist() == [pytest.approx(updates * weight * value)] * 3
+        assert grid.to_reals(summed).tolist() == [pytest.approx(updates * weight * value)] * 3
 
 
 def test_the_upper_half_of_the_field_is_what_is_below_zero() -> None:
     words = np.array([0, 1, 2**29, 2**30 - 1, 2**30, 3 * 2**29, _TOP], np.uint32)
     expected = [0, 1, 2**29, 2**30 - 1, 1 - 2**30, 1 - 2**29, -1]
     grid = Grid(127.0, 8)  # steps of 1
-    assert grid.whole(words).tolist() == grid.real(words).tolist() == expected
+    assert grid.to_integers(words).tolist() == grid.to_reals(words).tolist() == expected
 
 
 def test_weights_are_whole_and_never_none() -> None:
-    assert quantised.whole_weights([1.0, 0.5, 0.6], 64) == [64, 32, 38]
-    assert quantised.whole_weights([0.01, 0.01, 0.001, 0.0], 64) == [1, 1, 1, 1]
+    assert quantisation.whole_weights([1.0, 0.5, 0.6], 64) == [64, 32, 38]
+    assert quantisation.whole_weights([0.01, 0.01, 0.001, 0.0], 64) == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -188,19 +188,19 @@ def test_weights_are_whole_and_never_none() -> None:
 def test_no_update_of_a_sum_counts_for_more_than_the_others_together(
     weights: list[float], whole: list[int]
 ) -> None:
-    assert quantised.whole_weights(weights, 64) == whole
-    assert not quantised.dominates(whole)
+    assert quantisation.whole_weights(weights, 64) == whole
+    assert not quantisation.dominates(whole)
 
 
 @pytest.mark.parametrize("weights", [[64, 1, 1], [1, 3, 1], [33, 16], [64, 31, 32]])
 def test_weights_that_give_one_update_away(weights: list[int]) -> None:
-    assert quantised.dominates(weights)
+    assert quantisation.dominates(weights)
 
 
 def test_what_is_not_finite_is_refused() -> None:
     for value in (np.nan, np.inf):
         with pytest.raises(ValueError, match="not finite"):
-            Grid(1.0, 16).rounded(np.array([0.0, value]), np.random.default_rng(0))
+            Grid(1.0, 16).round(np.array([0.0, value]), np.random.default_rng(0))
 
 
 def test_constraints() -> None:
@@ -211,5 +211,5 @@ def test_constraints() -> None:
     assert code_problem(4, 3, 3) == "colluding (T) is 3, expected from 0 to below needed (U), 3"
     with pytest.raises(ValueError, match="no prime"):
         Field(32)
-    with pytest.raises(ValueError, match="more than the field has points for"):
+    with pytest.raises(ValueError, match="the field has only"):
         MaskCode(5, 4, 1, 1, Field(3))

@@ -19,9 +19,9 @@ from agents.pipeline.interface import PeerError
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.pipeline.secure.channels import ChannelError, Channels
 from agents.pipeline.secure.field import FIELD, Words
-from agents.pipeline.secure.masked import Masked, bits_of, holders_of
+from agents.pipeline.secure.masked_update import Masked, bits_of, holders_of
 from agents.pipeline.secure.party import Party
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.quantisation import Grid
 from agents.pipeline.secure.secure_messages import SecureWireError
 from agents.pipeline.secure.settings import SecureRun
 from agents.rules.area import Area
@@ -71,17 +71,17 @@ class Run:
         self.now, self._sequences = 0.0, dict.fromkeys(names, 0)
         for name in names:
             self.status(name, "ready")
-            self.meet(name)
+            self.add_peer(name)
         self.execute(self.core.start(0.0, 100.0))
 
     @property
     def records(self) -> list[events.Record]:
         return records(self.log)
 
-    def meet(self, name: str) -> None:
+    def add_peer(self, name: str) -> None:
         for other in self.parties.values():
-            other.meet(name, self.parties[name].public)
-            self.parties[name].meet(other.name, other.public)
+            other.add_peer(name, self.parties[name].public)
+            self.parties[name].add_peer(other.name, other.public)
 
     def status(self, name: str, state: str) -> None:
         self.execute(self.core.status(name, state, self.now))
@@ -92,7 +92,7 @@ class Run:
 
     def restart(self, name: str) -> None:
         self.parties[name] = Party("run", name, self.settings, _D)
-        self.meet(name)
+        self.add_peer(name)
         self.status(name, "joining")
         self.status(name, "ready")
 
@@ -119,7 +119,7 @@ class Run:
         present = self.core.core._server.clients
         for recipient, share in party.prepare(dispatch.number):
             if recipient in present:
-                self.parties[recipient].take(name, share)
+                self.parties[recipient].receive_share(name, share)
         self._sequences[name] += 1
         masked = party.masked(dispatch.number, change, np.random.default_rng(dispatch.number))
         update = message(
@@ -254,7 +254,7 @@ def test_one_wrong_sum_of_shares_changes_no_model_and_is_told_with_its_senders()
     assert note.endswith("; updates of c0, c2; answers of c1, c2, c3")
     rejected = [r for r in run.records if isinstance(r, events.UpdateRejected)]
     assert [r.client for r in rejected] == ["c2", "c0"]
-    assert all(r.reason.startswith("its buffer is lost, as an update or an an") for r in rejected)
+    assert all(r.reason.startswith("its buffer is lost because an update or an an") for r in rejected)
     run.silent = set()
     run.train("c2", np.full(_D, 0.5))
     run.train("c0", np.full(_D, 0.25))
@@ -265,7 +265,7 @@ def test_one_wrong_sum_of_shares_changes_no_model_and_is_told_with_its_senders()
 class Liar(Grid):
     """Of a client that cuts nothing to the range."""
 
-    def rounded(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
+    def round(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
         return np.full(vector.size, 2**28, np.uint32), 0
 
 
@@ -346,8 +346,8 @@ def test_models_are_sent_as_differences_and_averaged_as_models() -> None:
 def _two() -> tuple[Party, Party]:
     settings = _settings(FedBuff(buffer_size=2), 2, 2, 1)
     a, b = (Party("run", name, settings, _D) for name in settings.clients)
-    a.meet("c1", b.public)
-    b.meet("c0", a.public)
+    a.add_peer("c1", b.public)
+    b.add_peer("c0", a.public)
     return a, b
 
 
@@ -356,10 +356,10 @@ def test_a_key_of_low_order_is_refused_and_spoils_no_mask(key: bytes) -> None:
     """With such a key nothing can be sealed; the others are sent their shares as before."""
     settings = _settings(FedBuff(buffer_size=2), 3, 2, 1)
     a, b, _ = (Party("run", name, settings, _D) for name in settings.clients)
-    a.meet("c1", b.public)
-    a.meet("c2", b.public)
-    with pytest.raises(PeerError, match="no public key of c2"):
-        a.meet("c2", key)
+    a.add_peer("c1", b.public)
+    a.add_peer("c2", b.public)
+    with pytest.raises(PeerError, match="invalid public key of c2"):
+        a.add_peer("c2", key)
     assert [name for name, _ in a.prepare(1)] == ["c1"]
 
 
@@ -371,11 +371,11 @@ def _shares(party: Party, dispatch: int) -> bytes:
 def test_a_client_sums_no_less_than_a_buffer_and_each_share_once() -> None:
     a, b = _two()
     for dispatch in (1, 2, 3):
-        b.take("c0", _shares(a, dispatch))
+        b.receive_share("c0", _shares(a, dispatch))
     for wanted, problem in [
-        ([("c0", 1, 1)], "a sum of 1 updates"),
-        ([("c0", 1, 1), ("c0", 1, 1)], "a sum of 1 updates"),
-        ([("c0", 1, 1), ("c0", 2, 2)], "a weight that is not from 1 to 1"),
+        ([("c0", 1, 1)], "sum of 1 updates"),
+        ([("c0", 1, 1), ("c0", 1, 1)], "sum of 1 updates"),
+        ([("c0", 1, 1), ("c0", 2, 2)], "weight out of range, expected from 1 to 1"),
     ]:
         with pytest.raises(PeerError, match=problem):
             b.answer(1, wanted)
@@ -389,13 +389,13 @@ def test_a_client_gives_no_sum_in_which_one_update_counts_for_more_than_the_othe
     """Of weights 64, 1 and 1 the sum would be the first update, to 1/32."""
     settings = _settings(FedBuff(buffer_size=3, staleness="inverse_sqrt"), 2, 2, 1)
     a, b = (Party("run", name, settings, _D) for name in settings.clients)
-    a.meet("c1", b.public)
-    b.meet("c0", a.public)
+    a.add_peer("c1", b.public)
+    b.add_peer("c0", a.public)
     for dispatch in (1, 2, 3):
-        b.take("c0", _shares(a, dispatch))
+        b.receive_share("c0", _shares(a, dispatch))
     for weights in [(64, 1, 1), (1, 3, 1)]:
         wanted = [("c0", dispatch, weight) for dispatch, weight in enumerate(weights, start=1)]
-        with pytest.raises(PeerError, match="counts for more than the others of its sum"):
+        with pytest.raises(PeerError, match="more weight than the other updates"):
             b.answer(1, wanted)
     wanted = [("c0", 1, 64), ("c0", 2, 63), ("c0", 3, 1)]  # and it still has its shares
     assert secure_wire.decode_sum(b.answer(2, wanted))[1] is not None
@@ -408,17 +408,17 @@ def test_made_up_shares_take_the_place_of_their_senders_own_alone() -> None:
     assert settings.most_shares == 12
     victim, *others = (Party("run", name, settings, _D) for name in settings.clients)
     for party in others:
-        victim.meet(party.name, party.public)
-        party.meet("c0", victim.public)
+        victim.add_peer(party.name, party.public)
+        party.add_peer("c0", victim.public)
     *honest, attacker = others
     made_up = iter(range(1000, 2000))
     for dispatch in (1, 2, 3):
         for party in honest:
             for _ in range(20):
-                victim.take("c3", _shares(attacker, next(made_up)))
-            victim.take(party.name, _shares(party, dispatch))
+                victim.receive_share("c3", _shares(attacker, next(made_up)))
+            victim.receive_share(party.name, _shares(party, dispatch))
     for _ in range(200):
-        victim.take("c3", _shares(attacker, next(made_up)))
+        victim.receive_share("c3", _shares(attacker, next(made_up)))
     held = {name: len(shares) for name, shares in victim._held.items()}
     assert held == {"c1": 3, "c2": 3, "c3": 6}
     last = next(made_up) - 1
@@ -440,8 +440,8 @@ def test_a_client_keeps_the_newest_of_whoever_sends_as_many_as_others(
     assert settings.most_shares == 16
     victim, *others = (Party("run", name, settings, 1) for name in settings.clients)
     for party in others:
-        victim.meet(party.name, party.public)
-        party.meet("c0", victim.public)
+        victim.add_peer(party.name, party.public)
+        party.add_peer("c0", victim.public)
     newest = dict.fromkeys(("c1", "c2", "c3"), 0)
     for number, (who, honest) in enumerate(sent, start=1):
         name = f"c{1 + who % 3}" if honest else f"c{4 + who % 2}"
@@ -450,7 +450,7 @@ def test_a_client_keeps_the_newest_of_whoever_sends_as_many_as_others(
             newest[name] += 1
             dispatch = newest[name]
         party = others[int(name[1:]) - 1]
-        victim.take(name, _shares(party, dispatch))
+        victim.receive_share(name, _shares(party, dispatch))
     assert sum(map(len, victim._held.values())) <= 16
     for name, count in newest.items():
         assert set(victim._held.get(name, {})) >= set(range(max(1, count - 2), count + 1))
@@ -460,34 +460,34 @@ def test_a_client_that_says_new_keys_again_and_again_fills_no_memory() -> None:
     a, b = _two()
     for _ in range(20):
         key = Channels().public
-        a.meet("c1", key)
-        a.meet("c1", key)
-    a.meet("c1", b.public)
+        a.add_peer("c1", key)
+        a.add_peer("c1", key)
+    a.add_peer("c1", b.public)
     assert len(a._channels._ciphers) == 1
-    b.take("c0", _shares(a, 1))
+    b.receive_share("c0", _shares(a, 1))
 
 
 def test_shares_that_were_sealed_for_another_are_refused() -> None:
     a, b = _two()
     payload = _shares(a, 1)
-    b.take("c0", payload)
+    b.receive_share("c0", payload)
     other = bytearray(payload)
     other[4] ^= 1  # says it is of another dispatch
     with pytest.raises(PeerError, match="not sealed for us"):
-        b.take("c0", other)
-    with pytest.raises(PeerError, match="whose key is not known"):
-        b.take("c1", payload)
-    with pytest.raises(PeerError, match=f"{len(payload) - 1} bytes, a share has {len(payload)}"):
-        b.take("c0", payload[1:])
-    with pytest.raises(PeerError, match="no public key"):
-        b.meet("c0", bytes(31))
+        b.receive_share("c0", other)
+    with pytest.raises(PeerError, match="public key is not known"):
+        b.receive_share("c1", payload)
+    with pytest.raises(PeerError, match=f"{len(payload) - 1} bytes, expected {len(payload)}"):
+        b.receive_share("c0", payload[1:])
+    with pytest.raises(PeerError, match="expected a public key"):
+        b.add_peer("c0", bytes(31))
 
 
 def _faulty_sums() -> Iterator[tuple[bytes, str]]:
     good = secure_wire.encode_sum(1, np.array([1, 2], np.uint32))
-    yield good[:5], "shorter than a head"
-    yield b"x" + good[1:], "does not begin like"
-    yield good + b"1234", "does not begin like"
+    yield good[:5], "message has 5 bytes"
+    yield b"x" + good[1:], "wrong magic number"
+    yield good + b"1234", "wrong magic number or length"
     yield secure_wire.encode_sum(1, np.array([2**31 - 1], np.uint32)), "not below p"
 
 
@@ -506,25 +506,25 @@ def test_updates_of_the_other_kind_are_refused() -> None:
     run.execute(run.core.update("c1", message("c1", number, encoded=few.encoded, **done(0.0)), 1, 0.001))
     assert [r.reason for r in run.records if isinstance(r, events.UpdateRejected)] == [
         "not masked, in a run with secure aggregation",
-        "1 clients have a share of its mask, 2 are needed: too many are away",
+        "only 1 clients have a share of its mask, expected at least 2: too many clients are absent",
     ]
     forged = Masked(np.zeros(_D, np.uint32), (0, 1), 0, took=10**400)
     number = [a.number for a in run.log if isinstance(a, act.Dispatch) and a.client == "c1"][-1]
     again = message("c1", number, sequence=2, encoded=forged.encoded, **done(0.001))
     run.execute(run.core.update("c1", again, 1, 0.002))
-    assert run.records[-2:][0].reason.startswith("a mask that took longer")  # type: ignore[union-attr]
+    assert run.records[-2:][0].reason.startswith("masking time out of range")  # type: ignore[union-attr]
 
 
 def test_channels() -> None:
     a, b, c = Channels(), Channels(), Channels()
     about = {"from": "a", "to": "b"}
-    sealed = a.sealed(b"share", b.public, about)
-    assert b.opened(sealed, a.public, about) == b"share"
+    sealed = a.seal(b"share", b.public, about)
+    assert b.open(sealed, a.public, about) == b"share"
     for opener, peer, what in [(c, a.public, about), (b, c.public, about), (b, a.public, {"from": "c"})]:
         with pytest.raises(ChannelError, match="not sealed for us"):
-            opener.opened(sealed, peer, what)
-    with pytest.raises(ChannelError, match="no public key"):
-        a.sealed(b"", bytes(32), about)
+            opener.open(sealed, peer, what)
+    with pytest.raises(ChannelError, match="invalid public key"):
+        a.seal(b"", bytes(32), about)
 
 
 def test_holders_as_text() -> None:

@@ -1,9 +1,9 @@
-"""Vectors of real numbers as elements of the field, and sums of them back.
+"""Quantisation: real vectors as elements of the field, and sums of them back as real vectors.
 
-A coordinate x of [−R, R] becomes a whole number of [−L, L] with L = 2^(bits−1) − 1, rounded at random to
-one of its two neighbours so that its mean is x: x = R q/L + an error below R/L. Negative ones are
-p − |q|. A sum Σ a_i q_i with whole a_i of at most A is below K·A·L in magnitude, so that none of K
-updates overflows as long as K·A·2^bits is at most p; its error is below (R/L)·Σ a_i.
+A coordinate x in [−R, R] becomes an integer q in [−L, L], L = 2^(bits−1) − 1. It is rounded at random to
+one of its two neighbours so that the mean is x: x = R q/L + an error below R/L. A negative q is stored
+as p − |q|. A sum Σ a_i q_i of K updates with integer weights a_i ≤ A is at most K·A·L in magnitude, so
+it does not overflow if K·A·2^bits ≤ p. Its error is below (R/L)·Σ a_i.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ _BLOCK = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers that a coordinate is rounded to."""
+    """The values to which a coordinate is rounded."""
 
     range: float
-    """R."""
+    """R, largest magnitude of a coordinate."""
     bits: int
+    """A coordinate has 2^bits − 1 possible values."""
 
     @property
     def levels(self) -> int:
-        """L."""
+        """L, number of steps from 0 to R."""
         return (1 << (self.bits - 1)) - 1
 
     @property
     def step(self) -> float:
-        """R/L."""
+        """R/L, distance between two neighbouring values."""
         return self.range / self.levels
 
-    def rounded(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
-        """`vector`, shape (d,), and how many coordinates were outside of the range and are cut to it.
-        Raises ValueError for what is not finite."""
+    def round(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
+        """Round `vector`, shape (d,), to elements of the field. Return them, and the number of
+        coordinates that were outside the range and were clipped to it. Raises ValueError if a coordinate
+        is not finite."""
         words = np.empty(vector.size, np.uint32)
         outside = 0
         for start in range(0, vector.size, _BLOCK):
@@ -56,38 +58,39 @@ class Grid:
         return words, outside
 
     def as_sent(self, vector: Vector, rng: np.random.Generator) -> Vector:
-        """What a sum has of `vector`, rounded with `rng`; one that is not finite as it is."""
+        """Return `vector` as it counts in a sum: rounded with `rng`; unchanged if it is not finite."""
         try:
-            return self.real(self.rounded(vector, rng)[0])
+            return self.to_reals(self.round(vector, rng)[0])
         except ValueError:
             return vector
 
-    def whole(self, words: Words) -> NDArray[np.int64]:
-        """A sum of such vectors in steps, shape (d,): from −(p − 1)/2 to (p − 1)/2."""
+    def to_integers(self, words: Words) -> NDArray[np.int64]:
+        """Return a sum of rounded vectors in units of `step`, shape (d,): from −(p − 1)/2 to
+        (p − 1)/2."""
         whole = words.astype(np.int64)
         whole -= FIELD.p * (whole > FIELD.p // 2)
         return whole
 
-    def real(self, words: Words) -> Vector:
-        """A sum of such vectors as float64, shape (d,)."""
-        return self.whole(words) * self.step
+    def to_reals(self, words: Words) -> Vector:
+        """Return a sum of rounded vectors as float64, shape (d,)."""
+        return self.to_integers(words) * self.step
 
 
 def heaviest_share(weights: Sequence[int]) -> int:
-    """The largest weight that one update of a sum may have beside the others' `weights`: as much as all
-    of these together; beside a single one, twice as much."""
+    """Return the largest weight that one more update of a sum may have, given the others' `weights`:
+    their sum; twice the weight if there is a single other update."""
     return sum(weights) * (2 if len(weights) == 1 else 1)
 
 
 def dominates(weights: Sequence[int]) -> bool:
-    """Whether an update of a sum with these weights counts for more than it may (`heaviest`)."""
+    """Return whether one of `weights` is more than `heaviest_share` of the others."""
     *others, largest = sorted(weights)
     return largest > heaviest_share(others)
 
 
 def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
-    """Weights from 0 to 1 of the updates of a sum, two or more, as multiples of 1/`largest`: each at
-    least 1, and none that `dominates`, which is lowered."""
+    """Return the weights, from 0 to 1, of at least two updates as integer multiples of 1/`largest`.
+    Each is at least 1. A weight above `heaviest_share` of the others is lowered to it."""
     whole = [max(1, round(largest * weight)) for weight in weights]
     *others, _ = sorted(whole)
     most = heaviest_share(others)
@@ -95,7 +98,7 @@ def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
 
 
 def overflow(updates: int, largest_weight: int, bits: int) -> str | None:
-    """Why a sum of so many updates could leave the field, or None."""
+    """Return why a sum of `updates` updates could overflow the field; None if it cannot."""
     if updates * largest_weight << bits <= FIELD.p:
         return None
     most = (FIELD.p // (updates * largest_weight)).bit_length() - 1
