@@ -37,7 +37,7 @@ from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
-from testbed.broker import Limits, Listeners, accounts, write_mosquitto
+from testbed.broker import BrokerLimits, Listeners, accounts, write_mosquitto
 from testbed.rundir.tail import Follower
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
@@ -187,7 +187,7 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").mkdir()
-        limits = Limits.for_run(parameters, len(names + floods))
+        limits = BrokerLimits.for_run(parameters, len(names + floods))
         conf = write_mosquitto(folder / "broker", made, Listeners(HOST, port), limits=limits)
         task = Named("quadratic", {"centers": [[1.0] * parameters]})
         shards.save(Quadratic(((1.0,) * parameters,)).shards()[0], folder / "test")

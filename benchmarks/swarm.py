@@ -29,7 +29,7 @@ from agents.config import BrokerAccess
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection
 from testbed import images
-from testbed.broker import Account, Limits, Listeners, accounts, write_mosquitto
+from testbed.broker import Account, BrokerLimits, Listeners, accounts, write_mosquitto
 from testbed.host import docker_engine, swarm_nodes
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
@@ -139,7 +139,10 @@ def broker() -> None:
         count = spawn.Value("q", -1)
         with tempfile.TemporaryDirectory() as folder:
             conf = write_mosquitto(
-                Path(folder) / "broker", made, Listeners(HOST, port), limits=Limits.for_run(size, 1)
+                Path(folder) / "broker",
+                made,
+                Listeners(HOST, port),
+                limits=BrokerLimits.for_run(size, 1),
             )
             mosquitto = psutil.Popen(
                 [find_mosquitto() or "mosquitto", "-c", str(conf)],

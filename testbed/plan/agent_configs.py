@@ -28,7 +28,7 @@ from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.rules.interface import ClientSide
 from agents.tasks.interface import Task
 from agents.timing import durations
-from testbed.broker import SOCKET, Account, Limits, init_user
+from testbed.broker import SOCKET, Account, BrokerLimits, init_user
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import model_check, planned_actions, rounds
 from testbed.plan.planned import Plan, PlannedDevice
@@ -143,7 +143,7 @@ def init_name(device: str) -> str:
     return f"{device}.init"
 
 
-def broker_limits(topology: Topology) -> Limits:
+def broker_limits(topology: Topology) -> BrokerLimits:
     """Limits of the run's broker."""
     devices, secure = len(topology.device_names), topology.secure
     beside, hostile = 0.0, 1
@@ -152,7 +152,7 @@ def broker_limits(topology: Topology) -> Limits:
         hostile = max(1, secure.colluding)
     # Numbers in buffers may have 8 bytes.
     numbers = model_check.check(topology) + model_check.buffers(topology)
-    return Limits.for_run(numbers, devices, beside, hostile)
+    return BrokerLimits.for_run(numbers, devices, beside, hostile)
 
 
 def keeps_models(topology: Topology, plan: Plan) -> bool:

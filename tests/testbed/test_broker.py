@@ -31,9 +31,9 @@ from agents.mqtt.topics import AGGREGATOR, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from testbed.broker import (
     Account,
-    Identity,
-    Limits,
+    BrokerLimits,
     Listeners,
+    TlsIdentity,
     accounts,
     covers,
     hash_password,
@@ -52,7 +52,7 @@ from tests.conftest import unavailable
 
 TOPICS = Topics("r")
 LARGE = os.urandom(2_000_000)
-LIMITS = Limits(packet=3_000_000, queue=8_000_000)
+LIMITS = BrokerLimits(packet=3_000_000, queue=8_000_000)
 
 
 def test_rights_of_a_run() -> None:
@@ -125,14 +125,14 @@ def test_password_hashes_are_salted_and_checked() -> None:
 def test_configuration_names_the_folder_as_the_broker_sees_it(tmp_path: Path) -> None:
     at = Listeners("0.0.0.0", 1883)  # noqa: S104
     conf = write_mosquitto(tmp_path, accounts("r", ["a"]), at, seen_at="/testbed")
-    assert conf.read_text() == mosquitto_conf(at, "/testbed", Limits())
+    assert conf.read_text() == mosquitto_conf(at, "/testbed", BrokerLimits())
     assert str(tmp_path) not in conf.read_text()
     assert (tmp_path / "acl").read_text().startswith("user aggregator\ntopic write ")
 
 
 @pytest.mark.parametrize(("parameters", "devices"), [(1000, 4), (10_000, 100)])
 def test_what_a_flood_of_qos_0_takes_of_the_broker_is_bounded(parameters: int, devices: int) -> None:
-    limits = Limits.for_run(parameters, devices)
+    limits = BrokerLimits.for_run(parameters, devices)
     assert limits.messages * 4 * parameters < 3 * limits.queue
     conf = mosquitto_conf(Listeners("h", 1), "/testbed", limits)
     assert f"\nmax_queued_messages {limits.messages}\n" in conf
@@ -153,7 +153,7 @@ def test_memory_is_for_far_more_than_a_usual_run_takes(
 ) -> None:
     """A usual run takes a model under way to or from each device, and half of the shares that may
     be; a flood of one connection is in it, too, and what one client may have retained."""
-    limits = Limits.for_run(parameters, devices, beside)
+    limits = BrokerLimits.for_run(parameters, devices, beside)
     assert limits.memory >> 20 == memory
     usual = 64 * 2**20 + 4 * parameters * devices * (1 + beside / 2)
     assert limits.memory > 1.8 * usual
@@ -162,7 +162,7 @@ def test_memory_is_for_far_more_than_a_usual_run_takes(
 
 
 def test_memory_is_for_what_all_who_collude_may_keep() -> None:
-    one, four = (Limits.for_run(10**6, 20, 5.0, hostile) for hostile in (1, 4))
+    one, four = (BrokerLimits.for_run(10**6, 20, 5.0, hostile) for hostile in (1, 4))
     assert four.memory - one.memory == 3 * 28 * (2**20 + 2**17)
 
 
@@ -173,7 +173,7 @@ def test_files_hold_no_password_and_are_closed_to_others(tmp_path: Path, embedde
     if embedded:
         listeners, packet, hashed = read_embedded(write_embedded(tmp_path, made, at, identity))
         assert [each["bind"] for each in listeners.values()] == ["h:1", "h:2"]
-        assert (packet, list(hashed)) == (Limits().packet, list(made))
+        assert (packet, list(hashed)) == (BrokerLimits().packet, list(made))
         assert is_password(made["a"].password, hashed["a"].password)
     else:
         write_mosquitto(tmp_path, made, at, identity)
@@ -272,7 +272,9 @@ def logins(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logins]:
 
 
 @contextlib.contextmanager
-def running(kind: str, tmp_path: Path, made: Mapping[str, Account], limits: Limits) -> Iterator[Logins]:
+def running(
+    kind: str, tmp_path: Path, made: Mapping[str, Account], limits: BrokerLimits
+) -> Iterator[Logins]:
     """How each user of `made` logs in at a broker that runs meanwhile."""
     port, tls_port = free_ports(2)
     identity = new_identity("127.0.0.1")
@@ -295,7 +297,7 @@ def running(kind: str, tmp_path: Path, made: Mapping[str, Account], limits: Limi
     assert not any(account.password in log for account in made.values())
 
 
-def login(made: Mapping[str, Account], at: Listeners, identity: Identity, user: str) -> BrokerAccess:
+def login(made: Mapping[str, Account], at: Listeners, identity: TlsIdentity, user: str) -> BrokerAccess:
     """`a` and `b` use TLS, all others do not."""
     if user not in ("a", "b"):
         return made[user].at(at.host, at.port)
@@ -321,8 +323,8 @@ def broker_command(
     folder: Path,
     made: Mapping[str, Account],
     at: Listeners,
-    identity: Identity,
-    limits: Limits,
+    identity: TlsIdentity,
+    limits: BrokerLimits,
 ) -> list[str]:
     if kind == "embedded":
         config = write_embedded(folder, made, at, identity, limits=limits)
@@ -495,7 +497,7 @@ def test_what_waits_for_one_that_does_not_read_is_limited(connect: Connect) -> N
 
 
 @contextlib.contextmanager
-def measured(tmp_path: Path, limits: Limits) -> Iterator[tuple[Connect, Logins, psutil.Process]]:
+def measured(tmp_path: Path, limits: BrokerLimits) -> Iterator[tuple[Connect, Logins, psutil.Process]]:
     """A Mosquitto for the clients a to d, with secure aggregation."""
     made = accounts("r", ["a", "b", "c", "d"], secure=True)
     with running("mosquitto", tmp_path, made, limits) as logins, contextlib.ExitStack() as stack:
@@ -512,7 +514,7 @@ def measured(tmp_path: Path, limits: Limits) -> Iterator[tuple[Connect, Logins, 
 def test_what_one_client_has_retained_is_bounded_and_harms_nobody(tmp_path: Path) -> None:
     """A message on each word that it can think of, and the largest on each topic that it may: eight are
     kept. The others' messages, large and small, get through."""
-    limits = Limits.for_run(600_000, 4, 8 / 2)
+    limits = BrokerLimits.for_run(600_000, 4, 8 / 2)
     assert limits.packet > 2_000_000 / 2
     with measured(tmp_path, limits) as (connect, _, broker):
         attacker, victim, aggregator = connect("a"), connect("b"), connect("aggregator")
@@ -538,7 +540,7 @@ def test_what_one_client_has_retained_is_bounded_and_harms_nobody(tmp_path: Path
 def test_at_its_limit_the_broker_grows_no_further_and_goes_on(tmp_path: Path) -> None:
     """Whoever sends what there is no room for loses its connection, and comes back; small messages are
     passed on."""
-    limits = Limits(packet=1_200_000, queue=100_000_000, memory=16_000_000)
+    limits = BrokerLimits(packet=1_200_000, queue=100_000_000, memory=16_000_000)
     with measured(tmp_path, limits) as (connect, _, broker):
         aggregator, client = connect("aggregator"), connect("b")
         aggregator.subscribe(TOPICS.update("+"))
@@ -561,7 +563,7 @@ def test_a_length_that_a_peer_announces_is_not_allocated(tmp_path: Path) -> None
     and what others send is whole."""
     share = os.urandom(2_500_000)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with measured(tmp_path, Limits.for_run(600_000, 4, 8 / 2)) as (connect, logins, _):
+    with measured(tmp_path, BrokerLimits.for_run(600_000, 4, 8 / 2)) as (connect, logins, _):
         victim = Connection(
             logins("b"), [TOPICS.share("b", "+")], inbox.put, largest={"share": len(share)}
         )

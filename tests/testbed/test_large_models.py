@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.broker import Limits
+from testbed.broker import BrokerLimits
 from testbed.errors import BadInputError
 from testbed.plan import Catalog, Host, agent_configs, model_check, plan
 from testbed.plan.catalog import read
@@ -36,7 +36,7 @@ def test_plan_tells_what_a_device_needs_against_its_limit(memory: str, warned: b
 
 
 def test_the_brokers_limits_fit_models_in_parts() -> None:
-    whole, parted = Limits.for_run(100_000, 2), Limits.for_run(110_000_000, 2)
+    whole, parted = BrokerLimits.for_run(100_000, 2), BrokerLimits.for_run(110_000_000, 2)
     assert whole.packet == 400_000 + 2**17
     assert parted.packet == 2**20 + 2**17
     assert parted.queue > 4 * 440_000_000

@@ -21,7 +21,7 @@ from testbed.broker import BROKER
 from testbed.broker.identity import new_identity
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
-from testbed.host.docker_engine import available
+from testbed.host.docker_engine import is_available as available
 from testbed.host.gpus import MPS
 from testbed.images import Images
 from testbed.plan import agent_configs

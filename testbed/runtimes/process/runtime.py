@@ -37,7 +37,7 @@ from agents.device_actions import (
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder
 from testbed import broker
-from testbed.broker import BROKER, Account, Identity, Listeners
+from testbed.broker import BROKER, Account, Listeners, TlsIdentity
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, from_os_error
 from testbed.host import descriptors, die_with_parent, forkserver, run_module
@@ -343,7 +343,7 @@ class ProcessRuntime:
         return str(self._directory.config(name))
 
     def _broker_command(
-        self, accounts: Mapping[str, Account], at: Listeners, identity: Identity | None
+        self, accounts: Mapping[str, Account], at: Listeners, identity: TlsIdentity | None
     ) -> list[str]:
         folder = self._directory.work / BROKER
         limits = agent_configs.broker_limits(self._spec.topology)
