@@ -15,16 +15,17 @@ from testbed.topology.data_settings import Transform
 from testbed.topology.partition import Indices
 
 _AT_ONCE = 1_000
-"""Samples: what is worked on is in float64."""
+"""Number of samples that are transformed at a time, in float64."""
 
 
 def apply(
     topology: Topology, train: Shard, indices: Mapping[str, Indices]
 ) -> tuple[Shard, Mapping[str, Indices]]:
-    """`train` and `indices` with the samples of devices that have a transform put in as samples of their
-    own, at the end: another device may have the same one. The seed decides what is drawn.
+    """Return `train` and `indices` with transformed samples for the devices that have a transform. These
+    are appended as copies, because other devices may have the same samples. The topology's seed
+    determines the random draws.
 
-    Raises BadInputError if inputs cannot be transformed so.
+    Raises BadInputError if the inputs cannot be transformed.
     """
     wanted = {
         name: (index, group.data.transform)
@@ -50,9 +51,9 @@ def apply(
 
 def _unfit(transform: Transform, train: Shard) -> str:
     if train.x.dtype.kind == "i":
-        return "the inputs are tokens, which have neither angle nor scale: remove this"
+        return "the inputs are tokens, which cannot be rotated or scaled: remove this"
     if transform.rotate != (0.0, 0.0) and train.x.ndim < 3:
-        return "rotate is for images, and the inputs are none: remove it"
+        return "rotate needs images, and the inputs are not images: remove it"
     return ""
 
 
@@ -78,14 +79,14 @@ def _transform(
 
 
 def rotate(images: NDArray[np.float64], degrees: float) -> NDArray[np.float64]:
-    """Images, shape (…, height, width), turned counter-clockwise about their centre, interpolated
-    between the four nearest pixels, 0 beyond the edges."""
+    """Rotate images, shape (…, height, width), counter-clockwise about their centre. Pixels are
+    interpolated between the four nearest ones; beyond the edges they are 0."""
     height, width = images.shape[-2:]
     angle = math.radians(degrees)
     down, right = np.indices((height, width), np.float64)
     down -= (height - 1) / 2
     right -= (width - 1) / 2
-    # Where the pixel comes from: down grows downwards, so this is the turn back.
+    # Source of each pixel, by the inverse rotation; the axis `down` points downwards.
     from_down = down * math.cos(angle) + right * math.sin(angle) + (height - 1) / 2
     from_right = right * math.cos(angle) - down * math.sin(angle) + (width - 1) / 2
     padded = np.pad(images, [(0, 0)] * (images.ndim - 2) + [(1, 1), (1, 1)])

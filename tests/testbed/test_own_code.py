@@ -596,7 +596,7 @@ def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp
         ("train['x'] = ['a'] * 100", "x of train holds <U1, expected numbers"),
         ("train['x'] = [[1], [1, 2]]", "x of train is no array"),
         ("train['y'] = [1]", "train of its dataset()"),
-        ("train['x'][3, 1] = np.nan", "train of its dataset(), input, row 3: found no number"),
+        ("train['x'][3, 1] = np.nan", "train of its dataset(), input, row 3: value is not a number"),
         ("train['y'] = np.array(['a', np.nan] * 50, object)", "y of train holds nan among names"),
         ("train['y'] = np.arange(100) - 1", "train of its dataset(), column y"),
         ("del found['validation']['y']", "found 'y', expected a column of validation of its dataset()"),

@@ -193,7 +193,7 @@ def test_texts_become_places_in_the_alphabet(tmp_path: Path) -> None:
     assert found.train.x.dtype.kind == "i"
     assert found.train.y.tolist() == [0, 2]
     assert found.test.x.tolist() == [[0, 2, 1]]  # z is unknown, a is cut off
-    with pytest.raises(BadInputError, match=r"row 0: 'd' is not in it: add it"):
+    with pytest.raises(BadInputError, match=r"row 0: 'd' is not in the alphabet: add it"):
         read(write(tmp_path / "two", {"x": ["abc"], "y": ["d"]}), label="y", alphabet="abc")
     with pytest.raises(BadInputError, match=r"row 1: a text of 2 .* add length, such as length: 3"):
         read(tmp_path, label="y", alphabet="abc")
@@ -265,7 +265,7 @@ def test_the_last_samples_of_each_client_are_set_aside_without_what_overlaps(tmp
     assert found.train.y.tolist() == sorted([*bees[:-3], *ants[:-5]])
     assert found.clients is not None
     assert found.clients.tolist() == [0 if k % 3 else 1 for k in found.train.y.tolist()]
-    assert "2 left out as they overlap" in found.remarks[0]
+    assert "2 that overlap with these were left out" in found.remarks[0]
 
 
 def test_a_validation_set_may_be_what_models_are_evaluated_on(folder: Path) -> None:
@@ -340,7 +340,7 @@ WRONG = [
     (
         "local:",
         "partition: {scheme: natural}\n  local:",
-        "5:23: task.partition.scheme: nothing says whose",
+        "5:23: task.partition.scheme: the client of a sample is unknown",
     ),
     ("count: 4", "count: 9", "3:3: task.partition: 9 devices for 80 training samples: each needs at"),
     (
@@ -399,9 +399,9 @@ def test_labels_that_do_not_fit_are_told(folder: Path, testbed: Testbed) -> None
     mine, x = folder / "mine" / "all.npz", np.zeros((60, 8, 8), np.uint8)
     for y, told in (
         (np.arange(60) % 12, "found class 11, and the model has 10 outputs, for classes 0 to 9"),
-        (np.arange(60) % 10 - 1, "row 0: found class -1, expected classes from 0 on"),
+        (np.arange(60) % 10 - 1, "row 0: found class -1, expected 0 or more"),
         (np.arange(60) / 60, "which takes classes, and these are float32"),
-        (np.where(np.arange(60) == 7, np.nan, 0.5), "row 7: found no number"),
+        (np.where(np.arange(60) == 7, np.nan, 0.5), "row 7: value is not a number"),
     ):
         np.savez(mine, x=x, y=y)
         said = testbed("data", folder / "own.yaml")
@@ -430,7 +430,7 @@ def test_samples_without_classes_are_dealt_out_by_schemes_that_need_none(folder:
     path = changed(folder, "local:", "partition: {scheme: iid}\n  local:")
     assert [len(own) for own in prepared(path).indices.values()] == [12] * 4
     changed(folder, "scheme: iid", "scheme: dirichlet, alpha: 1")
-    with pytest.raises(BadInputError, match=r"5:23: .* by their class, and these have none"):
+    with pytest.raises(BadInputError, match=r"5:23: .* by their class, but these have no classes"):
         prepared(path)
 
 
@@ -479,7 +479,7 @@ def test_samples_by_hand_come_first_and_others_share_the_rest() -> None:
 def test_what_no_device_has_is_told() -> None:
     text = HAND.replace("  - {name: rest, count: 2, timing: 1s}\n", "")
     assert preparation.prepare(topology.parse(text), None).remarks == (
-        "1,037 of 1,437 training samples are left out: no device has them.",
+        "1,037 of 1,437 training samples are left out: no device gets them.",
     )
 
 
