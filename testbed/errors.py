@@ -58,7 +58,7 @@ def from_os_error(error: OSError, place: Path | None = None) -> HostError:
         where = where or place
         reason += ". Make room on that disk (df -h), or name a folder on another one (--runs, --to)"
     elif error.errno in (errno.EACCES, errno.EROFS) and where and _is_new(Path(os.fsdecode(where))):
-        reason += ". Name a folder that you may write to (--runs, --to)"
+        reason += ". Name a place that you may write to (--runs, --to)"
     return HostError(f"{where}: {reason}" if where else reason)
 
 

@@ -180,9 +180,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_schema_is_printed(testbed: Testbed) -> None:
     printed = json.loads(testbed("schema", "ps").out)
-    assert printed["items"] == {"$ref": "#/$defs/Live"}
-    assert "aside" in printed["$defs"]["Live"]["properties"]["components"]["description"]
-    assert json.loads(testbed("schema", "images", "build").out)["title"] == "Images"
+    assert printed["items"] == {"$ref": "#/$defs/LiveRunOutput"}
+    assert "controller" in printed["$defs"]["LiveRunOutput"]["properties"]["components"]["description"]
+    assert json.loads(testbed("schema", "images", "build").out)["title"] == "ImageTagsOutput"
     said = testbed("schema", "watch")
     assert said.code == 2
     assert "images build" in said.err
