@@ -1,4 +1,4 @@
-"""Names as keys of random generators."""
+"""Keys of random generators, made from names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import hashlib
 import numpy as np
 
 _BYTES = 16
-"""Of the hash. A checksum would be too short: names with equal CRC-32 are found in no time."""
+"""Bytes of the hash that are used. A short checksum would not do: names with equal CRC-32 are easy to
+find."""
 
 
 def key_of(name: str) -> tuple[int, ...]:
-    """The words of 32 bits that stand for `name` in the key of a generator: as many for every name, and
-    others for another name."""
+    """Return four 32-bit words, unique for `name`, as a part of a generator's key."""
     digest = hashlib.sha256(name.encode()).digest()[:_BYTES]
     return tuple(np.frombuffer(digest, "<u4").tolist())

@@ -191,7 +191,7 @@ def test_damaged_log_is_not_resumed_and_invalid_outbox_files_are_set_aside(
         "9997.update is set aside as 9997.update.aside: it is not a regular file",
         "9998.update is set aside as 9998.update.aside: it is not a regular file",
         "9999.update is set aside as 9999.update.aside: it cannot be read: its checksum is wrong: it "
-        "is damaged, or not whole",
+        "is damaged or incomplete",
         "abc.update is set aside as abc.update.aside: its name is not the number of a dispatch",
     ]
     assert len({(one.client, one.dispatch) for one in after.updates}) == len(after.updates) >= 200

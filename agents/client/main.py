@@ -76,7 +76,7 @@ class ClientProcess:
         self._models = names.model(self._name), names.broadcast
         stop = messages.encode(messages.Request(self._name, "stop"))
         self._stop_request = names.request(self._name), stop
-        self._refusals = messages.Refusals(self._tell)
+        self._refusals = messages.Refusals(self._warn)
         will = (names.status(self._name), messages.encode(messages.Status(self._name, "offline")))
         keepalive = self._clock.takes(from_seconds(cfg.keepalive))
         self._connection = Connection(
@@ -88,7 +88,7 @@ class ClientProcess:
             largest=largest,
             reconnected=lambda _: self._publish_key(),  # a restarted broker has lost it
         )
-        self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox), self._tell)
+        self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox), self._warn)
         self._connection.open(cfg.timeout_s)
         self._resend()  # before `joining`: updates of an earlier process still count
         self._publish_state("joining")
@@ -252,7 +252,7 @@ class ClientProcess:
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.on_trained(trained))
 
-    def _tell(self, what: str) -> None:
+    def _warn(self, what: str) -> None:
         sys.stderr.write(f"client {self._name}: {what}\n")
 
     def _log(self, what: str) -> None:

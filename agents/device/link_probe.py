@@ -109,7 +109,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
     sent: list[int] = []
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
-        packet_times.timestamp(sock)
+        packet_times.enable_timestamps(sock)
         sock.connect((host, 0))
         for _ in range(_TRIES_AHEAD):
             _send_echo(sock, count)
@@ -127,7 +127,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
                 data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, packet_times.ANCILLARY_BYTES)
                 kind, _, _, _, number = _ECHO_HEADER.unpack_from(data)
                 if kind == _REPLY and number < len(sent):
-                    found[number] = (packet_times.in_ancillary(ancillary) - sent[number]) / 1e9
+                    found[number] = (packet_times.timestamp_in(ancillary) - sent[number]) / 1e9
     return found
 
 

@@ -55,7 +55,7 @@ class _Arriving:
     left: int
     """Bytes that have not arrived yet."""
     place: memoryview
-    """Where the next bytes are written."""
+    """Memory for the next bytes."""
     topic: str | None = None
     """Topic; None until the beginning of the packet has arrived."""
     identifier: int | None = None
@@ -102,7 +102,7 @@ class StreamingClient(paho.Client):
         """Bytes of this connection that the other side has acknowledged or sent; 0 if the kernel does
         not report them."""
         sock = self._sock
-        return 0 if sock is None else packet_times.moved(cast(Any, sock))
+        return 0 if sock is None else packet_times.bytes_moved(cast(Any, sock))
 
     def _send_pingreq(self) -> MQTTErrorCode:
         self._moved = self.moved
@@ -137,7 +137,7 @@ class StreamingClient(paho.Client):
     def _packet_read(self) -> MQTTErrorCode:
         sock = self._sock
         self._arrived_at = (
-            time.monotonic_ns() if sock is None else packet_times.of_waiting(cast(Any, sock))
+            time.monotonic_ns() if sock is None else packet_times.arrival_time(cast(Any, sock))
         )
         code = super()._packet_read()
         packet = self._in_packet

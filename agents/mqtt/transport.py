@@ -271,4 +271,4 @@ def _set_socket_options(_client: paho.Client, _data: Any, sock: Any) -> None:
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":
-            packet_times.timestamp(sock)
+            packet_times.enable_timestamps(sock)

@@ -212,7 +212,7 @@ class CompressionStep(UpdateStep):
     kind: str
     """One of METHODS."""
     params: Mapping[str, Any]
-    """Of its dataclass."""
+    """Fields of the method's dataclass."""
 
     def at_client(self, client: ClientContext) -> Compressor:
         return Compressor(METHODS[self.kind](**self.params))

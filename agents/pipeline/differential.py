@@ -27,7 +27,7 @@ class DifferentialPrivacy:
     noise: Positive
     """z, noise multiplier: the noise has standard deviation z·C in each coordinate."""
     at: Literal["client", "server"] = "client"
-    """Where noise is added. client: to each update, before it is sent. server: once per buffer, to the
+    """Place of the noise. client: to each update, before it is sent. server: once per buffer, to the
     sum, scaled by the largest weight of an update; the server must be trusted then."""
     delta: Annotated[float, "below 1"] = 1e-5
     """δ at which ε is reported."""

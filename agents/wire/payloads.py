@@ -104,7 +104,7 @@ class UpdateMessage:
     base_version: int
     """Version of the model that it was trained from."""
     schema: str
-    """As in the dispatch."""
+    """Schema of the model, copied from the dispatch."""
     kind: str
     """One of `agents.rules.interface.Kind`, or FAREWELL."""
     samples: int

@@ -162,8 +162,8 @@ class Device:
         self.line.plug(connected=connected)
 
     def relink(self, changes: Mapping[str, float | None]) -> None:
-        """Fields of `agents.config.Link` change; a link that loses every packet, or is too slow for a
-        connection, is as one that is not plugged in."""
+        """Change fields of the link (`agents.config.LinkSettings`). A link that loses every packet, or
+        is too slow for a connection, acts like a disconnected one."""
         self.all_lost = self.line.link.with_changes(changes).is_outage
         self._release_if_free()
         self.line.change(changes)

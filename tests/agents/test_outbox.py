@@ -89,7 +89,7 @@ def test_invalid_file_is_set_aside_and_reported_without_blocking_others(tmp_path
     for name in names:
         assert sum(line.startswith(f"{tmp_path / name} is set aside as ") for line in told) == 1
         assert (tmp_path / f"{name}.aside").is_symlink() or (tmp_path / f"{name}.aside").exists()
-    damaged = "it cannot be read: its checksum is wrong: it is damaged, or not whole"
+    damaged = "it cannot be read: its checksum is wrong: it is damaged or incomplete"
     assert f"{tmp_path / '4.update'} is set aside as 4.update.aside: {damaged}" in told
     assert list(opened(tmp_path).payloads()) == [b"2", b"12"]
     again.put(3, [b"3"])  # where the folder was

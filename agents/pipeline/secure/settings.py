@@ -59,7 +59,7 @@ class SecureRun:
     range: float
     """R, as in `SecureSettings`."""
     bits: int
-    """As in `SecureSettings`."""
+    """A coordinate has 2^bits − 1 possible values."""
     timeout: float
     """Seconds after which a sum without enough answers is given up."""
     norm: float | None = None
