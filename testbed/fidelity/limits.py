@@ -1,4 +1,4 @@
-"""Limits of a device's container: what was requested against what the kernel enforces."""
+"""Limits of a device's container: those requested compared with those the kernel enforces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agents.wire.messages import NO_LIMIT, CgroupLimits
 from testbed.host.cpusets import cpu_numbers
 
 _PAGE_BYTES = 64 * 1024
-"""The kernel rounds memory to whole pages; the largest pages of common kernels."""
+"""Largest page size of common kernels; the kernel rounds memory limits to whole pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,15 +18,15 @@ class RequestedLimits:
     """Limits that the engine was asked to set."""
 
     quota: int
-    """µs of CPU time per period."""
+    """CPU time per period, in µs."""
     period: int
-    """µs."""
+    """CFS period, in µs."""
     shares: int
-    """CPU weight as engines take it, in the unit of cgroup v1."""
+    """CPU weight in the unit of cgroup v1, which engines use."""
     cpus: str
     """Cores, as in `0,2-3`."""
     memory: int
-    """Bytes, without any swap."""
+    """Bytes; swap is not allowed."""
 
 
 def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str]:

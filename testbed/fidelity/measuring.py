@@ -1,39 +1,37 @@
-"""Fidelity of an emulation: what was requested of each device against what was measured.
+"""Measurement of fidelity: the resources requested for each device compared with the measured ones.
 
-CPU. A device that waits for the network rightly uses less than its share, so the share is measured only
-over intervals (from one sample to the next) in which the device demanded more CPU than it had. There are
-two signs of that:
+CPU. A device that waits for the network rightly uses less than its share. So the share is measured only
+over intervals (between two samples) in which the device demanded more CPU than it had. Two signs show
+that:
 
-- The kernel throttled it in nearly all of the CFS periods in which it ran at all. The measured share is
-  CPU seconds ÷ seconds of those periods, so that pauses in between do not count.
-- It trained nearly throughout, according to the records of its updates. The measured share is CPU
+- The kernel throttled it in nearly all CFS periods in which it ran at all. The measured share is CPU
+  seconds ÷ seconds of these periods, so that pauses in between do not count.
+- It trained nearly all the time, according to the records of its updates. The measured share is CPU
   seconds ÷ seconds of the interval. Without throttling counters (`process` runtime) this is the only
-  sign; with them it shows a host that had less CPU than was requested, where nobody is throttled.
+  sign. With them it shows a host that had less CPU than requested, where no device is throttled.
 
-Pauses that these miss make `got` too small: by a few per cent, at the very most by 10 %. Where
-neither sign is seen, the device was never busy, and `got` is None.
+Unnoticed pauses make `got` too small: by a few per cent, at most by 10 %. Without either sign the device
+was never busy, and `got` is None.
 
-A device that waits in between is judged by its demand: the kernel counts for how long the client's
-thread ran, and for how long it wanted to run and could not (throttled, suspended, or behind others in
-the queue of a core). CPU seconds ÷ both is the share that it got while it wanted to run. Under a quota
-that is the share requested, or more where short bursts fit into the quota; it is less only where others
-took the CPU.
+A device that is not busy is judged by its demand: the kernel counts how long the client's thread ran,
+and how long it wanted to run but could not (throttled, suspended, or waiting in the queue of a core).
+CPU seconds ÷ the sum of both is the share that it got while it wanted to run. Under a quota that is the
+requested share, or more if short bursts fit into the quota. It is less only if other processes took the
+CPU.
 
-GPU. The most memory that NVML saw a client take must be within the limit, and all of its samples must
-show a client under MPS where that is to limit it: one that did not find MPS has the whole GPU. On how
-many multiprocessors it ran, NVML does not tell.
+GPU. The largest memory of a client in NVML's samples must be within the limit. If MPS has to limit the
+client, all samples must show it under MPS: a client that did not find MPS has the whole GPU. NVML does
+not report the number of multiprocessors.
 
-Limits. A device's init reads the limits of its container from the kernel, at the start and when they
+Limits. A device's init reads the limits of its container from the kernel at the start and when they
 change. Each must be as requested.
 
-Links. Before the run, probes measure them. In the run, bytes that leave a link's queue while packets
-wait in it are held against what its rate allows (`agents.device.backlog`). A whole transfer says less,
-as it also waits for the client and the aggregator.
+Links. Probes measure them before the run. During the run, the bytes that leave a link's queue while
+packets wait in it are compared with those its rate allows (`agents.device.backlog`). The duration of a
+transfer says less, because it also includes waiting for the client and the aggregator.
 
-Where the request changed during the run, each phase is measured by itself, and the worst one is the
-device's figure.
-Times are device time in seconds, shares those of one host core, rates bit/s.
-"""
+If the request changed during the run, each phase is measured by itself, and the worst phase is the
+device's figure. Times are device time in seconds, shares are of one host core, rates are bit/s."""
 
 from __future__ import annotations
 
@@ -69,38 +67,42 @@ from testbed.fidelity.limits import differences
 from testbed.fidelity.validity import TrainingSpan
 
 _THROTTLED_SHARE = 0.9
-"""Of the periods in which a device ran: the first and the last period of some work are not used up."""
+"""Share of throttled periods, among those in which a device ran, from which on it counts as busy. Not 1:
+in the first and last period of a piece of work the quota is not used up."""
 _TRAINED_SHARE = 0.95
-"""Of an interval: between two trainings a client waits for a moment."""
+"""Share of an interval spent in training from which on a device counts as busy. Not 1: a client waits
+for a moment between two trainings."""
 _SETTLE_SECONDS = 0.5
-"""A limit takes effect a moment after it was set."""
+"""Time after a limit is set until it is in effect."""
 
 _LIMITS_SETTLE_SECONDS = 3.0
-"""Time around a change in which readings are not compared. A device's init reads once a second, and on
-a slow host the kernel has new limits a while before the engine confirms them."""
+"""Time around a change in which readings are not compared: a device's init reads once a second, and on a
+slow host the kernel may have new limits some time before the engine confirms them."""
 _INSTANT_SECONDS = 1e-6
 _SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
-"""A link is slow that carries less of its rate for so long while packets wait."""
+"""A link is slow if it carries less than this share of its rate for this long while packets wait."""
 _WAITED_SHARE = 0.9
-"""Share of the time between two samples from which on packets count as waiting throughout."""
+"""Share of the time between two samples from which on packets count as waiting all the time."""
 _LINKS = {"up": "uplink", "down": "downlink"}
-"""Fields of a sample that have what a direction of a link carried."""
+"""Field of a sample with the traffic of each direction of a link."""
 
 _LARGEST_VALUE = 1e18
-"""Every number of a valid sample is below it."""
+"""Upper bound of the numbers in a valid sample."""
 
 _Coverage = Callable[[float, float], float]
+"""Function of begin and end that returns how many seconds between them are covered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentClock:
-    """The run clock, and the part of the run that is measured."""
+    """Clock of a segment of a run, and the time that is measured."""
 
     epoch: float
-    """What the monotonic clock of the samples showed at device time 0."""
+    """Monotonic clock of the samples at device time 0, in seconds."""
     begin: float = 0.0
-    """Where a resumed run carried on."""
+    """Device time at which the segment begins; above 0 for a resumed run."""
     end: float = math.inf
+    """Device time at which the segment ends."""
 
 
 def measure(
@@ -109,14 +111,14 @@ def measure(
     clock: SegmentClock,
     trainings: Mapping[str, Sequence[TrainingSpan]],
 ) -> Fidelity:
-    """Compare the request with `samples`: telemetry (`agents.device.resource_usage`) and probes, in any
-    order.
+    """Compare the requests with `samples`: telemetry (`agents.device.resource_usage`), probes, and
+    limits, in any order.
 
-    A probe is a sample with `probe`, which has any of: `up` and `down`, bit/s on the wire; `rtt` and
-    `jitter`, typical and standard deviation of round trips; `loss`, share of round trips. A probe before
-    `clock.begin` is of the link as first requested. One with `limits` has those of
-    the device's control group from then on. What is no number is ignored.
-    """
+    A sample with `probe` is a probe of a link: `up` and `down` (bit/s on the wire), `rtt` and `jitter`
+    (median and standard deviation of round trips, s), `loss` (share of round trips); any may be missing.
+    A probe before `clock.begin` is of the link as first requested. A sample with `limits` has the limits
+    of the device's control group from then on. `trainings`: trainings of each device. Values that are
+    not numbers are ignored."""
     usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
     probes: dict[str, list[_LinkProbeAt]] = {}
@@ -127,7 +129,7 @@ def measure(
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
             continue
         if isinstance(probe := sample.get("probe"), Mapping):
-            before = when < clock.begin  # of the link as first requested, also where a run is resumed
+            before = when < clock.begin  # of the link as first requested, also for a resumed run
             probes.setdefault(name, []).append(_LinkProbeAt(-math.inf if before else when, probe))
         elif "limits" in sample:
             with suppress(MessageError):
@@ -161,22 +163,29 @@ def measure(
 
 
 class _UsageAt(NamedTuple):
+    """CPU counters of a device at the time `at`."""
+
     at: float
     cpu: float
+    """CPU seconds."""
     periods: float
+    """CFS periods in which it ran."""
     throttled: float
-    """Periods in which it was throttled."""
+    """CFS periods in which it was throttled."""
     ran: float | None
-    """Seconds in which the client's thread was on a CPU, and in which it wanted to be; None: unknown."""
+    """Seconds in which the client's thread was on a CPU; None: unknown."""
     waited: float | None
+    """Seconds in which the client's thread waited for a CPU; None: unknown."""
 
 
 class _QueueAt(NamedTuple):
+    """Counters of a link's queue at the time `at`."""
+
     at: float
     busy: float
-    """Seconds in which packets waited, in total."""
+    """Seconds in which packets waited."""
     left: float
-    """Bytes that left then, in total."""
+    """Bytes that left the queue in that time."""
     allowed: float
     """Bytes that the rate allows in that time."""
 
@@ -202,7 +211,7 @@ def _device(
     phases = _phases(requested, usage, trained, away)
     end = clock.end if math.isfinite(clock.end) else usage[-1].at if usage else clock.begin
     busy = _worst([phase.busy for phase in phases], ENOUGH_SECONDS, lambda one: one.figure.distance)
-    demand = _worst(  # more than requested is no error
+    demand = _worst(  # more than requested does not count as an error
         [phase.demand for phase in phases], ENOUGH_DEMAND_SECONDS, lambda one: -(one.figure.error or 0.0)
     )
     counted = any(_wanted_seconds(a, b) is not None for a, b in pairwise(usage))
@@ -226,7 +235,7 @@ def _device(
 
 
 def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFidelity:
-    """Of the samples in which a process of the device was on the GPU."""
+    """Sum up the samples in which a process of the device was on the GPU."""
     seen = [one for one in samples if _number(one, "memory") != 0 or one.get("mps") is True]
     memory = [value for one in seen if (value := _number(one, "memory")) is not None]
     busy = [value for one in seen if (value := _number(one, "sm")) is not None]
@@ -240,8 +249,9 @@ def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFi
 
 
 def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: SegmentClock) -> Iterator[str]:
-    """Limits that were not as requested when they had settled: whenever they were read, and once after
-    each request and each absence, as a request without any effect makes no change to be read."""
+    """Yield the limits that differed from the requested ones after they had settled. They are checked at
+    each reading, and once after each request and each absence, because a request without any effect
+    causes no reading."""
     away = _coverage((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
     changes = [max(one.at, clock.begin) for one in requested.cpu] + [end for _, end in requested.away]
     settled = (at + _LIMITS_SETTLE_SECONDS + _INSTANT_SECONDS for at in changes)
@@ -251,7 +261,7 @@ def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: Segmen
         index = bisect_right(read, at, key=lambda each: each.at) - 1
         if index < 0 or not clock.begin <= at <= clock.end or away(at - _INSTANT_SECONDS / 2, at):
             continue
-        nearest = requested.cpu[max(phase, 1) : phase + 2]  # a change that may be under way
+        nearest = requested.cpu[max(phase, 1) : phase + 2]  # changes that may be in progress
         if not any(abs(at - change.at) < _LIMITS_SETTLE_SECONDS for change in nearest):
             wanted = requested.cpu[phase].limits
             assert wanted is not None  # noqa: S101
@@ -260,9 +270,9 @@ def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: Segmen
 
 def _unread_limits(read: Sequence[_LimitsAt]) -> str | None:
     if not read:
-        return "its limits: never read from the kernel"
+        return "its limits: they were never read from the kernel"
     if read[-1].limits.swap is None:
-        return "its swap: this host has some, and its kernel cannot limit it"
+        return "its swap: this host has swap, and its kernel cannot limit it"
     return None
 
 
@@ -275,13 +285,13 @@ def _queue(at: float, fields: object) -> _QueueAt | None:
 
 
 def _carried(queues: Iterable[_QueueAt]) -> Carried:
-    """Sum up what a direction of a link carried, and find the worst stretch in which it was slow."""
+    """Sum up the traffic of one direction of a link, and find the worst stretch in which it was slow."""
     busy = left = allowed = 0.0
     slow: tuple[float, float, float] | None = None
     stretch: list[tuple[_QueueAt, _QueueAt]] = []
     for before, after in pairwise(sorted(queues, key=lambda queue: queue.at)):
         waited = after.busy - before.busy
-        if waited < 0:  # its device restarted, with its counters at 0
+        if waited < 0:  # the device restarted, with its counters at 0
             stretch = []
             continue
         busy += waited
@@ -292,7 +302,7 @@ def _carried(queues: Iterable[_QueueAt]) -> Carried:
             continue
         stretch.append((before, after))
         while stretch and after.busy - stretch[0][1].busy >= _SLOW_SECONDS:
-            del stretch[0]  # the rest is long enough
+            del stretch[0]  # the rest of the stretch is long enough
         first = stretch[0][0]
         if after.busy - first.busy >= _SLOW_SECONDS and after.allowed > first.allowed:
             share = (after.left - first.left) / (after.allowed - first.allowed)
@@ -302,7 +312,7 @@ def _carried(queues: Iterable[_QueueAt]) -> Carried:
 
 
 def _used(usage: Sequence[_UsageAt]) -> float | None:
-    """Share of one core over all of `usage`; None for less than two samples."""
+    """Return the share of one core over all of `usage`; None for fewer than two samples."""
     if len(usage) < 2 or usage[-1].at <= usage[0].at:
         return None
     cpu = sum(b.cpu if _restarted(a, b) else b.cpu - a.cpu for a, b in pairwise(usage))
@@ -310,16 +320,18 @@ def _used(usage: Sequence[_UsageAt]) -> float | None:
 
 
 def _restarted(before: _UsageAt, after: _UsageAt) -> bool:
-    """Whether the device restarted in between, with its counters at 0."""
+    """Whether the device restarted between the samples, which resets its counters to 0."""
     return after.cpu < before.cpu or after.periods < before.periods
 
 
 @dataclass(slots=True)
 class _Cpu:
-    """CPU seconds of a device, and the seconds in which it got them."""
+    """CPU seconds of a device, and the time in which it got them."""
 
     requested: float
+    """Requested share of one host core."""
     cpu: float = 0.0
+    """CPU seconds."""
     seconds: float = 0.0
 
     def add(self, cpu: float, seconds: float) -> None:
@@ -337,10 +349,11 @@ class _Phase:
     """A time in which the same share was requested."""
 
     busy: _Cpu
-    """While the device demanded more than it had."""
+    """CPU while the device demanded more than it had."""
     demand: _Cpu
-    """While its client ran or waited for a CPU."""
+    """CPU while its client ran or waited for a CPU."""
     observed: float = 0.0
+    """Seconds that telemetry covers."""
 
 
 def _phases(
@@ -361,28 +374,30 @@ def _phases(
 
 
 def _worst(phases: Sequence[_Cpu], enough: float, error: Callable[[_Cpu], float]) -> _Cpu:
-    """Of the phases based on enough seconds the one with the largest `error`, or else the longest."""
+    """Return the phase with the largest `error` among those of at least `enough` seconds; if there are
+    none, the longest."""
     sufficient = [one for one in phases if one.seconds >= enough]
     return max(sufficient, key=error) if sufficient else max(phases, key=lambda one: one.seconds)
 
 
 def _wanted_seconds(before: _UsageAt, after: _UsageAt) -> float | None:
-    """Seconds of an interval in which the client ran or waited for a CPU; None if that is unknown."""
+    """Return the seconds of an interval in which the client ran or waited for a CPU; None if unknown."""
     if before.ran is None or before.waited is None or after.ran is None or after.waited is None:
         return None
-    if after.ran < before.ran:  # another client
+    if after.ran < before.ran:  # the client was restarted
         return None
     wanted = after.ran - before.ran + after.waited - before.waited
     return min(wanted, after.at - before.at)  # a process may be suspended while it waits for a core
 
 
 def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, trained: float) -> float:
-    """Seconds of an interval in which the device demanded more CPU than it had; 0 without a sign."""
+    """Return the seconds of an interval in which the device demanded more CPU than it had; 0 without a
+    sign of that."""
     periods = after.periods - before.periods
-    # With no period before it, the limit may have been set in mid-interval, after a restart.
+    # Without earlier periods, the limit may have been set in mid-interval, after a restart.
     throttled = before.periods and after.throttled - before.throttled >= _THROTTLED_SHARE * periods
     if period is not None and periods and throttled:
-        # Not by the clock: a throttled device may read it a period before it reads its counters.
+        # Not from the clock: a throttled device may read it a period before it reads its counters.
         return periods * period
     seconds = after.at - before.at
     return seconds if trained >= _TRAINED_SHARE * seconds else 0.0
@@ -391,7 +406,8 @@ def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, train
 def _phase(
     requested: Sequence[RequestedCpu] | Sequence[RequestedLink], begin: float, end: float
 ) -> int | None:
-    """Index of what was in force, and settled, from `begin` to `end`; None if nothing was throughout."""
+    """Return the index of the request that was in force, and settled, all the time from `begin` to
+    `end`; None if there is none."""
     index = bisect_right(requested, begin, key=lambda one: one.at) - 1
     if index < 0 or (index > 0 and begin < requested[index].at + _SETTLE_SECONDS):
         return None
@@ -402,7 +418,8 @@ def _phase(
 def _link_figure(
     name: str, requested: Sequence[RequestedLink], probes: Sequence[_LinkProbeAt]
 ) -> Figure:
-    """The worst phase's figure; within a phase the median, as the run's traffic may disturb a probe."""
+    """Return the figure of the worst phase. Within a phase it is the median of the probes, because the
+    run's traffic may disturb a probe."""
     phases = requested or (RequestedLink(),)
     values: dict[int, list[float]] = {}
     for probe in probes:
@@ -417,7 +434,8 @@ def _link_figure(
 
 
 def _coverage(intervals: Iterable[Interval]) -> _Coverage:
-    """A function of begin and end: how many seconds between them `intervals` cover, overlaps once."""
+    """Return a function of begin and end that says how many seconds between them `intervals` cover;
+    overlaps count once."""
     begins: list[float] = []
     ends: list[float] = []
     total: list[float] = []  # covered before each begin
@@ -436,7 +454,8 @@ def _coverage(intervals: Iterable[Interval]) -> _Coverage:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """A value that a device sent, if it is a finite number, zero or more: devices are not trusted."""
+    """Return a value of a device's sample if it is a finite number of at least 0, else None: devices are
+    not trusted."""
     value = values.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_VALUE:
         return float(value)

@@ -1,4 +1,4 @@
-"""Tables of an emulation's fidelity, for the end of a run."""
+"""Tables of the fidelity of an emulation, shown at the end of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.fidelity.figures import (
     Figure,
 )
 
-_MAX_ROWS = 20  # more devices than this are shown by group, as in the other tables
+_MAX_ROWS = 20  # more devices are shown by group, as in the other tables
 _NONE = "–"
 _UNITS = {
     "up": ("up Mbit/s", 1e-6),
@@ -32,12 +32,12 @@ _UNITS = {
     "jitter": ("jitter ms", 1e3),
     "loss": ("loss %", 1e2),
 }
-"""A figure's column title, and the factor to the title's unit."""
+"""Column title of each figure, and the factor that converts to the title's unit."""
 
 
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
-    """The rows of the tables: the devices, or, where they are many, one row for each group on each node
-    with the worst of each figure and the mean of `used`."""
+    """Return the rows of the tables: the devices or, if there are many, one row per group and node with
+    the worst of each figure and the mean of `used`."""
     if len(fidelity.devices) <= _MAX_ROWS:
         return fidelity.devices
     groups: dict[tuple[str, str | None], list[DeviceFidelity]] = {}
@@ -56,7 +56,7 @@ def _group_row(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
     used = [one.used for one in members if one.used is not None]
     worst_cpu = max(members, key=cpu_error)
     return replace(
-        worst_cpu,  # with the seconds that it is based on
+        worst_cpu,  # it also supplies the seconds that the CPU figure is based on
         device=f"{members[0].group} ×{len(members)}",
         figures={
             name: (worst_cpu if name == CPU else worst(name)).figures[name]
@@ -69,7 +69,7 @@ def _group_row(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
 
 
 def _worst_carried(members: Sequence[DeviceFidelity]) -> dict[str, Carried]:
-    """The one that carried the smallest share of its rate, by direction."""
+    """Return the traffic of the device that carried the smallest share of its rate, by direction."""
     found = {}
     for way in RATES:
         known = [one.carried[way] for one in members if way in one.carried]
@@ -79,8 +79,8 @@ def _worst_carried(members: Sequence[DeviceFidelity]) -> dict[str, Carried]:
 
 
 def render(fidelity: Fidelity) -> RenderableType:
-    """Tables of requested and measured values, and the worst error in words. A figure of the links that
-    was neither requested nor measured of any device is left out."""
+    """Return tables of requested and measured values, and a line on the worst errors. Figures of links
+    that were neither requested nor measured for any device are left out."""
     shown = rows(fidelity)
     parts: list[RenderableType] = [Text(), _cpu_table(shown)]
     for names in (RATES, DELAYS):
@@ -95,12 +95,12 @@ def render(fidelity: Fidelity) -> RenderableType:
 
 
 def summary(fidelity: Fidelity) -> str:
-    """One line: the worst CPU error and, where links were requested, the worst of theirs."""
+    """Return one line: the worst CPU error and, if links were requested, their worst error."""
     line = "CPU: every device got its share whenever it wanted to run"
     if all((one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS for one in fidelity.devices):
-        line = "CPU: no device was busy long enough to tell"
+        line = "CPU: no device was busy long enough to be judged"
     if worst := fidelity.worst(CPU):
-        line = f"CPU: at worst {worst.off} than asked ({worst.label})"
+        line = f"CPU: at worst {worst.off} than requested ({worst.label})"
     links = [one.figures[name] for one in fidelity.devices for name in (*RATES, *DELAYS)]
     if any(figure.requested is not None for figure in links):
         if worst := fidelity.worst(*RATES, *DELAYS):
@@ -135,7 +135,7 @@ def _cpu_table(shown: Sequence[DeviceFidelity]) -> Table:
 
 
 def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
-    """Of devices; what of many is beyond the first is in `fidelity.json`."""
+    """Return the table of GPUs."""
     table = console.plain("device", "gpu", "got", "memory MiB", "at most", "SM use")
     for one in shown:
         if (gpu := one.gpu) is not None:
@@ -152,8 +152,8 @@ def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
 
 
 def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
-    """`got` and its error of a device that was never busy for long: judged by what it got when it wanted
-    to run."""
+    """Return `got` and its error for a device that was never busy for long, by the share that it got
+    when it wanted to run."""
     if one.demand.got is None or (one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS:
         return "hardly used", _NONE
     if one.demand.error is not None and one.demand.error < 0:
@@ -172,7 +172,8 @@ def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
 
 
 def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
-    """Shares of their rates that the links carried while packets waited, and for how long these did."""
+    """Return the table of traffic: share of the rate that links carried while packets waited, and for
+    how many seconds packets waited."""
     ways = [way for way in RATES if any(way in one.carried for one in shown)]
     table = console.plain(
         "device", *(title for way in ways for title in (f"{way} while queued", "seconds"))

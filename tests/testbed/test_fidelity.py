@@ -170,7 +170,7 @@ def test_missing_demand_counter_leaves_the_device_unjudged() -> None:
     got = pi(usage([IDLE] * 10))
     assert (got.demand.got, got.wanted) == (None, None)
     assert list(got.unjudged()) == [
-        "CPU: it was never busy, and this kernel does not say whether it waited for a CPU"
+        "CPU: it was never busy, and this kernel does not count waiting for a CPU"
     ]
     assert list(pi(usage([BUSY] * 10)).unjudged()) == []
 
@@ -178,11 +178,13 @@ def test_missing_demand_counter_leaves_the_device_unjudged() -> None:
 def test_device_without_enough_telemetry_is_not_judged() -> None:
     samples = usage([BUSY] * 4)
     assert list(pi(samples, clock=SegmentClock(EPOCH, end=10.0)).unjudged()) == [
-        "CPU: telemetry of 4 of 10 s"
+        "CPU: telemetry covers only 4 of 10 s"
     ]
     assert list(pi(samples, away=((4.0, 10.0),), clock=SegmentClock(EPOCH, end=10.0)).unjudged()) == []
     assert list(pi([], clock=SegmentClock(EPOCH, end=2.0)).unjudged()) == []
-    assert list(pi([], clock=SegmentClock(EPOCH, end=3.0)).unjudged()) == ["CPU: telemetry of 0 of 3 s"]
+    assert list(pi([], clock=SegmentClock(EPOCH, end=3.0)).unjudged()) == [
+        "CPU: telemetry covers only 0 of 3 s"
+    ]
 
 
 def test_demand_is_that_of_the_phase_with_the_longest_wait() -> None:

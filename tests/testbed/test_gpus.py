@@ -404,7 +404,7 @@ def test_device_within_mps_limits_is_reported_and_not_judged(tmp_path: Path) -> 
     assert (one.gpu.samples, one.gpu.memory, one.gpu.outside) == (2, 1500 * 2**20, 0)
     assert not [reason for reason in validity.reasons if "GPU" in reason]
     (why,) = [text for text in validity.unjudged if "GPU" in text]
-    assert "a, its share of the GPU: MPS held it, and NVML does not tell" in why
+    assert "a, its share of the GPU: MPS limited it, but NVML does not report" in why
     assert found.as_dict()["devices"]["a"]["gpu"]["memory"] == {"asked": 2 * GIB, "got": 1500 * 2**20}
     assert "gpu" not in found.as_dict()["devices"]["b"]
 
@@ -429,7 +429,7 @@ def test_gpu_memory_over_the_limit_makes_the_run_not_valid(tmp_path: Path) -> No
         return [text for text in judged(tmp_path, on)[1].reasons if "GPU" in text]
 
     assert reasons(2048 + 512) == []
-    assert reasons(2048 + 513) == ["a took 2561 MiB of its GPU where 2048 were the limit"]
+    assert reasons(2048 + 513) == ["a took 2561 MiB of its GPU; the limit was 2048 MiB"]
 
 
 def test_gpu_unknown_to_nvml_is_not_judged(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_gpu_unknown_to_nvml_is_not_judged(tmp_path: Path) -> None:
         _, validity = judged(tmp_path, *samples)
         assert "a, its GPU: NVML saw no process of it there" in validity.unjudged
     _, validity = judged(tmp_path, GpuFigures(None, None, mps=True))
-    assert any("its GPU memory: NVML does not tell" in text for text in validity.unjudged)
+    assert any("its GPU memory: NVML does not report" in text for text in validity.unjudged)
 
 
 def test_use_of_a_whole_gpu_is_reported(tmp_path: Path) -> None:

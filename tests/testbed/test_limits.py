@@ -101,7 +101,7 @@ def test_limits_are_not_judged_while_a_device_is_down_or_starting() -> None:
 def test_limits_that_were_never_read_leave_a_run_unjudged() -> None:
     found = measure([pi()], [], SegmentClock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == ()
-    assert "pi, its limits: never read from the kernel" in verdict([], found).unjudged
+    assert "pi, its limits: they were never read from the kernel" in verdict([], found).unjudged
 
 
 def test_swap_that_the_kernel_cannot_limit_leaves_a_run_unjudged() -> None:
@@ -109,7 +109,7 @@ def test_swap_that_the_kernel_cannot_limit_leaves_a_run_unjudged() -> None:
         [pi()], [read(-1.0, structs.replace(V1, swap=None))], SegmentClock(EPOCH, end=60.0), {}
     )
     assert found.devices[0].wrong_limits == ()
-    told = "pi, its swap: this host has some, and its kernel cannot limit it"
+    told = "pi, its swap: this host has swap, and its kernel cannot limit it"
     assert told in verdict([], found).unjudged
 
 
