@@ -1,4 +1,4 @@
-"""The user's terminal, connected with a process elsewhere."""
+"""Connection of the user's terminal with a process elsewhere."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from collections.abc import Callable
 
 
 def is_interactive() -> bool:
-    """Whether a person is at both ends of this process."""
+    """Whether standard input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
-    """Pass on, as they are, keys to `other` and its output to the screen, until `other` ends. Ctrl-C is
-    a key as any. `resize` is told the screen's rows and columns, now and when they change."""
+    """Forward keys to `other` and its output to the screen, unchanged, until `other` closes. Ctrl-C is
+    forwarded like any key. `resize` is called with the screen's rows and columns, now and whenever they
+    change."""
     keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
 
     def send_size(*_: object) -> None:
@@ -28,7 +29,7 @@ def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
 
     before, on_change = termios.tcgetattr(keys), signal.signal(signal.SIGWINCH, send_size)
     try:
-        tty.setraw(keys, termios.TCSANOW)  # what has been typed ahead is not lost
+        tty.setraw(keys, termios.TCSANOW)  # keys that were typed before are kept
         send_size()
         while True:
             ready, _, _ = select.select([other, keys], [], [])
@@ -40,7 +41,7 @@ def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
                     output = output[os.write(screen, output) :]
             if keys in ready:
                 typed = os.read(keys, 4096)
-                if not typed:  # the terminal is gone
+                if not typed:  # the terminal was closed
                     return
                 other.sendall(typed)
     finally:

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run beside its figures."""
+"""What a tracker receives in addition to figures: parameters, tags and files of a run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from testbed.topology import yamlfile
 
 @dataclass(frozen=True, slots=True)
 class Facts:
+    """Parameters and tags of a run."""
+
     run: str
-    """Its id."""
+    """Run id."""
     study: str
-    """The topology's name: runs of one belong together."""
+    """Name of the topology, which groups runs."""
     began: float
     """Unix time at device time 0, in seconds."""
     parameters: Mapping[str, str | int | float | bool]
-    """The resolved topology: `task.local.lr`, `devices.pi.cpu`, by the name of the device group."""
+    """Resolved topology by dotted names, such as `task.local.lr`, or `devices.pi.cpu` for the device
+    group `pi`."""
     tags: Mapping[str, str]
     """Rule, task, runtime, number of devices, host, commit."""
 
 
 def read(directory: RunDirectory, began: float) -> Facts:
-    """Of a run that has a plan. Raises BadInputError, KeyError."""
+    """Read the facts of a run that has been planned. `began`: see Facts. Raises BadInputError,
+    KeyError."""
     manifest = directory.read_manifest()
     topology = yamlfile.read(directory.topology).data
     known = {name: manifest.get(name) for name in ("rule", "task", "runtime", "commit", "sweep")}
@@ -41,7 +45,8 @@ def read(directory: RunDirectory, began: float) -> Facts:
 
 
 def files(directory: RunDirectory, *, model: bool) -> list[Path]:
-    """Those to keep of a run that is over; also the final model where `model`."""
+    """Return the existing files of a finished run that a tracker keeps; with `model` also the final
+    model."""
     found = [directory.manifest, directory.topology, directory.fidelity]
     if model:
         found.append(directory.models / "final.safetensors")
@@ -49,7 +54,7 @@ def files(directory: RunDirectory, *, model: bool) -> list[Path]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
-    """`value`, in it lists and mappings, by dotted names; a list of scalars is a text."""
+    """Flatten nested mappings and lists to dotted names; a list of scalars becomes a text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}" if name else str(key), inner)

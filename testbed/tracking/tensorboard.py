@@ -11,7 +11,8 @@ from testbed.tracking.points import Point
 
 
 class TensorboardTracker:
-    """Writes RUN/tensorboard. A step is a millisecond of device time; `relative` is device time too."""
+    """Event files in RUN/tensorboard. A step is a millisecond of device time; `relative` shows device
+    time, too."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "tensorboard"

@@ -135,7 +135,7 @@ def test_no_line_crashes_the_process(line: bytes) -> None:
 def test_record_with_wrong_field_types_is_refused(field: str, value: str, tmp_path: Path) -> None:
     fields = {"at": "1.0", "version": "1", "loss": "null", "accuracy": "0.5", field: value}
     line = '{"event":"evaluation",' + ",".join(f'"{name}":{text}' for name, text in fields.items()) + "}"
-    with pytest.raises(ValueError, match=f"({field} of a |.*{field}`)"):
+    with pytest.raises(ValueError, match=f"({field} is too large|{field}`)"):
         events.from_line(line)
     manifest(tmp_path, "run").events.write_text(line + "\n")
     with pytest.raises(ValueError, match=r"events\.jsonl:1"):

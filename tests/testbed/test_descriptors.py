@@ -48,7 +48,7 @@ def test_soft_limit_is_raised_as_needed_and_allowed() -> None:
 
 
 def test_fleet_beyond_the_hard_limit_is_an_error() -> None:
-    assert "devices take 1,400 file descriptors" in _allowed(1200, 1300).stderr
+    assert "devices need 1,400 file descriptors" in _allowed(1200, 1300).stderr
 
 
 def test_descriptor_stays_if_no_higher_number_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

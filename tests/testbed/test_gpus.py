@@ -159,14 +159,14 @@ def test_missing_host_support_is_reported_with_the_fix() -> None:
     lack = Lack("this host has no NVIDIA driver", "sudo apt-get install nvidia-driver")
     with pytest.raises(BadInputError) as error:
         planned(topology, lack=lack)
-    assert ":7:25: devices[0].gpu: this host has no NVIDIA driver. To mend it: sudo apt" in str(
+    assert ":7:25: devices[0].gpu: this host has no NVIDIA driver. To fix it: sudo apt" in str(
         error.value
     )
     assert "devices[1].gpu: this host has no" in str(error.value)
     assert error.value.exit_code == 2
     with pytest.raises(BadInputError) as error:
         planned(topology, AMPERE, SMALL, lack_of_mps=Lack("no MPS", "sudo apt-get install mps"))
-    assert "devices[1].gpu: no MPS. To mend it: sudo apt-get install mps" in str(error.value)
+    assert "devices[1].gpu: no MPS. To fix it: sudo apt-get install mps" in str(error.value)
     assert "devices[0].gpu" not in str(error.value)
     assert planned(fleet("name: a"), lack=lack)  # who asks for none needs none
 
@@ -308,7 +308,7 @@ WITH_TOOLKIT: dict[str, Any] = {"Runtimes": {"nvidia": {}, "runc": {}}}
         (Nvml(fails=15), WITH_TOOLKIT, "does not answer", "nvidia-smi"),
         (Nvml(), WITH_TOOLKIT, "finds no GPU", "GPU"),
         (Nvml(AMPERE, mig="GPU-a"), WITH_TOOLKIT, "finds no GPU", "-mig 0"),
-        (Nvml(AMPERE, cuda=12080), WITH_TOOLKIT, "is for CUDA 12.8, and the image's", "newer driver"),
+        (Nvml(AMPERE, cuda=12080), WITH_TOOLKIT, "supports CUDA 12.8, but the image's", "newer driver"),
         (Nvml(AMPERE), {"Runtimes": {"runc": {}}}, "no NVIDIA Container Toolkit", "nvidia-ctk runtime"),
         (Nvml(AMPERE), {}, "no NVIDIA Container Toolkit", "nvidia-ctk runtime"),
     ],

@@ -176,7 +176,7 @@ def test_failed_tracker_is_reported_without_disturbing_the_run(
         assert handle.wait().ended is not None
     log = handle.logs("controller", 100)
     assert "tensorboard: TensorBoard files in" in log
-    assert f"`testbed export {handle.id} --to mlflow` tells it again" in log
+    assert f"`testbed export {handle.id} --to mlflow` sends the run again" in log
     assert list(handle.path.glob("tensorboard/events.out.tfevents.*"))
     assert "127.0.0.1" in handle.logs("tracker-mlflow", 5)
 
@@ -187,7 +187,7 @@ def test_unavailable_trackers_are_refused(
     (tmp_path / "t.yaml").write_text("name: t\n")
     said = testbed("up", tmp_path / "t.yaml", "--track", "excel")
     assert said.code == 2
-    assert "no tracker is called 'excel', expected mlflow, wandb, tensorboard" in said.err
+    assert "unknown tracker 'excel', expected one of mlflow, wandb, tensorboard" in said.err
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "sqlalchemy" or None)
