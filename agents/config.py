@@ -365,13 +365,14 @@ class AggregatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class SharedLink:
-    """A link that several devices share, such as a Wi-Fi cell; None means unlimited."""
+    """A link that several devices share, such as a Wi-Fi cell; at least one of its rates is limited."""
 
     name: Annotated[str, "name"]
+    """Name of the link; devices with the same one share the link."""
     up: Rate | None = None
-    """From all its devices together."""
+    """Rate in bit/s from all its devices together; None: unlimited."""
     down: Rate | None = None
-    """To all its devices together."""
+    """Rate in bit/s to all its devices together; None: unlimited."""
 
     def __post_init__(self) -> None:
         if self.up is None and self.down is None:
@@ -380,16 +381,18 @@ class SharedLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """Access link requested for a device; None means unlimited."""
+    """Access link requested for a device."""
 
     up: int | None = None
+    """Uplink rate in bit/s; None: unlimited."""
     down: int | None = None
+    """Downlink rate in bit/s; None: unlimited."""
     rtt: float = 0.0
-    """Round-trip time in seconds that the link adds, half of it each way."""
+    """Round-trip time in seconds that the link adds, half of it in each direction."""
     jitter: float = 0.0
-    """Seconds: each way's delay is uniform in rtt/2 ± jitter; packets stay in order."""
+    """Seconds; the delay in each direction is uniform in rtt/2 ± jitter. Packets stay in order."""
     loss: float = 0.0
-    """Share of the packets that are lost, each way."""
+    """Share of packets lost in each direction, from 0 to 1."""
 
     @property
     def is_outage(self) -> bool:

@@ -162,14 +162,17 @@ class VersionMade:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Evaluation of the global model on the test set. `at` is when the model was taken, not when the
-    evaluation ended."""
+    """Evaluation of the global model on the test set."""
 
     event: ClassVar[str] = "evaluation"
     at: float
+    """When the model was taken, not when the evaluation ended."""
     version: int
+    """Version of the model."""
     loss: float
+    """Mean loss on the test set."""
     accuracy: float
+    """Share of correct predictions, from 0 to 1; NaN if the task has no accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +189,11 @@ class EvaluatedPart:
     name: str
     """Number of the class, or name of the device."""
     samples: int
+    """Number of samples in the part."""
     loss: float
+    """Mean loss on the part."""
     accuracy: float
+    """As in `Evaluated`, on the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +267,9 @@ class RunEnded:
     reason: str
     """`after`, `updates`, `target_accuracy`, `interrupted` or `no clients left`."""
     version: int
+    """Last version of the model."""
     updates: int
+    """Number of updates that were applied in the run."""
 
 
 _REASONS = {

@@ -51,7 +51,7 @@ class Trained:
     """Called only if the update is sent: in virtual time, an update that is never sent is never
     computed."""
     steps: int
-    """Steps that were done."""
+    """Number of local steps that were done."""
     started: Nanoseconds
     ended: Nanoseconds
 
@@ -62,6 +62,7 @@ class Train:
 
     model: ModelMessage
     sequence: int
+    """Sequence number of the update: 1, 2, … over the client's life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class ClientIdentity:
     run: str
     client: str
     samples: int
+    """Number of the client's training samples."""
 
 
 @dataclass(frozen=True, slots=True)
