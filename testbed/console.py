@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TEXTS = ("device", "profile", "state")
-"""Columns of a `plain` table that hold words, and are aligned left; all others hold numbers."""
+"""Columns of a `number_table` that hold words, and are aligned left; all others hold numbers."""
 _WORTH_SECONDS = 2.0
 """Shorter work gets no report of its remaining time."""
 _RAREST_SECONDS = 30.0
@@ -186,14 +186,14 @@ def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool, spare: Sequen
         print_text(empty)
     else:
         left_out: list[str] = []
-        while not fits(shown := _filled(rows, left_out)) and len(left_out) < len(spare):
+        while not fits(shown := _fill_table(rows, left_out)) and len(left_out) < len(spare):
             left_out.append(spare[len(left_out)])
         out().print(shown)
         if left_out:
             remark(f"Not shown, as the terminal is too narrow: {', '.join(left_out)} (--json has all)")
 
 
-def _filled(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
+def _fill_table(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
     kept = [name for name in rows[0] if name not in left_out]
     made = table(kept)
     for row in rows:
@@ -223,19 +223,21 @@ def show_numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     rest = list(rows)
     while rest:
         count = len(rest)
-        while not fits(made := _numbers(*_turned(headings, rest[:count]))) and count > 1:
+        while not fits(made := _numbers(*_transpose(headings, rest[:count]))) and count > 1:
             count -= 1
         out().print(made)
         rest = rest[count:]
 
 
-def _turned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+def _transpose(
+    headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
     lines = [list(line) for line in zip(headings, *rows, strict=True)]
     return lines[0], lines[1:]
 
 
 def _numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = plain(*headings)
+    made = number_table(*headings)
     made.columns[0].justify = "left"
     for row in rows:
         made.add_row(*row)
@@ -252,7 +254,7 @@ def table(columns: list[str]) -> Table:
     return made
 
 
-def plain(*columns: str) -> Table:
+def number_table(*columns: str) -> Table:
     """Return an empty table of numbers, without lines; cells are never wrapped."""
     from rich.table import Table
 
@@ -263,6 +265,6 @@ def plain(*columns: str) -> Table:
     return made
 
 
-def short(name: str, width: int = 16) -> str:
+def shorten(name: str, width: int = 16) -> str:
     """Shorten `name` to `width` characters. Its middle goes: devices differ by the number at the end."""
     return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"

@@ -78,7 +78,7 @@ def writable_file(path: Path, option: str = "--to") -> Path:
         problem = f"there is no folder {path.parent}; make it first"
     elif not _may_write(path if path.exists() else folder):
         problem = _NOT_YOURS
-    return _unless(problem, path, option)
+    return _raise_problem(problem, path, option)
 
 
 def writable_folder(path: Path, option: str = "--to") -> Path:
@@ -90,10 +90,10 @@ def writable_folder(path: Path, option: str = "--to") -> Path:
         problem = f"{there} is not a folder"
     elif not _may_write(there):
         problem = _NOT_YOURS
-    return _unless(problem, path, option)
+    return _raise_problem(problem, path, option)
 
 
-def _unless(problem: str | None, path: Path, option: str) -> Path:
+def _raise_problem(problem: str | None, path: Path, option: str) -> Path:
     if problem is not None:
         raise BadInputError(f"{option} {path}: {problem}".strip())
     return path

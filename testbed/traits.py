@@ -28,7 +28,7 @@ class Traits:
     """Whether the agents run in our images, not with the Python packages of this host."""
     gpus: bool = False
     """Whether a device can use a GPU of the host, or a fraction of one."""
-    lossless: str = ""
+    lossless_reason: str = ""
     """Why links cannot lose packets, as in `whose links are TCP relays`; empty if they can."""
     shaper: str | None = None
     """Name of the mechanism that emulates links; None: netem or the router, chosen by
@@ -42,7 +42,7 @@ class Traits:
     counts_bytes: Literal["always", "linked", "never"] = "never"
     """Whether telemetry has the bytes that devices send and receive; `linked`: only if they have
     links."""
-    unresumable: str = ""
+    unresumable_reason: str = ""
     """Why an interrupted run cannot be resumed, and what to do instead; empty if it can."""
     lack: str = ""
     """What this machine lacks if the runtime is not available, as a clause."""
@@ -71,7 +71,7 @@ RUNTIMES: dict[str, Traits] = {
     ),
     "process": Traits(
         module="testbed.runtimes.process.runtime",
-        lossless="whose links are TCP relays",
+        lossless_reason="whose links are TCP relays",
         shaper="relay",
         shaper_why="processes have no network of their own",
         counts_bytes="linked",
@@ -82,7 +82,7 @@ RUNTIMES: dict[str, Traits] = {
         module="testbed.virtual.run",
         simulated=True,
         shaper="model",
-        unresumable="the same seed repeats it from the start",
+        unresumable_reason="the same seed repeats it from the start",
     ),
 }
 """Runtimes by name. `auto` selects the first available one that has a real clock and uses only this

@@ -157,12 +157,12 @@ def schema() -> dict[str, Any]:
 def brief(entry: CatalogEntry) -> str:
     """Return a short description: name, facts, and the parameters with their defaults."""
     parameters = ", ".join(map(_with_default, entry.parameters)) or "no parameters"
-    return f"{_heading(entry)}\n{_wrapped(parameters, '    ', '  ')}"
+    return f"{_heading(entry)}\n{_wrap(parameters, '    ', '  ')}"
 
 
 def full(entry: CatalogEntry) -> str:
     """Return the full description: what it does, its source, and every parameter."""
-    blocks = [_heading(entry), *map(_reflowed, entry.about.split("\n\n"))]
+    blocks = [_heading(entry), *map(_reflow, entry.about.split("\n\n"))]
     if entry.parameters:
         blocks.append("\n".join(["Parameters", *map(_block, entry.parameters)]))
     return "\n\n".join(blocks)
@@ -205,10 +205,10 @@ def _type_text(hint: Any) -> str:
         case origin if origin is Annotated:
             return "duration" if _is_duration(hint) else _type_text(arguments[0])
         case origin if origin is Literal:
-            return _either([str(choice) for choice in arguments])
+            return _join_with_or([str(choice) for choice in arguments])
         case origin if origin is Union or origin is types.UnionType:
             options = [_type_text(option) for option in arguments if option is not type(None)]
-            return _either(options) + (", or null" if type(None) in arguments else "")
+            return _join_with_or(options) + (", or null" if type(None) in arguments else "")
         case origin if origin is tuple:
             return f"list of {_plural(arguments[0])}"
     return _WORDS.get(hint, str(hint))
@@ -219,17 +219,17 @@ def _plural(hint: Any) -> str:
     return words.replace("list of", "lists of", 1) if words.startswith("list of") else f"{words}s"
 
 
-def _either(choices: list[str]) -> str:
+def _join_with_or(choices: list[str]) -> str:
     return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
 def _with_default(parameter: Parameter) -> str:
     if parameter.required:
         return parameter.name
-    return f"{parameter.name}:{_UNBROKEN}{_shown(parameter.default)}"
+    return f"{parameter.name}:{_UNBROKEN}{_yaml_text(parameter.default)}"
 
 
-def _shown(value: Any) -> str:
+def _yaml_text(value: Any) -> str:
     """Format a value as YAML."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
@@ -238,27 +238,27 @@ def _shown(value: Any) -> str:
 
 def _heading(entry: CatalogEntry) -> str:
     facts = [f"{name}: {value}" for name, value in entry.facts.items() if value not in (None, "no")]
-    return "\n".join([entry.name, *(_wrapped(fact, "    ", "  ") for fact in facts)])
+    return "\n".join([entry.name, *(_wrap(fact, "    ", "  ") for fact in facts)])
 
 
 def _block(parameter: Parameter) -> str:
-    default = "required" if parameter.required else f"default {_shown(parameter.default)}"
-    lines = [_wrapped(f"{parameter.name}: {parameter.type}; {default}", "    ", "  ")]
+    default = "required" if parameter.required else f"default {_yaml_text(parameter.default)}"
+    lines = [_wrap(f"{parameter.name}: {parameter.type}; {default}", "    ", "  ")]
     if parameter.description:
-        lines.append(_wrapped(parameter.description, "        "))
+        lines.append(_wrap(parameter.description, "        "))
     return "\n".join(lines)
 
 
-def _reflowed(paragraph: str) -> str:
+def _reflow(paragraph: str) -> str:
     """Rewrap a paragraph to the output width; in one with indented lines (equations, lists) wrap each
     line by itself."""
     lines = paragraph.splitlines()
     if not any(line.startswith(" ") for line in lines):
-        return _wrapped(" ".join(lines), "")
+        return _wrap(" ".join(lines), "")
     indents = [line[: len(line) - len(line.lstrip())] for line in lines]
-    return "\n".join(map(_wrapped, lines, indents, itertools.repeat("  ")))
+    return "\n".join(map(_wrap, lines, indents, itertools.repeat("  ")))
 
 
-def _wrapped(text: str, indent: str, hanging: str = "") -> str:
+def _wrap(text: str, indent: str, hanging: str = "") -> str:
     wrapper = textwrap.TextWrapper(_WIDTH, indent, indent + hanging, break_on_hyphens=False)
     return wrapper.fill(text.strip()).replace(_UNBROKEN, " ")

@@ -74,7 +74,7 @@ def doctor() -> list[Finding]:
 def engine(info: Mapping[str, Any]) -> Finding:
     """Check whether the engine described by `info` (`docker info`) can run devices."""
     name = "Docker engine"
-    if (unfit := docker_engine.unfit(info)) is not None:
+    if (unfit := docker_engine.unfit_reason(info)) is not None:
         detail = f"{unfit.reason}; runs fall back to the process runtime (--runtime process)"
         return Finding(name, "missing", detail, unfit.fix)
     version = f"version {info['ServerVersion']}"

@@ -95,7 +95,7 @@ def _page(feed: Feed, charts: Sequence[str]) -> str:
     if feed.run is None:
         return f"<p><b>{name}</b> is being prepared</p>"
     return "\n".join(
-        [_headline(feed.run, live=feed.live), _devices(feed.run), *_drawn(feed, feed.run, charts)]
+        [_headline(feed.run, live=feed.live), _devices(feed.run), *_chart_images(feed, feed.run, charts)]
     )
 
 
@@ -132,7 +132,7 @@ def _devices(run: Result) -> str:
     )  # fmt: skip
 
 
-def _drawn(feed: Feed, run: Result, charts: Sequence[str]) -> list[str]:
+def _chart_images(feed: Feed, run: Result, charts: Sequence[str]) -> list[str]:
     from analysis.charts import paper
     from testbed.dashboard.board import chart
 

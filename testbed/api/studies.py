@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agents.texts import quantity
 from testbed.api import results
 from testbed.api.running import read
-from testbed.api.topology_input import data_root, plain
+from testbed.api.topology_input import data_root, plain_values
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.options import Options
 from testbed.traits import RUNTIMES, is_simulated, refuse_simulated
@@ -82,7 +82,7 @@ def sweep(
     options = Options(runtime, oversubscribe, data_root(data))
     if isinstance(study, Mapping):
         name, told = name or "sweep", name or "sweep"
-        planned = sweeps.of(plain(study), name, Path(), options)
+        planned = sweeps.of(plain_values(study), name, Path(), options)
     else:
         told = str(study)
         planned = sweeps.load(Path(study), options)
@@ -144,7 +144,7 @@ def agree(
         )
     folder = Path(runs) / studies[0].name
     virtual, real = (
-        _accurate(file, planned, options, folder, jobs, on_progress)
+        _runs_with_accuracy(file, planned, options, folder, jobs, on_progress)
         for planned, options in zip(studies, both, strict=True)
     )
     target = studies[0].target or comparison.common_target([*virtual, *real])
@@ -155,7 +155,7 @@ def agree(
     return AgreeResult(found, target, studies[1].cells[0].plan.runtime, tuple(real), folder)
 
 
-def _accurate(
+def _runs_with_accuracy(
     file: Path,
     study: Sweep,
     options: Options,

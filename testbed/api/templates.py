@@ -26,7 +26,7 @@ def new(kind: Literal["task", "rule", "topology"], name: str, folder: str | Path
         case "rule":
             return _with_class(name, kind, Path(folder), task="digits-logreg")
         case "topology":
-            text = _topology(_checked(name), "", "digits-logreg", "fedbuff, buffer_size: 2")
+            text = _topology(_check_name(name), "", "digits-logreg", "fedbuff, buffer_size: 2")
             return _write(Path(folder), {f"{name}.yaml": text})
 
 
@@ -44,7 +44,7 @@ def examples(folder: str | Path = "examples") -> list[Path]:
 
 
 def _with_class(name: str, kind: str, folder: Path, **others: str) -> list[Path]:
-    module = _checked(name).replace("-", "_")
+    module = _check_name(name).replace("-", "_")
     if is_taken(module):
         raise BadInputError(f"{name}: Python already has a module {module}; choose another name")
     cls = "".join(word.capitalize() for word in name.split("-"))
@@ -59,10 +59,10 @@ def _with_class(name: str, kind: str, folder: Path, **others: str) -> list[Path]
 def _topology(name: str, code: str, task: str, rule: str) -> str:
     text = (_TEMPLATES / "topology.yaml").read_text(encoding="utf-8")
     text = text.replace("CODE\n", f"{code}\n" if code else "")
-    return _aligned(text.replace("NAME", name).replace("TASK", task).replace("RULE", rule))
+    return _align_comments(text.replace("NAME", name).replace("TASK", task).replace("RULE", rule))
 
 
-def _aligned(text: str) -> str:
+def _align_comments(text: str) -> str:
     """Align the comments at the ends of lines in one column."""
     lines = [line.partition("  # ") for line in text.splitlines()]
     column = max(len(content) for content, mark, _ in lines if mark)
@@ -71,7 +71,7 @@ def _aligned(text: str) -> str:
     )
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise BadInputError(
             f"{name!r} is not a valid name: expected at most 40 lower-case letters, digits and -, "

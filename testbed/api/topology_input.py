@@ -45,7 +45,7 @@ def text_of(
         case Topology():
             given = TopologyInput(wanted.source.name, wanted.to_yaml())
         case Mapping():
-            given = TopologyInput("<topology>", yamlfile.write(plain(wanted), "<topology>"))
+            given = TopologyInput("<topology>", yamlfile.write(plain_values(wanted), "<topology>"))
         case str() if "\n" in wanted:
             given = TopologyInput("<topology>", wanted)
         case str() | Path():
@@ -59,16 +59,16 @@ def text_of(
     data = yamlfile.parse(given.text, given.name).data
     if not isinstance(data, Mapping):
         raise BadInputError(f"{given.name}: expected a mapping of the topology's entries")
-    return TopologyInput(given.name, yamlfile.write(plain({**data, **changes}), "<topology>"))
+    return TopologyInput(given.name, yamlfile.write(plain_values({**data, **changes}), "<topology>"))
 
 
-def plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Convert to plain YAML types: paths to text, tuples and ranges to lists, mappings to dicts, numpy's
     numbers to Python's."""
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | range):
-        return [plain(inner) for inner in value]
+        return [plain_values(inner) for inner in value]
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     return str(value) if isinstance(value, Path) else value

@@ -106,9 +106,9 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     async def _authenticate(self, session: Any, _: Any) -> bool:
         if not self._is_known(session):
             session.username = "?"
-            return _refused(session, "log in")
+            return _refuse(session, "log in")
         if session.will_flag and not self._accounts[session.username].may_publish(session.will_topic):
-            return _refused(session, "leave a will on", session.will_topic)
+            return _refuse(session, "leave a will on", session.will_topic)
         return True
 
     async def _topic_filtering(self, session: Any, topic: str, action: Action) -> bool:
@@ -116,9 +116,9 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         if account is None:
             return False
         if action is Action.PUBLISH:
-            return account.may_publish(topic) or _refused(session, "publish", topic)
+            return account.may_publish(topic) or _refuse(session, "publish", topic)
         if action is Action.SUBSCRIBE:
-            return account.may_read(topic) or _refused(session, "read", topic)
+            return account.may_read(topic) or _refuse(session, "read", topic)
         return account.may_read(topic)
 
     async def _publish_retained_messages_for_subscription(
@@ -131,7 +131,7 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
             await super()._publish_retained_messages_for_subscription(subscription, session)
 
 
-def _refused(session: Any, what: str, topic: str = "") -> bool:
+def _refuse(session: Any, what: str, topic: str = "") -> bool:
     """Log a refusal; return False."""
     _LOG.warning("Refused: %.80r may not %s %.200r", session.username, what, topic)
     return False

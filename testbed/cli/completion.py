@@ -30,19 +30,19 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
         known: Iterable[str] = map(str, finding.runs_in(folder).values())
     else:
         known = finding.runs_in(_runs(ctx))
-    return sorted(_beginning(incomplete, known), reverse=True)
+    return sorted(_starting_with(incomplete, known), reverse=True)
 
 
 def devices(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete devices and groups of the run on the command line."""
-    return _beginning(incomplete, _groups_and_devices(ctx))
+    return _starting_with(incomplete, _groups_and_devices(ctx))
 
 
 def components(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete components of the run that have logs: aggregator, broker, devices, device groups."""
     run = _run(ctx)
     logs = [] if run is None else sorted(path.stem for path in run.glob("logs/*.log"))
-    return _beginning(incomplete, dict.fromkeys([*logs, *_groups_and_devices(ctx)]))
+    return _starting_with(incomplete, dict.fromkeys([*logs, *_groups_and_devices(ctx)]))
 
 
 def _groups_and_devices(ctx: typer.Context) -> list[str]:
@@ -53,12 +53,12 @@ def _groups_and_devices(ctx: typer.Context) -> list[str]:
 
 def rules(incomplete: str) -> list[str]:
     """Complete names of aggregation rules."""
-    return _beginning(incomplete, _keys(bundle.AGENTS / "rules" / "__init__.py", "RULES"))
+    return _starting_with(incomplete, _keys(bundle.AGENTS / "rules" / "__init__.py", "RULES"))
 
 
 def tasks(incomplete: str) -> list[str]:
     """Complete names of tasks."""
-    return _beginning(incomplete, _keys(bundle.AGENTS / "tasks" / "__init__.py", "TASKS"))
+    return _starting_with(incomplete, _keys(bundle.AGENTS / "tasks" / "__init__.py", "TASKS"))
 
 
 def profiles(incomplete: str) -> list[str]:
@@ -74,26 +74,26 @@ def profiles(incomplete: str) -> list[str]:
         with suppress(OSError, ValueError, AttributeError, yaml.YAMLError):
             for entries in yaml.load(file.read_bytes(), loader).values():  # noqa: S506  (a safe one)
                 names |= dict.fromkeys(entries)
-    return _beginning(incomplete, names)
+    return _starting_with(incomplete, names)
 
 
 def trace_formats(incomplete: str) -> list[str]:
     """Complete formats of published traces."""
     published = _CATALOG.parent / "topology" / "published.py"
-    return _beginning(incomplete, _keys(published, "FORMATS"))
+    return _starting_with(incomplete, _keys(published, "FORMATS"))
 
 
 def runtimes(incomplete: str) -> list[str]:
     """Complete names of runtimes."""
-    return _beginning(incomplete, [*RUNTIMES, "auto"])
+    return _starting_with(incomplete, [*RUNTIMES, "auto"])
 
 
 def emulated_runtimes(incomplete: str) -> list[str]:
     """Complete names of runtimes with a real clock."""
-    return _beginning(incomplete, [*emulated_runtime_names(), "auto"])
+    return _starting_with(incomplete, [*emulated_runtime_names(), "auto"])
 
 
-def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+def _starting_with(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -10,7 +10,7 @@ import typer
 
 from testbed import console
 from testbed.cli.arguments import AsJson, DataRoot
-from testbed.console import fits, plain, print_json, print_text, quantity, remark, short
+from testbed.console import fits, number_table, print_json, print_text, quantity, remark, shorten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +87,7 @@ def _show(table: Callable[[Distribution, int], Table], found: Distribution) -> N
 def _devices(found: Distribution, length: int) -> Table:
     numbers = bool(found.labels)
     columns = ("least", "mean", "greatest") if numbers else ("classes",) if found.counts.size else ()
-    table = plain("device", "samples", *columns, "")
+    table = number_table("device", "samples", *columns, "")
     table.columns[-1].justify = "left"
     most = int(found.samples.max())
     for place, name in enumerate(found.devices):
@@ -97,14 +97,14 @@ def _devices(found: Distribution, length: int) -> Table:
         else:
             cells = [str(found.classes_held[place])] if found.counts.size else []
         bar = _bar(found.counts[place], max(1, round(length * own / most)))
-        table.add_row(short(name), f"{own:,}", *cells, bar)
+        table.add_row(shorten(name), f"{own:,}", *cells, bar)
     return table
 
 
 def _groups(found: Distribution, length: int) -> Table:
     import numpy as np
 
-    table = plain("device", "devices", "least", "median", "most", "classes", "")
+    table = number_table("device", "devices", "least", "median", "most", "classes", "")
     table.columns[0].header = "group"
     table.columns[-1].justify = "left"
     groups = np.array(found.groups)
@@ -112,22 +112,22 @@ def _groups(found: Distribution, length: int) -> Table:
         own = groups == group
         sizes = found.samples[own]
         held = found.classes_held[own]
-        classes = _between(int(held.min()), int(held.max())) if found.counts.size else "–"
+        classes = _range_text(int(held.min()), int(held.max())) if found.counts.size else "–"
         spread = [f"{int(value):,}" for value in (sizes.min(), np.median(sizes), sizes.max())]
         bar = _bar(found.counts[own].sum(axis=0), length)
-        table.add_row(short(group), f"{own.sum():,}", *spread, classes, bar)
+        table.add_row(shorten(group), f"{own.sum():,}", *spread, classes, bar)
     return table
 
 
 def _histogram(found: Distribution, length: int) -> Table:
     import numpy as np
 
-    table = plain("samples", "devices", "")
+    table = number_table("samples", "devices", "")
     table.columns[-1].justify = "left"
     counts, edges = np.histogram(found.samples, bins=_bins(found.samples))
     for count, low, high in zip(counts.tolist(), edges, edges[1:], strict=False):
         bar = "█" * -(-count * length // int(counts.max()))
-        table.add_row(_between(int(low), max(int(low), int(high) - 1)), f"{count:,}", bar)
+        table.add_row(_range_text(int(low), max(int(low), int(high) - 1)), f"{count:,}", bar)
     return table
 
 
@@ -141,7 +141,7 @@ def _bins(samples: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(low, high + width + 1, width)
 
 
-def _between(low: int, high: int) -> str:
+def _range_text(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
@@ -153,7 +153,7 @@ def _bar(counts: NDArray[np.int64], length: int) -> Text:
 
     if not counts.size:
         return Text("█" * length)
-    parts = np.add.reduceat(counts, np.arange(0, counts.size, _per_mark(counts.size)))
+    parts = np.add.reduceat(counts, np.arange(0, counts.size, _classes_per_mark(counts.size)))
     ends = np.round(np.cumsum(parts) / max(1, parts.sum()) * length).astype(int)
     bar = Text()
     for mark, width in enumerate(np.diff(ends, prepend=0).tolist()):
@@ -161,14 +161,14 @@ def _bar(counts: NDArray[np.int64], length: int) -> Text:
     return bar
 
 
-def _per_mark(classes: int) -> int:
+def _classes_per_mark(classes: int) -> int:
     """Return how many classes share a character of a bar."""
     return 1 if classes <= len(_MARKS) else -(-classes // 10)
 
 
 def _legend(found: Distribution) -> str:
     classes = found.counts.shape[1]
-    per = _per_mark(classes)
+    per = _classes_per_mark(classes)
     marks = -(-classes // per)
     what = "class" if per == 1 else f"range of {per} classes"
     return (

@@ -255,7 +255,7 @@ def _verdicts(found: Sequence[load.Run]) -> str:
 
 def _show(result: Agreement, runtime: str) -> None:
     headings = ("virtual s", f"{runtime} s", "rank in virtual", f"rank in {runtime}")
-    table = console.plain("", *headings)
+    table = console.number_table("", *headings)
     table.columns[0].justify = "left"
     for one in result.configurations:
         times = ("–" if math.isinf(time) else f"{time:.1f}" for time in (one.virtual_s, one.real_s))

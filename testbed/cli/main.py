@@ -264,13 +264,16 @@ def ps(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     from testbed.api import running
 
     rows = [
-        {**asdict(live), "directory": _shown(live.directory, whole=as_json) if live.directory else None}
+        {
+            **asdict(live),
+            "directory": _display_path(live.directory, whole=as_json) if live.directory else None,
+        }
         for live in running.ps(runs)
     ]
     show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
 
 
-def _shown(path: Path, *, whole: bool) -> str:
+def _display_path(path: Path, *, whole: bool) -> str:
     """Return `path`; unless `whole`, relative to the working directory if it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here) if not whole and path.is_relative_to(here) else path)
@@ -433,7 +436,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     plan = launch.plan
     if plan.traits.notice:
         auto = (launch.options.runtime or launch.topology.runtime.name) == "auto"
-        remark(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
+        remark(f"{_fallback_reason(plan.runtime) if auto else ''}{plan.traits.notice}.")
     simulated = plan.traits.simulated
     for hint in launch.hints:
         remark(hint)
@@ -478,7 +481,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     return verdict
 
 
-def _passed_over(runtime: str) -> str:
+def _fallback_reason(runtime: str) -> str:
     """Return why `auto` chose `runtime`: what its preferred runtimes lack; empty if it has the first
     choice."""
     better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)

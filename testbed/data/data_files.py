@@ -74,16 +74,16 @@ def _in_folder(folder: Path, data: Data) -> Splits:
         for split in (data.train, data.test, data.validation)
     )
     if data.path is not None and not (train or test):  # no splits: all samples are for training
-        train = next((every for kind in _KINDS if (every := _matching(folder, f"*.{kind}"))), ())
+        train = next((every for kind in _KINDS if (every := _glob(folder, f"*.{kind}"))), ())
     return Splits(train, test, validation)
 
 
 def _split_files(folder: Path, split: str) -> tuple[Path, ...]:
     patterns = (pattern.format(split=split, kind=kind) for kind in _KINDS for pattern in _PATTERNS)
-    return next((found for pattern in patterns if (found := _matching(folder, pattern))), ())
+    return next((found for pattern in patterns if (found := _glob(folder, pattern))), ())
 
 
-def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
+def _glob(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob(pattern)))
 
 

@@ -119,7 +119,7 @@ class Columns:
         total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
 
-        def decoded(split: RawSplit, data: Data, train: DecodedSplit | None = None) -> DecodedSplit:
+        def decode(split: RawSplit, data: Data, train: DecodedSplit | None = None) -> DecodedSplit:
             nonlocal read
             samples = columns.read(split, data, train, lambda done: progress(read + done, total))
             read += split.rows
@@ -131,16 +131,16 @@ class Columns:
         ):
             if key in data.model_fields_set and given is not None and split is None:
                 raise DataError(key, f"there is no split {given!r} next to {train.name}")
-        samples = decoded(train, data)
+        samples = decode(train, data)
 
-        def other(split: RawSplit | None) -> Shard | None:
+        def decode_other(split: RawSplit | None) -> Shard | None:
             if split is None:
                 return None
-            shard = decoded(split, data.model_copy(update={"client": None}), samples).shard
+            shard = decode(split, data.model_copy(update={"client": None}), samples).shard
             _check_alike(samples.shard, shard, split.name)
             return shard
 
-        return _split(samples, other(test), other(validation), data.split)
+        return _split(samples, decode_other(test), decode_other(validation), data.split)
 
 
 _SPLIT_VERSION = 1

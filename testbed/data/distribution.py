@@ -126,7 +126,7 @@ def charts(found: Distribution) -> list[Chart]:
     x = np.arange(len(places))
     names = [found.devices[place] for place in places]
     ticks = group_ticks(names, [found.groups[place] for place in places], _MAX_NAMED)
-    axis = Axis("device", ticks=_apart(ticks, len(places)))
+    axis = Axis("device", ticks=_drop_overlapping(ticks, len(places)))
     sizes = arrays(x=x, y=found.samples[places], width=np.full(len(x), 0.9 if len(x) < 100 else 1.0))
     note = f"every {every}th of {len(found.devices):,} devices" if every > 1 else ""
     layer = Layer("samples", "bars", sizes, legend=False)
@@ -149,7 +149,7 @@ def charts(found: Distribution) -> list[Chart]:
     return made
 
 
-def _apart(ticks: Mapping[float, str], width: int) -> dict[float, str]:
+def _drop_overlapping(ticks: Mapping[float, str], width: int) -> dict[float, str]:
     """Drop ticks whose names would overlap with one to the left."""
     if width <= _MAX_NAMED:
         return dict(ticks)

@@ -62,7 +62,7 @@ def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | 
     if dataset is None:
         return dict(zip(clients, map(len, _shards_of_task(topology)), strict=True))
     scheme = task.partition.build()
-    by_hand = _by_hand(topology)
+    by_hand = _explicit_requests(topology)
     given = {client: request.samples for client, request in by_hand.items()}
     others = [client for client in clients if client not in given]
     if isinstance(scheme, Resampled) or not others:
@@ -106,7 +106,7 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
         indices: Mapping[str, Indices] = dict(zip(clients, dealt, strict=True))
         dataset = datasets.Dataset(train, test)
     else:
-        dataset = _loaded(topology, chosen, root, report)
+        dataset = _load_dataset(topology, chosen, root, report)
         indices = _partition(topology, dataset)
     unused = np.ones(len(dataset.train), bool)
     unused[np.concatenate(list(indices.values()))] = False
@@ -131,7 +131,7 @@ def _shards_of_task(topology: Topology) -> Sequence[Shard]:
         raise datasets.topology_error(topology, ("task", "name"), message) from error
 
 
-def _loaded(
+def _load_dataset(
     topology: Topology, chosen: datasets.Source, root: Path | None, report: Report
 ) -> datasets.Dataset:
     name = topology.task.build().dataset
@@ -181,7 +181,7 @@ def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
     return Parts(classes, Shard(train.x[together], train.y[together], train.scale), samples)
 
 
-def _by_hand(topology: Topology) -> dict[str, Request]:
+def _explicit_requests(topology: Topology) -> dict[str, Request]:
     """Return the samples that the topology assigns to devices explicitly, in device order."""
     return {
         name: Request(group.data.samples, group.data.labels, index)
@@ -196,7 +196,7 @@ def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, In
     explicitly are drawn first; the scheme deals out the rest."""
     clients, labels = topology.device_names, dataset.train.y
     scheme: Scheme = topology.task.partition.build()
-    by_hand = _by_hand(topology)
+    by_hand = _explicit_requests(topology)
     keys = _keys(topology, scheme, labels, dataset.clients)
     if isinstance(scheme, Resampled):  # needs no slow import, so no cache
         return _deal(topology, scheme, by_hand, labels, keys)

@@ -139,7 +139,7 @@ class GpuFidelity:
         return {
             "share": {"asked": self.requested.share, "got": None},
             "memory": {"asked": self.requested.memory, "got": self.memory},
-            "sm": _rounded(self.sm),
+            "sm": _round(self.sm),
             "samples": self.samples,
             "outside": self.outside,
         }
@@ -181,7 +181,7 @@ class Carried:
         """Return the entry of `fidelity.json`, in the form of a figure whose requested value is 1."""
         figure = Figure(1.0, self.share)
         values = {"asked": 1.0, "got": self.share, "error": figure.error, "busy": self.busy}
-        return {name: _rounded(value) for name, value in values.items()}
+        return {name: _round(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class DeviceFidelity:
     carried: Mapping[str, Carried] = field(default_factory=dict)
     """Traffic of the links whose rate is limited, by direction (`up`, `down`)."""
 
-    def judged(self) -> Iterator[tuple[str, Figure]]:
+    def judged_figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield the figures whose error can count against a run, with their names.
 
         Jitter cannot, because it would need thousands of round trips. Loss is judged separately
@@ -319,7 +319,7 @@ class DeviceFidelity:
                     "demand": self.demand.got,
                     "wanted": self.wanted,
                 }
-            entries[name] = {key: _rounded(value) for key, value in values.items()}
+            entries[name] = {key: _round(value) for key, value in values.items()}
         if self.gpu is not None:
             entries["gpu"] = self.gpu.as_dict()
         if self.carried:
@@ -341,7 +341,7 @@ class Worst:
     """Error in %."""
 
     @property
-    def off(self) -> str:
+    def deviation(self) -> str:
         """Error in words: `3.1% less`."""
         return f"{abs(self.error):.1f}% {'less' if self.error < 0 else 'more'}"
 
@@ -367,7 +367,7 @@ class Fidelity:
         Carried); `probes`. The figure `cpu` also has `measured`, `used`, `demand` (`demand.got`) and
         `wanted`: see DeviceFidelity. If there are several hosts, `clocks` has the `uncertainty` of each
         other host's clock, in seconds."""
-        clocks = {host: {"uncertainty": _rounded(one)} for host, one in self.clocks.items()}
+        clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
 
@@ -383,12 +383,12 @@ class Fidelity:
         found = [
             Worst(one, name, figure, figure.error)
             for one in self.devices
-            for name, figure in one.judged()
+            for name, figure in one.judged_figures()
             if name in names and figure.error is not None
         ]
         return max(found, key=lambda worst: abs(worst.error), default=None)
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     """Round to six significant digits; None for None and for values that are not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

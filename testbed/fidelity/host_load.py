@@ -151,8 +151,8 @@ class Sampler:
             used, servers = now.used - before.used, now.servers - before.servers
             cpus, of_devices = self._sets
             # If both sets are equal, the servers run on the devices' CPUs.
-            foreign = _other(devices, used + servers * (cpus == of_devices))
-            elsewhere = _other(host, used + servers)
+            foreign = _foreign_share(devices, used + servers * (cpus == of_devices))
+            elsewhere = _foreign_share(host, used + servers)
         return HostSample(
             at=at,
             seconds=at - before.at,
@@ -264,7 +264,7 @@ class _CountersAt(NamedTuple):
     """Numbers of the online CPUs."""
 
 
-def _other(spent: _Times, own: float) -> float:
+def _foreign_share(spent: _Times, own: float) -> float:
     """Return the share of the time `spent` on some CPUs by processes other than `own` (CPU seconds)."""
     return _share(spent.total - spent.idle - spent.steal - own, spent)
 

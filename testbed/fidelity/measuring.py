@@ -154,7 +154,7 @@ def measure(
             wrong = tuple(dict.fromkeys(_wrong_limits(one, known, clock)))
             found = replace(found, wrong_limits=wrong, unread_limits=_unread_limits(known))
         looked = {way: queues.get((one.device, way)) for way in _LINKS}
-        carried = {way: _carried(known) for way, known in looked.items() if known is not None}
+        carried = {way: _carried_traffic(known) for way, known in looked.items() if known is not None}
         found = replace(found, carried=carried)
         if one.gpu is not None:
             found = replace(found, gpu=_gpu(one.gpu, on_gpu.get(one.device, ())))
@@ -227,7 +227,7 @@ def _device(
         wanted=demand.seconds if counted else None,
         present=max(0.0, end - clock.begin - away(clock.begin, end)),
         observed=sum(phase.observed for phase in phases),
-        used=_used(usage),
+        used=_used_share(usage),
         probes=len(probes),
         round_trips=int(sum(_number(probe.values, "round_trips") or 0 for probe in probes)),
         node=requested.node,
@@ -284,7 +284,7 @@ def _queue(at: float, fields: object) -> _QueueAt | None:
     return _QueueAt(at, *known) if len(known) == len(values) else None
 
 
-def _carried(queues: Iterable[_QueueAt]) -> Carried:
+def _carried_traffic(queues: Iterable[_QueueAt]) -> Carried:
     """Sum up the traffic of one direction of a link, and find the worst stretch in which it was slow."""
     busy = left = allowed = 0.0
     slow: tuple[float, float, float] | None = None
@@ -311,15 +311,15 @@ def _carried(queues: Iterable[_QueueAt]) -> Carried:
     return Carried(busy, left / allowed if allowed else None, slow)
 
 
-def _used(usage: Sequence[_UsageAt]) -> float | None:
+def _used_share(usage: Sequence[_UsageAt]) -> float | None:
     """Return the share of one core over all of `usage`; None for fewer than two samples."""
     if len(usage) < 2 or usage[-1].at <= usage[0].at:
         return None
-    cpu = sum(b.cpu if _restarted(a, b) else b.cpu - a.cpu for a, b in pairwise(usage))
+    cpu = sum(b.cpu if _has_restarted(a, b) else b.cpu - a.cpu for a, b in pairwise(usage))
     return cpu / (usage[-1].at - usage[0].at)
 
 
-def _restarted(before: _UsageAt, after: _UsageAt) -> bool:
+def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
     """Whether the device restarted between the samples, which resets its counters to 0."""
     return after.cpu < before.cpu or after.periods < before.periods
 
@@ -362,7 +362,7 @@ def _phases(
     phases = [_Phase(_Cpu(one.share), _Cpu(one.share)) for one in requested.cpu]
     for before, after in pairwise(usage):
         index = _phase(requested.cpu, before.at, after.at)
-        if index is None or _restarted(before, after) or away(before.at, after.at):
+        if index is None or _has_restarted(before, after) or away(before.at, after.at):
             continue
         phase, cpu = phases[index], after.cpu - before.cpu
         phase.observed += after.at - before.at

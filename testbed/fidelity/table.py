@@ -51,7 +51,9 @@ def _group_row(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
         return max(members, key=lambda one: one.figures[name].distance)
 
     def cpu_error(one: DeviceFidelity) -> float:
-        return max((figure.distance for name, figure in one.judged() if name == CPU), default=-1.0)
+        return max(
+            (figure.distance for name, figure in one.judged_figures() if name == CPU), default=-1.0
+        )
 
     used = [one.used for one in members if one.used is not None]
     worst_cpu = max(members, key=cpu_error)
@@ -100,11 +102,11 @@ def summary(fidelity: Fidelity) -> str:
     if all((one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS for one in fidelity.devices):
         line = "CPU: no device was busy long enough to be judged"
     if worst := fidelity.worst(CPU):
-        line = f"CPU: at worst {worst.off} than requested ({worst.label})"
+        line = f"CPU: at worst {worst.deviation} than requested ({worst.label})"
     links = [one.figures[name] for one in fidelity.devices for name in (*RATES, *DELAYS)]
     if any(figure.requested is not None for figure in links):
         if worst := fidelity.worst(*RATES, *DELAYS):
-            line += f"; links: {worst.off} ({worst.label})"
+            line += f"; links: {worst.deviation} ({worst.label})"
         elif any(figure.error is not None for figure in links):
             line += "; links: no error beyond chance"
         else:
@@ -117,31 +119,33 @@ def summary(fidelity: Fidelity) -> str:
 
 def _cpu_table(shown: Sequence[DeviceFidelity]) -> Table:
     on_nodes = any(one.node is not None for one in shown)
-    table = console.plain("device", CPU, "got", "error", "measured", "used", *(["node"] * on_nodes))
+    table = console.number_table(
+        "device", CPU, "got", "error", "measured", "used", *(["node"] * on_nodes)
+    )
     for one in shown:
         requested, got, error = _cells(one.figures[CPU])
         if one.figures[CPU].got is None and one.used is not None:
             got, error = _by_demand(one)
         table.add_row(
-            console.short(one.device),
+            console.shorten(one.device),
             requested,
             got,
             error,
             f"{one.measured or one.wanted or 0:.0f} s",
             _number(one.used),
-            *([console.short(one.node or _NONE)] * on_nodes),
+            *([console.shorten(one.node or _NONE)] * on_nodes),
         )
     return table
 
 
 def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
     """Return the table of GPUs."""
-    table = console.plain("device", "gpu", "got", "memory MiB", "at most", "SM use")
+    table = console.number_table("device", "gpu", "got", "memory MiB", "at most", "SM use")
     for one in shown:
         if (gpu := one.gpu) is not None:
             held = "under MPS" if gpu.samples and not gpu.outside else _NONE
             table.add_row(
-                console.short(one.device),
+                console.shorten(one.device),
                 _number(gpu.requested.share),
                 held if gpu.requested.limited else _NONE,
                 _number(gpu.requested.memory, 2**-20),
@@ -162,12 +166,12 @@ def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
 
 
 def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
-    table = console.plain(
+    table = console.number_table(
         "device", *(title for name in names for title in (_UNITS[name][0], "got", "error"))
     )
     for one in shown:
         cells = [cell for name in names for cell in _cells(one.figures[name], _UNITS[name][1])]
-        table.add_row(console.short(one.device), *cells)
+        table.add_row(console.shorten(one.device), *cells)
     return table
 
 
@@ -175,7 +179,7 @@ def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
     """Return the table of traffic: share of the rate that links carried while packets waited, and for
     how many seconds packets waited."""
     ways = [way for way in RATES if any(way in one.carried for one in shown)]
-    table = console.plain(
+    table = console.number_table(
         "device", *(title for way in ways for title in (f"{way} while queued", "seconds"))
     )
     for one in shown:
@@ -186,7 +190,7 @@ def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
                 cells += [_NONE, _NONE]
             else:
                 cells += [f"{carried.share:.1%}", f"{carried.busy:.1f}"]
-        table.add_row(console.short(one.device), *cells)
+        table.add_row(console.shorten(one.device), *cells)
     return table
 
 

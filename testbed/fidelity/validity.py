@@ -174,7 +174,7 @@ def verdict(
     `steps`: steps of the scenario. `trainings`: trainings of each device. `failures`: actions and
     processes that failed. `disruptions`: times in which the run did not continue. `wrong_sums`: sums of
     masked updates that were wrong. `others`: samples of other hosts with devices, by name."""
-    reasons = [*load(host), *_shares(fidelity, host)]
+    reasons = [*load(host), *_wrong_shares(fidelity, host)]
     for name, samples in others.items():
         reasons += [f"{name}: {reason}" for reason in load(samples)]
     if (doubt := link_doubt(fidelity)) is not None:
@@ -182,21 +182,21 @@ def verdict(
     reasons += [
         *_slow_links(fidelity),
         *_wrong_limits(fidelity),
-        *_unrequested(fidelity),
-        *_gpus(fidelity),
+        *_unrequested_effects(fidelity),
+        *_gpu_reasons(fidelity),
         *_drift(trainings),
         *_late_steps(steps),
     ]
-    reasons += _clocks(fidelity)
-    reasons += _disrupted(disruptions)
+    reasons += _clock_errors(fidelity)
+    reasons += _disruption_reasons(disruptions)
     if wrong_sums:
         first = wrong_sums[0]
         reasons.append(
             f"a sum of masked updates was wrong at {first.at:.1f} s "
-            f"({first.senders}){_others(len(wrong_sums))}"
+            f"({first.senders}){_more_text(len(wrong_sums))}"
         )
     if failures:
-        reasons.append(f"{failures[0]}{_others(len(failures))}")
+        reasons.append(f"{failures[0]}{_more_text(len(failures))}")
     unjudged = [*_unjudged(host, fidelity)]
     for name, samples in others.items():
         known = [sample for sample in samples if sample.foreign is not None]
@@ -207,10 +207,10 @@ def verdict(
 
 def load(host: Sequence[HostSample]) -> Iterator[str]:
     """Yield reasons against a run from the load of a host."""
-    yield from _server(host)
-    yield from _foreign(host)
-    yield from _stolen(host)
-    yield from _late(host)
+    yield from _busy_server(host)
+    yield from _foreign_load(host)
+    yield from _stolen_time(host)
+    yield from _late_timers(host)
 
 
 def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
@@ -230,14 +230,14 @@ def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
         for what in one.unjudged():
             reasons.setdefault(what.partition(":")[0], []).append(f"{one.device}, {what}")
     for found in reasons.values():
-        yield f"{found[0]}{_others(len(found))}"
+        yield f"{found[0]}{_more_text(len(found))}"
 
 
 def _wrong_limits(fidelity: Fidelity) -> Iterator[str]:
     """Yield a reason if limits in the kernel differ from those requested."""
     if wrong := [one for one in fidelity.devices if one.wrong_limits]:
         what = "; ".join(wrong[0].wrong_limits)
-        yield f"the kernel has other limits for {wrong[0].device}: {what}{_others(len(wrong))}"
+        yield f"the kernel has other limits for {wrong[0].device}: {what}{_more_text(len(wrong))}"
 
 
 def _slow_links(fidelity: Fidelity) -> Iterator[str]:
@@ -252,11 +252,11 @@ def _slow_links(fidelity: Fidelity) -> Iterator[str]:
         (begin, end, share), title, device = min(slow, key=lambda entry: entry[0][2])
         yield (
             f"the {title} of {device} carried {share:.0%} of its rate from {begin:.0f} to {end:.0f} s, "
-            f"while packets waited{_others(len(slow))}"
+            f"while packets waited{_more_text(len(slow))}"
         )
 
 
-def _unrequested(fidelity: Fidelity) -> Iterator[str]:
+def _unrequested_effects(fidelity: Fidelity) -> Iterator[str]:
     """Yield reasons for loss beyond chance, and for delay if none was requested."""
     lossy = [one for one in fidelity.devices if one.loss_is_off]
     if lossy:
@@ -265,27 +265,27 @@ def _unrequested(fidelity: Fidelity) -> Iterator[str]:
         requested = "no loss" if not loss.requested else f"{loss.requested:.1%}"
         yield (
             f"{worst.device} lost {loss.got:.1%} of its round trips, but {requested} was "
-            f"requested{_others(len(lossy))}"
+            f"requested{_more_text(len(lossy))}"
         )
     slow = [(delay, one) for one in fidelity.devices if (delay := one.unrequested_delay) is not None]
     if slow:
         delay, device = max(slow, key=lambda entry: entry[0])
         yield (
             f"round trips of {device.device} took {1e3 * delay:.0f} ms, but no delay was "
-            f"requested{_others(len(slow))}"
+            f"requested{_more_text(len(slow))}"
         )
 
 
-def _gpus(fidelity: Fidelity) -> Iterator[str]:
+def _gpu_reasons(fidelity: Fidelity) -> Iterator[str]:
     """Yield reasons if devices had more of a GPU than requested."""
     having = [(one.device, one.gpu) for one in fidelity.devices if one.gpu is not None]
     if free := [device for device, gpu in having if gpu.outside]:
-        yield f"{free[0]} had its whole GPU: its client ran without MPS's limits{_others(len(free))}"
+        yield f"{free[0]} had its whole GPU: its client ran without MPS's limits{_more_text(len(free))}"
     if over := [(device, gpu) for device, gpu in having if gpu.over_memory]:
         device, gpu = max(over, key=lambda each: each[1].memory or 0)
         yield (
             f"{device} took {(gpu.memory or 0) / 2**20:.0f} MiB of its GPU; the limit was "
-            f"{(gpu.requested.memory or 0) / 2**20:.0f} MiB{_others(len(over))}"
+            f"{(gpu.requested.memory or 0) / 2**20:.0f} MiB{_more_text(len(over))}"
         )
 
 
@@ -317,7 +317,7 @@ def _drift(trainings: Iterable[Sequence[TrainingSpan]]) -> Iterator[str]:
         )
 
 
-def _server(host: Sequence[HostSample]) -> Iterator[str]:
+def _busy_server(host: Sequence[HostSample]) -> Iterator[str]:
     full = [sample for sample in host if (sample.server_load or 0.0) >= _FULL_LOAD]
     if full and _seconds(full) >= max(_FULL_SECONDS, _FULL_SHARE_OF_RUN * _seconds(host)):
         yield (
@@ -326,7 +326,7 @@ def _server(host: Sequence[HostSample]) -> Iterator[str]:
         )
 
 
-def _foreign(host: Sequence[HostSample]) -> Iterator[str]:
+def _foreign_load(host: Sequence[HostSample]) -> Iterator[str]:
     if (share := (mean(host, "foreign") or 0.0)) > _FOREIGN_SHARE:
         yield (
             f"other work on this host took {share:.0%} of the devices' cores: a training step may have "
@@ -334,7 +334,7 @@ def _foreign(host: Sequence[HostSample]) -> Iterator[str]:
         )
 
 
-def _stolen(host: Sequence[HostSample]) -> Iterator[str]:
+def _stolen_time(host: Sequence[HostSample]) -> Iterator[str]:
     if (steal := (mean(host, "steal") or 0.0)) > _STEAL_SHARE:
         yield (
             f"the hypervisor took {steal:.0%} of this machine's CPU time: devices were slower than "
@@ -342,7 +342,7 @@ def _stolen(host: Sequence[HostSample]) -> Iterator[str]:
         )
 
 
-def _late(host: Sequence[HostSample]) -> Iterator[str]:
+def _late_timers(host: Sequence[HostSample]) -> Iterator[str]:
     worst = max(host, key=lambda sample: sample.tick_lateness, default=None)
     late = [sample for sample in host if sample.tick_lateness > _LATE_SECONDS]
     if worst is not None and worst.tick_lateness > _STALL_SECONDS:
@@ -357,13 +357,13 @@ def _late(host: Sequence[HostSample]) -> Iterator[str]:
         )
 
 
-def _shares(fidelity: Fidelity, host: Sequence[HostSample]) -> Iterator[str]:
-    off, worst = _beyond(fidelity, (CPU,), _CPU_ERROR_PERCENT)
+def _wrong_shares(fidelity: Fidelity, host: Sequence[HostSample]) -> Iterator[str]:
+    off, worst = _worst_beyond(fidelity, (CPU,), _CPU_ERROR_PERCENT)
     if worst is None:
         return
     reason = (
-        f"{worst.device.device} got {worst.figure.got:.3g} of a core, {worst.off} than the requested "
-        f"{worst.figure.requested:.3g}{_others(off)}"
+        f"{worst.device.device} got {worst.figure.got:.3g} of a core, {worst.deviation} than the "
+        f"requested {worst.figure.requested:.3g}{_more_text(off)}"
     )
     full = [sample for sample in host if sample.device_busy >= _FULL_LOAD]
     if full and worst.error < 0:
@@ -376,18 +376,18 @@ def link_doubt(
 ) -> str | None:
     """Return a sentence on the links whose error in one of the figures `names` exceeds `limit` (%); None
     if there are none."""
-    off, worst = _beyond(fidelity, names, limit)
+    off, worst = _worst_beyond(fidelity, names, limit)
     if worst is None:
         return None
     title, device = _TITLES[worst.name], worst.device.device
-    return f"the {title} of {device} was {worst.off} than requested{_others(off)}"
+    return f"the {title} of {device} was {worst.deviation} than requested{_more_text(off)}"
 
 
-def _beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> tuple[int, Worst | None]:
+def _worst_beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> tuple[int, Worst | None]:
     """Return the number of devices whose error exceeds `limit` (%), and the worst figure; None: none
     does."""
     off = sum(
-        any(name in names and figure.distance > limit for name, figure in one.judged())
+        any(name in names and figure.distance > limit for name, figure in one.judged_figures())
         for one in fidelity.devices
     )
     return off, fidelity.worst(*names) if off else None
@@ -399,11 +399,11 @@ def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:
         worst = max(late, key=lambda step: step.done - step.due)
         yield (
             f"the scenario's step at {worst.due:g} s ({worst.what}) was {worst.done - worst.due:.1f} s "
-            f"late{_others(len(late))}"
+            f"late{_more_text(len(late))}"
         )
 
 
-def _clocks(fidelity: Fidelity) -> Iterator[str]:
+def _clock_errors(fidelity: Fidelity) -> Iterator[str]:
     """Yield a reason if the times of devices on other hosts are not known well enough."""
     delays = [rtt / 2 for one in fidelity.devices if (rtt := one.figures["rtt"].requested)]
     limit = min([_CLOCK_SECONDS, *(_OF_A_DELAY * delay for delay in delays)])
@@ -412,12 +412,12 @@ def _clocks(fidelity: Fidelity) -> Iterator[str]:
         host = max(off, key=lambda name: off[name])
         yield (
             f"times of {host} may be off by {1e3 * off[host]:.2g} ms, at most {1e3 * limit:.2g} ms is "
-            f"allowed{_others(len(off))}: the network between the hosts is too slow, or they are too "
+            f"allowed{_more_text(len(off))}: the network between the hosts is too slow, or they are too "
             "busy"
         )
 
 
-def _disrupted(disruptions: Iterable[Disrupted]) -> Iterator[str]:
+def _disruption_reasons(disruptions: Iterable[Disrupted]) -> Iterator[str]:
     """Yield one sentence per reason, about the longest disruption. Several processes may have reported
     the same one."""
     spans: dict[str, list[tuple[float, float]]] = {}
@@ -429,10 +429,10 @@ def _disrupted(disruptions: Iterable[Disrupted]) -> Iterator[str]:
             known.append((one.since, one.at))
     for reason, found in spans.items():
         since, at = max(found, key=lambda span: span[1] - span[0])
-        yield f"{reason} from {since:.1f} to {at:.1f} s{_others(len(found))}"
+        yield f"{reason} from {since:.1f} to {at:.1f} s{_more_text(len(found))}"
 
 
-def _others(count: int) -> str:
+def _more_text(count: int) -> str:
     return f" (and {count - 1} more)" if count > 1 else ""
 
 

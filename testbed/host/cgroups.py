@@ -64,11 +64,13 @@ def weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, str]]:
 
 def cpu_seconds(run: str, group: str) -> float | None:
     """Return the CPU seconds that the containers of a group have used; None if unknown."""
-    found = map(_used, folders(run, group))  # if v1 and v2 are mounted, both have the same value
+    found = map(
+        _folder_cpu_seconds, folders(run, group)
+    )  # if v1 and v2 are mounted, both have the same value
     return next((used for used in found if used is not None), None)
 
 
-def _used(folder: Path) -> float | None:
+def _folder_cpu_seconds(folder: Path) -> float | None:
     """Return the CPU seconds of the group of `folder`; None if its hierarchy does not count them."""
     v1 = (folder / "cpuacct.usage").exists()
     return ControlGroup({"cpuacct" if v1 else "": folder}).cpu_seconds()

@@ -139,7 +139,7 @@ def connect_fit() -> Iterator[docker.DockerClient]:
     with closing(connect(_PRESENCE_TIMEOUT_SECONDS)) as client:
         client.api.timeout = REQUEST_TIMEOUT_SECONDS
         try:
-            why = unfit(client.info())
+            why = unfit_reason(client.info())
         except ERRORS as error:
             raise HostError(f"the Docker engine could not describe itself: {error}") from error
         if why is not None:
@@ -158,7 +158,7 @@ def is_available() -> bool:
         return False
 
 
-def unfit(info: Mapping[str, Any]) -> Unfit | None:
+def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
     """Return why the engine described by `info` (`docker info`) cannot run devices; None if it can."""
     if "BuildahVersion" in info:
         return Unfit(
@@ -171,7 +171,7 @@ def unfit(info: Mapping[str, Any]) -> Unfit | None:
             f"the Docker engine runs {kind}, but only an engine that runs as root can isolate devices",
             "run the engine as root, without userns-remap in /etc/docker/daemon.json",
         )
-    if (where := _elsewhere(info)) is not None:
+    if (where := _engine_place(info)) is not None:
         return Unfit(
             f"the Docker engine runs {where}, but testbed needs its clock, files and control groups",
             "run testbed there, or in a container there that has the engine's socket (docs/faq.md)",
@@ -179,10 +179,10 @@ def unfit(info: Mapping[str, Any]) -> Unfit | None:
     return None
 
 
-def _elsewhere(info: Mapping[str, Any]) -> str | None:
+def _engine_place(info: Mapping[str, Any]) -> str | None:
     """Return where the engine runs if it runs on another kernel than this process; else None."""
     kernel, own = info.get("KernelVersion"), platform.release()
-    if kernel and _in_full(kernel) != _in_full(own):
+    if kernel and _full_release(kernel) != _full_release(own):
         return f"in a VM or on another machine (its kernel is {kernel}, the one here {own})"
     address, name = _address(), info.get("Name")
     if address and address.url.partition(":")[0] not in _LOCAL and name != socket.gethostname():
@@ -190,7 +190,7 @@ def _elsewhere(info: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _in_full(release: str) -> str:
+def _full_release(release: str) -> str:
     """Complete a kernel release to three numbers: `6.8-rc1`, as Docker writes it, is `6.8.0-rc1`."""
     return re.sub(r"^(\d+\.\d+)(?![.\d])", r"\1.0", release)
 

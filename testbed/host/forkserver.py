@@ -185,7 +185,7 @@ def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
         ready, _, _ = select.select([orders.fileno(), woken], [], [])
         if woken in ready:
             ending |= signal.SIGTERM in os.read(woken, _MESSAGE_BYTES)
-            codes = dict(_ended(living))
+            codes = dict(_ended_forks(living))
             living -= codes.keys()
             if codes:
                 orders.send(json.dumps({"codes": codes}).encode())
@@ -224,7 +224,7 @@ def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
     return None
 
 
-def _ended(living: set[int]) -> Iterator[tuple[int, int]]:
+def _ended_forks(living: set[int]) -> Iterator[tuple[int, int]]:
     """Yield the forks that have ended, with their exit codes. They are not reaped until the controller
     knows, so that no other process can get their ids."""
     for pid in living:

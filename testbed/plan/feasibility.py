@@ -29,7 +29,7 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
     """Parts of the topology that `runtime`, a real one, does not emulate."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
-    if traits(runtime).lossless:
+    if traits(runtime).lossless_reason:
         yield from _lossy(topology, groups, runtime)
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         where: Where = ("devices", index)
@@ -91,7 +91,7 @@ def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> I
 
 def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
     """Links that lose packets, where no link can."""
-    others = runtime_names(lambda t: not t.simulated and not t.lossless)
+    others = runtime_names(lambda t: not t.simulated and not t.lossless_reason)
     found: list[Where] = []
     for index, planned in enumerate(groups):
         if link_traces.has_loss(planned.trace):
@@ -105,8 +105,8 @@ def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem
         fix = "write loss: 0%" if where[-1] == "loss" else "leave out its column loss"
         yield topology.source.problem(
             where,
-            f"the {runtime} runtime, {traits(runtime).lossless}, loses no packets: {fix}, or use the "
-            f"{others} runtime",
+            f"the {runtime} runtime, {traits(runtime).lossless_reason}, loses no packets: {fix}, or use "
+            f"the {others} runtime",
             at_key=True,
         )
 

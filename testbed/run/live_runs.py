@@ -113,7 +113,7 @@ def resumable(runs: Path, run: str) -> RunDirectory:
     if directory.controller() or directory.run in {live.run for live in find()}:
         raise BadInputError(f"{directory.run} still lives: `testbed down {directory.run}` ends it")
     runtime = _runtime(directory)
-    if runtime in RUNTIMES and (why := RUNTIMES[runtime].unresumable):
+    if runtime in RUNTIMES and (why := RUNTIMES[runtime].unresumable_reason):
         raise BadInputError(
             f"{directory.run} is of the {runtime} runtime, which resumes none: {why}, testbed up "
             f"{directory.topology}"

@@ -24,7 +24,7 @@ def prepare(
 ) -> tuple[RunSpec, Prepared]:
     """Partition the data and write what the run directory holds from the start. Raises
     TestbedError."""
-    if options.resume and (why := plan.traits.unresumable):
+    if options.resume and (why := plan.traits.unresumable_reason):
         raise BadInputError(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"

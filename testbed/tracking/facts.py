@@ -39,7 +39,7 @@ def read(directory: RunDirectory, began: float) -> Facts:
         run=directory.run,
         study=str(topology["name"]),
         began=began,
-        parameters=dict(_flat("", topology)),
+        parameters=dict(_flatten("", topology)),
         tags={f"testbed.{name}": str(value) for name, value in known.items() if value is not None},
     )
 
@@ -53,16 +53,16 @@ def files(directory: RunDirectory, *, model: bool) -> list[Path]:
     return [path for path in found if path.is_file()]
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
     """Flatten nested mappings and lists to dotted names; a list of scalars becomes a text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(f"{name}.{key}" if name else str(key), inner)
+            yield from _flatten(f"{name}.{key}" if name else str(key), inner)
     elif isinstance(value, list | tuple):
         if all(isinstance(inner, Mapping) and "name" in inner for inner in value):
             for inner in value:
                 rest = {key: one for key, one in inner.items() if key != "name"}
-                yield from _flat(f"{name}.{inner['name']}", rest)
+                yield from _flatten(f"{name}.{inner['name']}", rest)
         else:
             yield name, str([*value])
     elif value is not None:

@@ -42,10 +42,14 @@ def tracking_run(
         finally:
             deadline = time.monotonic() + _PATIENCE_SECONDS
             for name, process in processes.items():
-                report(f"{name}: {_ended(name, process, directory, deadline - time.monotonic())}")
+                report(
+                    f"{name}: {_finish_tracker(name, process, directory, deadline - time.monotonic())}"
+                )
 
 
-def _ended(name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float) -> str:
+def _finish_tracker(
+    name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float
+) -> str:
     """Wait at most `seconds` for a tracker's process, end it, and return its result in words."""
     from testbed.host import subprocesses
     from testbed.rundir.directory import tail_of

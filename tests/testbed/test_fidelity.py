@@ -103,7 +103,7 @@ def test_waiting_device_is_never_busy() -> None:
     assert got.figures["cpu"].error is None
     assert got.measured == 0.0
     assert got.used == pytest.approx(0.02)
-    assert list(got.judged()) == []
+    assert list(got.judged_figures()) == []
 
 
 def test_starved_device_is_detected_during_training() -> None:
@@ -141,8 +141,8 @@ def test_device_that_often_waits_is_judged_by_its_share_when_runnable() -> None:
     assert got.demand.got == pytest.approx(0.25)
     assert got.wanted == pytest.approx(1.6)
     assert got.present == got.observed == pytest.approx(4.0)
-    assert [name for name, _ in pi(demanding([(0.1, 0.1, 0.9)] * 4)).judged()] == ["cpu"]
-    assert list(pi(demanding([(0.1, 0.1, 0.0)] * 4)).judged()) == []
+    assert [name for name, _ in pi(demanding([(0.1, 0.1, 0.9)] * 4)).judged_figures()] == ["cpu"]
+    assert list(pi(demanding([(0.1, 0.1, 0.0)] * 4)).judged_figures()) == []
 
 
 def test_demand_is_at_most_the_elapsed_time() -> None:
@@ -326,16 +326,18 @@ def test_link_figures_come_from_the_probes() -> None:
     assert got.figures["rtt"].error == pytest.approx(10.0)
     assert got.figures["jitter"].requested == pytest.approx(0.003 * math.sqrt(2 / 3))
     assert got.figures["loss"].error == pytest.approx(0.0)
-    assert [name for name, _ in got.judged()] == ["rtt"]  # of packets that are lost the rate tells less
+    assert [name for name, _ in got.judged_figures()] == [
+        "rtt"
+    ]  # of packets that are lost the rate tells less
     same = pi([probe(1.0, up=4e6, down=2e7, rtt=0.066)], link=(replace(LINK, loss=0.0),))
-    assert [name for name, _ in same.judged()] == ["up", "down", "rtt"]
+    assert [name for name, _ in same.judged_figures()] == ["up", "down", "rtt"]
 
 
 def test_figure_that_was_not_requested_has_no_error() -> None:
     probes = [probe(1.0, up=900e6, rtt=0.0002)]
     got = pi(probes, link=(RequestedLink(down=1e6),))
     assert got.figures["rtt"].error is None
-    assert list(got.judged()) == []
+    assert list(got.judged_figures()) == []
     assert pi(probes).figures["up"].got == 900e6
     assert pi([], link=(LINK,)).figures["up"] == Figure(5e6, None)
 
@@ -364,7 +366,7 @@ def test_link_change_without_effect_is_detected() -> None:
     got = pi(probes, link=links)
     assert got.figures["up"].requested == 1e6
     assert got.figures["up"].error == pytest.approx(400.0)
-    assert "rtt" not in dict(got.judged())  # 2 ms are what a device takes to answer
+    assert "rtt" not in dict(got.judged_figures())  # 2 ms are what a device takes to answer
 
 
 RECORDED = """\
