@@ -56,7 +56,7 @@ def err() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    """Make a console. If it is no terminal, its tables are as wide as their contents need."""
+    """Make a console. Unless it is a terminal, its tables are as wide as their contents need."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False)

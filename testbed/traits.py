@@ -45,7 +45,7 @@ class Traits:
     unresumable_reason: str = ""
     """Why an interrupted run cannot be resumed, and what to do instead; empty if it can."""
     lack: str = ""
-    """What this machine lacks if the runtime is not available, as a clause."""
+    """Clause that says what this machine lacks if the runtime is not available."""
     notice: str = ""
     """Notice that is printed before each run; empty: none."""
 

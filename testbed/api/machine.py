@@ -39,11 +39,11 @@ class Finding:
     """Result of one check of `doctor`."""
 
     name: str
-    """What was checked."""
+    """Subject of the check."""
     status: Status
     """`missing`: runs, or common requests of a topology, fail; `warn`: runs work with restrictions."""
     detail: str
-    """What was found."""
+    """Result in words."""
     fix: str | None = None
     """Command that fixes it; None if nothing needs a fix, or no command can fix it."""
 

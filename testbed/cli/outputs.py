@@ -170,7 +170,7 @@ class PlannedDeviceOutput(Output):
     round_s: float | None
     """Expected time of a round (transfers and training), in seconds of device time; null if unknown."""
     lacks: list[str]
-    """What is missing to predict the round's time."""
+    """Missing information for a prediction of the round's time."""
 
 
 class DeviceDataOutput(Output):
@@ -278,10 +278,10 @@ class FindingOutput(Output):
     """Result of one check of the host."""
 
     name: str
-    """What was checked."""
+    """Subject of the check."""
     status: Literal["ok", "warn", "missing"]
     detail: str
-    """What was found."""
+    """Result in words."""
     fix: str | None
     """Command that fixes it; null if there is none."""
 
@@ -400,7 +400,7 @@ class AgreementOutput(Output):
     high: float | None
     """Upper end of the 95% interval of tau; null if there is none."""
     resampled: Literal["seeds", "configurations"]
-    """What the bootstrap for the interval draws."""
+    """Unit that the bootstrap for the interval draws."""
     swapped: list[tuple[str, str]]
     """Pairs of configurations that the two order differently: faster and slower in virtual time."""
 

@@ -249,11 +249,11 @@ class _CountersAt(NamedTuple):
     at: float
     """Seconds of the run."""
     run: _Times
-    """Of the CPUs of the run."""
+    """Times of the run's CPUs."""
     devices: _Times
-    """Of the CPUs of the devices."""
+    """Times of the devices' CPUs."""
     host: _Times
-    """Of all CPUs of this host."""
+    """Times of all CPUs of this host."""
     threads: dict[str, float]
     """Seconds in which each thread of the servers ran or waited for a CPU."""
     used: float | None

@@ -90,7 +90,7 @@ class _DeviceRequests:
     _cpu: list[RequestedCpu] = field(default_factory=list)
     _link: list[RequestedLink] = field(default_factory=list)
     _state: DeviceState = field(default_factory=DeviceState)
-    """Its state after the actions since the run began or was resumed."""
+    """State of the device after the actions since the run began or was resumed."""
     _current_link: LinkSettings = field(default_factory=LinkSettings)
     _absent_since: dict[str, float] = field(default_factory=dict)
     """Reasons why it is not computing, each with the time at which that began."""

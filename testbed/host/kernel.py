@@ -23,7 +23,7 @@ class Feature:
     trial: str
     """Shell command."""
     purpose: str
-    """What links use it for, in words."""
+    """Purpose in words."""
     needed: bool = True
     """Whether even a link that has only a rate needs it."""
 

@@ -1,4 +1,4 @@
-"""What a tracker receives in addition to figures: parameters, tags and files of a run."""
+"""Parameters, tags and files of a run, which a tracker receives in addition to figures."""
 
 from __future__ import annotations
 
