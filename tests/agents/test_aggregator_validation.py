@@ -255,5 +255,5 @@ def test_masked_model_is_passed_on_with_its_base_only() -> None:
     assert isinstance(found, UpdateMessage)
     assert found.vector is _W
     told = judged(models, replace(masked(), kind="model"))
-    assert told == "masked, and the model that it was trained from is not kept"
+    assert told == "masked, but the model that it was trained from is not kept"
     assert judged(validation(secure=_SECURE), update()) == "not masked, in a run with secure aggregation"

@@ -170,9 +170,9 @@ def test_model_is_compressed_as_the_difference_to_its_base() -> None:
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"values": [1.0, 1.0], "indices": [1, 1]}, "do not ascend"),
-        ({"values": [1.0, 1.0], "indices": [2, 1]}, "do not ascend"),
-        ({"values": [1.0, 1.0], "indices": [0, 3]}, "beyond the model"),
+        ({"values": [1.0, 1.0], "indices": [1, 1]}, "indices must ascend"),
+        ({"values": [1.0, 1.0], "indices": [2, 1]}, "indices must ascend"),
+        ({"values": [1.0, 1.0], "indices": [0, 3]}, "and be below 3"),
         ({"values": [np.inf, 1.0], "indices": [0, 1]}, "not finite"),
         ({"values": [np.nan, 1.0], "indices": [0, 1]}, "not finite"),
     ],

@@ -222,7 +222,7 @@ class SecureSums(ServerStep):
     def _lose(self, found: Sum) -> SumLost:
         del self.sums.waiting[found.number]
         reason = (
-            f"is lost: {len(found.answers)} of the {self.sums.settings.needed} clients that are needed "
-            f"have answered, and only {len(found.holders)} can answer"
+            f"is lost: {len(found.answers)} clients have answered and {len(found.holders)} could, "
+            f"expected at least {self.sums.settings.needed} answers"
         )
         return SumLost(found.number, self._wanted.pop(found.number), reason)
