@@ -163,7 +163,9 @@ def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, 
     shard, clients = samples.shard, samples.clients
     shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
     if test is None and not split.test:
-        raise DataError("split", "the data has no test split, and test: 0 sets nothing aside: increase it")
+        raise DataError(
+            "split", "the data has no test split, and test: 0 sets nothing aside: increase it"
+        )
     if test is not None and not any(shares):
         return Dataset(shard, test, validation, clients)
     if split.order == "random":
