@@ -35,9 +35,9 @@ OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 
 
 Durability = Literal["none", "checkpoint", "update", "recording"]
-"""Loss by a crash of the aggregator (docs/guarantees.md). `none`: the run. `checkpoint`: everything
-after the last checkpoint. `update`: no acknowledged update. `recording`: nothing, and all inputs are
-kept for `testbed replay`."""
+"""Loss by a crash of the aggregator (docs/concepts/durability.md). `none`: the run. `checkpoint`:
+everything after the last checkpoint. `update`: no acknowledged update. `recording`: nothing, and all
+inputs are kept for `testbed replay`."""
 LOGGED: tuple[Durability, ...] = ("update", "recording")
 """Kinds of durability with which the aggregator logs each input before it handles it."""
 

@@ -1,5 +1,5 @@
 """Own code: tasks and rules written by the user, as `module:Class` in a folder of modules
-(docs/own-code.md).
+(docs/guide/own-code.md).
 
 Python's import state is global, so a process uses one such folder at a time.
 """

@@ -1,4 +1,4 @@
-"""An edge-device emulation testbed for asynchronous federated learning, from Python (docs/python.md).
+"""An edge-device emulation testbed for asynchronous federated learning, from Python.
 
     import testbed
 
@@ -9,8 +9,8 @@
 
 `up` starts a run and `attach` finds one; both return a `RunHandle`. `simulate` runs in virtual time,
 `sweep` makes many runs, `load` reads a run's records. The command line is built on these functions
-(docs/python.md has the table). Errors that the user can fix are `TestbedError`s. Each name is imported
-when it is first used, so that `import testbed` is fast.
+(docs/guide/python.md has the table). Errors that the user can fix are `TestbedError`s. Each name is
+imported when it is first used, so that `import testbed` is fast.
 """
 
 from __future__ import annotations

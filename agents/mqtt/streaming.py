@@ -38,7 +38,7 @@ _BEGINNING = 1024
 of a payload that are sent with the packet's head."""
 _AT_ONCE = 2**14
 """Received bytes of a large packet that wake paho's thread; otherwise each IP packet of a slow link
-would wake it (docs/cpu.md)."""
+would wake it (docs/concepts/cpu.md)."""
 _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
 """Bits of a message's first byte: all flags (repeated, retained, QoS 1), and QoS 1 alone."""

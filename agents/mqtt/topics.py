@@ -1,4 +1,4 @@
-"""MQTT topics of one run (docs/wire.md), and the check of names in them."""
+"""MQTT topics of one run (docs/concepts/wire.md), and the check of names in them."""
 
 from __future__ import annotations
 

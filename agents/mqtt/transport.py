@@ -8,7 +8,7 @@ Only this module and `agents.mqtt.streaming` import paho. This module works arou
   kept our session. It also publishes our status again, because the broker has published the last will.
 - After a reconnect, paho sends unacknowledged messages again only when the broker has answered. Messages
   published before that would overtake them, so they are held until the broker has answered our
-  subscription. Recovery relies on this order (docs/recovery.md).
+  subscription. Recovery relies on this order (docs/concepts/recovery.md).
 - An exception in a callback would end paho's thread silently: our callbacks cannot raise.
 """
 

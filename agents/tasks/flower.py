@@ -1,4 +1,4 @@
-"""A Flower ClientApp as the client, unchanged (docs/flower.md): own code, of Flower's making."""
+"""A Flower ClientApp as the client, unchanged (docs/guide/flower.md): own code, of Flower's making."""
 
 from __future__ import annotations
 

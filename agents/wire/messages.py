@@ -1,5 +1,5 @@
 """Control messages: all messages between controller, inits, router, aggregator and clients other than
-models and updates (docs/wire.md).
+models and updates (docs/concepts/wire.md).
 
 `decode` accepts any bytes and returns a message or raises MessageError. It checks the topic, the size,
 the JSON, that exactly the expected fields are present, their types, ranges and lengths, and that a

@@ -1,4 +1,4 @@
-"""Functions and classes of `import testbed` (docs/python.md). The commands call only these.
+"""Functions and classes of `import testbed` (docs/guide/python.md). The commands call only these.
 
 launching       `plan_run`: plan a topology on this host; run it in this process
 running         `up`, `attach`, `load`, `ps`, `down`: start, find, read and end runs

@@ -1,4 +1,4 @@
-"""Handle of a run: observe it, change its devices, end it (docs/python.md)."""
+"""Handle of a run: observe it, change its devices, end it (docs/guide/python.md)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class RunHandle:
 
     @property
     def path(self) -> Path:
-        """Run directory (docs/run-directory.md)."""
+        """Run directory (docs/guide/run-directory.md)."""
         return self._directory.path
 
     @property
@@ -117,8 +117,8 @@ class RunHandle:
 
     @property
     def result(self) -> Result:
-        """Tables of everything recorded so far (docs/analysis.md). Raises BadInputError if nothing has
-        been recorded yet."""
+        """Tables of everything recorded so far (docs/guide/analysis.md). Raises BadInputError if nothing
+        has been recorded yet."""
         from analysis import load
 
         with reading_run(self.path):
@@ -229,7 +229,8 @@ class RunHandle:
 
         In a notebook: a table and `charts` (names in `analysis.charts.CHARTS`), updated at most once per
         `every` seconds while this and later cells run. On a terminal: like `testbed watch`, until the
-        run ends. Raises BadInputError for an unknown chart."""
+        run ends. Raises BadInputError for an unknown chart.
+        """
         from testbed.api import notebook
 
         if notebook.is_notebook():
@@ -264,9 +265,9 @@ class RunHandle:
         return logs.story(self._directory, device)
 
     def replay(self) -> Replayed:
-        """Apply the recorded updates again and compare (docs/rules.md); return what was compared. Raises
-        RunFailedError if the final model is not bit-identical, BadInputError if the run was not
-        recorded."""
+        """Apply the recorded updates again and compare (docs/guide/run-directory.md); return what was
+        compared. Raises RunFailedError if the final model is not bit-identical, BadInputError if the run
+        was not recorded."""
         from testbed.run import replay
 
         return replay.replay(self._directory)
@@ -296,7 +297,8 @@ class RunHandle:
         `classes`: also evaluate on each class. `devices`: also evaluate on each device's training data,
         on at most this many samples of each; None: not. `data`: see `testbed.up`. Returns one row per
         model and part of the data, with `model`, `version`, `part`, `name`, `samples`, `loss`,
-        `accuracy`. Raises BadInputError."""
+        `accuracy`. Raises BadInputError.
+        """
         from testbed.run import kept_models
 
         return kept_models.of_run(self._directory, data_root(data), classes=classes, devices=devices)

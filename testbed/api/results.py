@@ -130,7 +130,8 @@ def export(
 
     `to`: folder to write to; None: `tables` in the folder of the run or sweep. `form`: `parquet` or
     `csv`. For a sweep each run gets a folder, and the table `runs` has one row per run. Raises
-    BadInputError."""
+    BadInputError.
+    """
     folder = finding.folder_of_runs(str(run), Path(runs))
     directories = _directories(str(run), Path(runs))
     if folder is None:

@@ -50,7 +50,8 @@ def up(
 
     The run is a separate process. It is taken down by `down`, at the end of a `with` block, and, unless
     `detach`, when this process ends for whatever reason. Raises BadInputError, HostError,
-    RunFailedError."""
+    RunFailedError.
+    """
     launch = plan_run(
         topology, runtime=runtime, data=data, oversubscribe=oversubscribe, track=track, runs=runs
     )
@@ -85,7 +86,7 @@ def attach(run: str | Path, *, on_event: OnEvent | None = None, runs: str | Path
 
 
 def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:
-    """Load the records of a run as tables (docs/analysis.md); of a live run those so far.
+    """Load the records of a run as tables (docs/guide/analysis.md); of a live run those so far.
 
     `run`: run id, run directory or handle. Raises BadInputError if there is no such run, or if its
     directory is damaged.
@@ -166,7 +167,8 @@ def page(
 
     `shown`: runs to show, or a single folder of runs such as a sweep's, whose runs are listed; empty:
     list all runs in the folder `runs`. `port`: 0: any free port. `on_progress` is called with the
-    address. Raises BadInputError."""
+    address. Raises BadInputError.
+    """
     names = [str(run) for run in shown]
     if len(names) == 1 and (folder := finding.folder_of_runs(names[0], Path(runs))) is not None:
         names, runs = [], folder

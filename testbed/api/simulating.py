@@ -24,7 +24,8 @@ def simulate(
     None: TESTBED_DATA; missing ones are downloaded from the hub. `changes` replace top-level entries of
     the topology: `seed=3`, `rule={"name": "fedavg"}`. A process can make only one run at a time; for
     several use `sweep`, or `up` with `runtime="virtual"`. Raises BadInputError, HostError,
-    RunFailedError."""
+    RunFailedError.
+    """
     given = text_of(topology, changes)
     launch = plan_run(given, runtime="virtual", data=data, runs=runs)
     with warnings.catch_warnings():  # tqdm warns in notebooks without widgets, which we do not use

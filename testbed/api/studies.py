@@ -75,7 +75,8 @@ def sweep(
     made one after the other. `on_progress` is called with a line per run. `name`: name of the folder in
     `runs`; None: that of the file, or `sweep` for a mapping. Other parameters: see `up`. A failed run
     does not stop the others. Ctrl-C in the main thread ends the running ones and keeps the finished
-    ones. Raises BadInputError."""
+    ones. Raises BadInputError.
+    """
     from testbed import sweeps
     from testbed.sweeps import sweeping
 

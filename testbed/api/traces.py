@@ -1,4 +1,4 @@
-"""Published traces of links and devices, for a topology (docs/traces.md)."""
+"""Published traces of links and devices, for a topology (docs/guide/traces.md)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def fedscale_devices(
     `steps`: local steps, of `batch_size` samples each, for which devices get a training time (`timing`);
     None: they get none. At least one of `cpu` and `steps` is needed. `begin`, `length`: the part of the
     availability trace to use; None: all of it, repeated. `speed_up`: how many times as fast time passes
-    in it. `topology`: return a copy of this file with these devices instead. Raises BadInputError."""
+    in it. `topology`: return a copy of this file with these devices instead. Raises BadInputError.
+    """
     if cpu is None and steps is None:
         raise BadInputError(
             "give --cpu (share of a core for the fastest device), or --steps (for a training time)"

@@ -177,7 +177,8 @@ def mosquitto_command(program: str, conf: str, pipe: str) -> tuple[str, ...]:
     packets.
 
     `pipe`: path at which the command makes a named pipe. The filter process ends with Mosquitto, and has
-    no environment, so it is not taken for a process of the run."""
+    no environment, so it is not taken for a process of the run.
+    """
     return ("sh", "-c", _RUN_MOSQUITTO, "sh", program, conf, pipe)
 
 

@@ -2,7 +2,8 @@
 
 Run as `python -m testbed.broker.embedded CONFIG.json`; it serves until it is killed. It enforces the
 same accounts and rights as Mosquitto, with a fraction of its throughput. It limits the size of a packet,
-but not the messages queued for a connection."""
+but not the messages queued for a connection.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     subscriptions fails ("dictionary changed size"), and the remaining subscribers miss the message. It
     also does not check rights for last wills and retained messages. Hence these overrides. If a later
     amqtt does not call them any more, its own `_authenticate` refuses every client, because there is no
-    plugin."""
+    plugin.
+    """
 
     def __init__(
         self, listeners: Mapping[str, Any], packet: int, accounts: Mapping[str, Account]

@@ -1,7 +1,8 @@
 """Accounts of a run's broker and their rights.
 
 Accounts exist only during their run. The sender of a message is known by its login, never by the
-payload: a client can publish only under its own name, and read only what is addressed to it."""
+payload: a client can publish only under its own name, and read only what is addressed to it.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def accounts(
     Only with `secure` aggregation may clients send each other messages: keys and shares of masks. The
     topics that a client may publish to are listed one by one, without wildcards, because the broker
     keeps a retained message per topic. Raises ValueError if a device has the name of an infrastructure
-    account."""
+    account.
+    """
     names, topics = list(devices), Topics(run)
     if reserved := {AGGREGATOR, CONTROLLER, ROUTER}.intersection(names):
         raise ValueError(f"a device must not be called {' or '.join(sorted(reserved))}")

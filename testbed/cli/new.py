@@ -1,6 +1,7 @@
 """`testbed new`: write files to begin with: a task, a rule, a topology, the examples, published traces.
 
-Files for a task, a rule or a topology are commented and run unchanged. For traces see docs/traces.md.
+Files for a task, a rule or a topology are commented and run unchanged. For traces see
+docs/guide/traces.md.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def trace(
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="Format of the published trace, such as pensieve (docs/traces.md).",
+            help="Format of the published trace, such as pensieve (docs/guide/traces.md).",
             autocompletion=completion.trace_formats,
         ),
     ],

@@ -98,7 +98,8 @@ def read(
 
     `train`: the decoded training samples, if `split` is another split. `count` is called from time to
     time with the number of samples read so far. Memory: the returned arrays and one batch. Raises
-    DataError."""
+    DataError.
+    """
     inputs = data.input or ()
     wanted = {"input": inputs, "label": (data.label,), "client": (data.client,)}
     for key, given in wanted.items():
@@ -226,7 +227,8 @@ def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, n
     """Return a column of labels: numbers, classes, or provisional numbers of texts.
 
     `named`: all texts are names of classes. Otherwise texts of one character are looked up in the
-    alphabet, if there is one."""
+    alphabet, if there is one.
+    """
     kind = array.dtype.kind
     if kind == "U":
         named = named or bool(names.known) or data.alphabet is None

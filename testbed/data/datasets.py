@@ -2,7 +2,8 @@
 Face hub, or from the hub itself.
 
 Decoded arrays are kept in the user's cache, because decoding 70,000 images takes seconds. To add a
-dataset: a row in DATASETS."""
+dataset: a row in DATASETS.
+"""
 
 from __future__ import annotations
 
@@ -242,7 +243,8 @@ class SyntheticSentences:
     """4,000 generated sentences of up to 16 of 64 tokens, padded with zeros.
 
     A sentence's class is 1 if more of its tokens are 32 or above than below, else 0. Every fifth
-    sentence is a test sample."""
+    sentence is a test sample.
+    """
 
     name: ClassVar[str] = "synthetic-sentences"
     shape: ClassVar[tuple[int, ...] | None] = (16,)
@@ -386,7 +388,8 @@ def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
     """Load the dataset called `dataset` in DATASETS, from the cache if it has been decoded before.
 
     `root`: data root; None: there is none. `report` is called with progress lines. Raises BadInputError
-    if files cannot be used, HostError if there are none and the hub cannot be reached."""
+    if files cannot be used, HostError if there are none and the hub cannot be reached.
+    """
     try:
         return load_from(DATASETS[dataset], root, report)
     except DataError as error:

@@ -1,7 +1,8 @@
 """Requested and measured figures of devices.
 
 All times are in seconds, `at` is device time; CPU shares are of one host core; rates are bit/s on the
-wire."""
+wire.
+"""
 
 from __future__ import annotations
 
@@ -366,7 +367,8 @@ class Fidelity:
         `asked` (`Figure.requested`), `got` and `error` (%); `up_carried` and `down_carried` (see
         Carried); `probes`. The figure `cpu` also has `measured`, `used`, `demand` (`demand.got`) and
         `wanted`: see DeviceFidelity. If there are several hosts, `clocks` has the `uncertainty` of each
-        other host's clock, in seconds."""
+        other host's clock, in seconds.
+        """
         clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}

@@ -31,7 +31,8 @@ packets wait in it are compared with those its rate allows (`agents.device.backl
 transfer says less, because it also includes waiting for the client and the aggregator.
 
 If the request changed during the run, each phase is measured by itself, and the worst phase is the
-device's figure. Times are device time in seconds, shares are of one host core, rates are bit/s."""
+device's figure. Times are device time in seconds, shares are of one host core, rates are bit/s.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +119,8 @@ def measure(
     (median and standard deviation of round trips, s), `loss` (share of round trips); any may be missing.
     A probe before `clock.begin` is of the link as first requested. A sample with `limits` has the limits
     of the device's control group from then on. `trainings`: trainings of each device. Values that are
-    not numbers are ignored."""
+    not numbers are ignored.
+    """
     usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
     probes: dict[str, list[_LinkProbeAt]] = {}

@@ -72,7 +72,8 @@ def start_time(runs: Sequence[Run]) -> float | None:
     is ready; None if no client was started.
 
     Starts that were disturbed by another action on the device do not count. So if crashes follow each
-    other fast, long starts are missing."""
+    other fast, long starts are missing.
+    """
     found = [seconds for run in runs for seconds in _starts(run)]
     return float(np.mean(found)) if found else None
 

@@ -34,7 +34,7 @@ _ELSEWHERE_SHARE = 0.18
 """Maximum share of the host's CPU time that other work may take. Engine and kernel took up to 12 % of
 two cores. Work on other cores does not change the shares of devices, but competes for caches and memory:
 copies of 64 MB and a busy disk made steps longer, busy loops did not, and CPU times do not distinguish
-them (docs/fidelity.md)."""
+them (docs/guide/verdict.md)."""
 _STEAL_SHARE = 0.05
 """Maximum share of CPU time that the hypervisor may take. Many kernels charge it to the device that was
 running, so no figure of a device shows it."""
@@ -173,7 +173,8 @@ def verdict(
     `host`: samples of this host while the run clock was running. `fidelity`: figures of the devices.
     `steps`: steps of the scenario. `trainings`: trainings of each device. `failures`: actions and
     processes that failed. `disruptions`: times in which the run did not continue. `wrong_sums`: sums of
-    masked updates that were wrong. `others`: samples of other hosts with devices, by name."""
+    masked updates that were wrong. `others`: samples of other hosts with devices, by name.
+    """
     reasons = [*load(host), *_wrong_shares(fidelity, host)]
     for name, samples in others.items():
         reasons += [f"{name}: {reason}" for reason in load(samples)]

@@ -1,9 +1,10 @@
 """CPU wake-up latency: keep cores awake while a run measures.
 
 A throttled device works in slices of milliseconds. If a core sleeps in between, waking it can take
-longer than the work of the slice, and the kernel charges the device for it (measured: docs/cpu.md). The
-kernel's PM QoS prevents all sleep states that need longer than 0 µs to wake up while a process keeps the
-device file open. So a killed process leaves nothing behind."""
+longer than the work of the slice, and the kernel charges the device for it (measured:
+docs/evidence/cpu.md). The kernel's PM QoS prevents all sleep states that need longer than 0 µs to wake
+up while a process keeps the device file open. So a killed process leaves nothing behind.
+"""
 
 from __future__ import annotations
 

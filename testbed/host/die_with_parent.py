@@ -25,7 +25,8 @@ def prefix(cpuset: str = "") -> list[str]:
     """Return the arguments to put before a command so that it ends with this process.
 
     It runs on the CPUs of `cpuset`; if that is empty, on those of this process. Python is started
-    isolated and without site-packages, which is fast."""
+    isolated and without site-packages, which is fast.
+    """
     from testbed.host.cpusets import cpu_numbers  # not at the top: the isolated program cannot find it
 
     cpus = cpu_numbers(cpuset) or os.sched_getaffinity(0)

@@ -88,7 +88,8 @@ def _address() -> _Address | None:
     """Return the address that DOCKER_HOST or else the Docker context names; None: the local engine's.
 
     Raises NoEngineError if the context does not exist, because the SDK would silently use the local
-    engine."""
+    engine.
+    """
     if url := os.environ.get("DOCKER_HOST"):
         return _Address(url, "DOCKER_HOST", "unset DOCKER_HOST")
     variable = os.environ.get("DOCKER_CONTEXT")
@@ -174,7 +175,7 @@ def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
     if (where := _engine_place(info)) is not None:
         return Unfit(
             f"the Docker engine runs {where}, but testbed needs its clock, files and control groups",
-            "run testbed there, or in a container there that has the engine's socket (docs/faq.md)",
+            "run testbed there, or in a container there with the engine's socket (docs/guide/faq.md)",
         )
     return None
 
@@ -227,7 +228,8 @@ def run_output(
     """Run `command` in a new container; return its standard output, with any log driver of the engine.
 
     The container has no rights except `rights` (options of the SDK), and is removed, also on Ctrl-C.
-    Raises ERRORS; ContainerError if the command fails."""
+    Raises ERRORS; ContainerError if the command fails.
+    """
     options: dict[str, Any] = {
         "command": list(command[1:]),
         "entrypoint": command[0],

@@ -13,7 +13,8 @@ that it cannot import, and runs the user's main module in each program.
 
 Other processes find a fork by its environment, like a program that was started in the usual way. The
 kernel shows the environment block with which the fork server was started. In it the value of one
-variable has room for the longest program name, and each fork writes its own name into its copy."""
+variable has room for the longest program name, and each fork writes its own name into its copy.
+"""
 
 from __future__ import annotations
 

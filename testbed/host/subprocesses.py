@@ -35,7 +35,8 @@ def run(
     with all its children. `stop`: if another thread sets it, the program is ended. `output`: file for
     standard output; None: it is shown only in errors. `temporary`: folder for temporary files, for a
     program that does not remove them when it is killed; None: the default folder. Raises HostError with
-    the last lines of its output if it fails, StoppedError if `stop` was set."""
+    the last lines of its output if it fails, StoppedError if `stop` was set.
+    """
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""Experiment trackers: MLflow, Weights & Biases, TensorBoard (docs/trackers.md).
+"""Experiment trackers: MLflow, Weights & Biases, TensorBoard.
+
+docs/guide/trackers.md is the users' page.
 
     points   converts the records of a run to figures over device time; pure
     facts    parameters and files of a run
@@ -7,7 +9,8 @@
 
 `python -m testbed.tracking` follows one run in a separate process, so a slow or failing tracker does not
 disturb the run. To add a tracker: a module with a class that implements `Tracker`, and a row in
-TRACKERS."""
+TRACKERS.
+"""
 
 from __future__ import annotations
 

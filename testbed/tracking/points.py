@@ -30,7 +30,8 @@ class Points:
     Each evaluation gives a point with `accuracy` and `loss` (and `perplexity`, exp(loss)). Each window
     with updates gives one with the totals `updates`, `version`, `rejected` and `megabytes` of payloads,
     and for the window `updates_per_second` and the mean `staleness` in versions. Windows last 1 s of
-    device time at first, later longer, and include their end."""
+    device time at first, later longer, and include their end.
+    """
 
     perplexity: bool = False
     """Whether the task has a perplexity."""

@@ -12,7 +12,7 @@ from agents.pipeline.secure.settings import SecureRun
 
 _MESSAGE_TIME = 0.0014
 """CPU time to send or receive a small message, without processing its content, in seconds on a whole
-core: waking up, MQTT, TCP. Fitted to a run in docker (docs/privacy.md)."""
+core: waking up, MQTT, TCP. Fitted to a run in docker (docs/evidence/privacy.md)."""
 _TRIES = 5
 
 
