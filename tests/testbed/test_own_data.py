@@ -241,7 +241,7 @@ def test_splits_must_have_equal_columns(tmp_path: Path) -> None:
     ):
         read(tmp_path, label="y")
     write(tmp_path, {"x": [[1.0, 2.0]], "y": [0.5]}, "test.parquet")
-    with pytest.raises(BadInputError, match="has float32, the training samples have int64"):
+    with pytest.raises(BadInputError, match="has float32, but the training samples have int64"):
         read(tmp_path, label="y")
 
 
