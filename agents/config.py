@@ -194,7 +194,7 @@ FROM_TASK = InitialModel()
 
 
 @dataclass(frozen=True, slots=True)
-class RandomDuration:
+class DrawnDuration:
     """A random duration, in seconds; `agents.timing.durations` draws from it."""
 
     distribution: str
@@ -215,9 +215,9 @@ class ClientSetup:
     local: LocalTraining
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """Steps of the update pipeline, in the order of `agents.pipeline.STEPS`."""
-    think: RandomDuration | None = None
+    think: DrawnDuration | None = None
     """Delay between the end of a training and the sending of its update; None: none."""
-    timing: RandomDuration | None = None
+    timing: DrawnDuration | None = None
     """Minimum duration of a training, measured from when it could begin; None: no minimum."""
     speed: float = 1.0
     """Divisor of `timing`."""
@@ -380,7 +380,7 @@ class SharedLink:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkSettings:
+class AccessLink:
     """Access link requested for a device."""
 
     up: int | None = None
@@ -399,12 +399,12 @@ class LinkSettings:
         """Whether the link carries nothing, or too little to keep a connection alive."""
         return self.loss >= 1 or any((rate or math.inf) < OUTAGE_RATE for rate in (self.up, self.down))
 
-    def with_changes(self, changes: Mapping[str, float | None]) -> LinkSettings:
+    def with_changes(self, changes: Mapping[str, float | None]) -> AccessLink:
         """Return this link with the fields in `changes` replaced."""
         values: dict[str, Any] = dict(changes)
         return dataclasses.replace(self, **values)
 
-    def limited_by(self, access: SharedLink | None) -> LinkSettings:
+    def limited_by(self, access: SharedLink | None) -> AccessLink:
         """Return this link with its rates limited to those of the shared link `access`; None: no shared
         link."""
         if access is None:
@@ -424,9 +424,9 @@ class DeviceConfig:
     """Login of the init. It reaches the broker without the access link, which only the client uses."""
     data_address: str
     """Broker's host name for the client, reached over the access link."""
-    link: LinkSettings | None
+    link: AccessLink | None
     """The device's own link; None if it is not shaped."""
-    probed: LinkSettings | None
+    probed: AccessLink | None
     """Expected properties of the whole path to the server, for the measurement of the link; None: not
     measured."""
     shared: str
@@ -464,7 +464,7 @@ class RouterConfig:
     addresses: Mapping[str, str]
     """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]
-    """`rtt`, `jitter` and `loss` of each device, as in `LinkSettings`."""
+    """`rtt`, `jitter` and `loss` of each device, as in `AccessLink`."""
     access: Mapping[str, SharedLink]
     """Shared link of each device that has one."""
     seed: int

@@ -46,7 +46,7 @@ class SetLink(_DeviceAction, frozen=True, tag="set"):
     """Change properties of the link."""
 
     changes: Mapping[str, int | float | None] = msgspec.field(name="link")
-    """New values of fields of `agents.config.LinkSettings`, in its units; other fields do not change."""
+    """New values of fields of `agents.config.AccessLink`, in its units; other fields do not change."""
 
 
 class _LinkChanges(Struct, forbid_unknown_fields=True):

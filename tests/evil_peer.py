@@ -81,7 +81,7 @@ class EvilPeer:
                 self._connection.publish(self._names.share(name, self._name), share)
 
     def _handle(self, message: ReceivedMessage) -> None:
-        name, kind = self._names.name_in(message.topic), self._names.kind_in(message.topic)
+        kind, name = self._names.split(message.topic)
         try:
             if kind == "key":
                 self._party.add_peer(name, bytes(message.payload))

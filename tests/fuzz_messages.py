@@ -334,7 +334,6 @@ def fuzzing(seed: int) -> Iterator[Fuzz]:
         patch.setattr("agents.router.main.iptables", lambda: ["iptables"])
         patch.setattr("agents.router.main.run", lambda _: "")
         patch.setattr(RateLimit, "admits", lambda *_: True)
-        patch.setattr(RateLimit, "refund", lambda *_: None)
         fuzz = Fuzz(Path(folder), seed)
         add, reject = messages.Refusals.add, Intake.reject
         parts = {

@@ -157,10 +157,9 @@ class DurableCore:
             state.evaluating.remove(event.version)
             self._evaluated.append(self._waiting(event.version))
         actions = state.core.handle(event)
+        self._journal.write(*[action.record for action in actions if isinstance(action, act.Log)])
         for action in actions:
             match action:
-                case act.Log(record):
-                    self._journal.write(record)
                 case act.Evaluate(version):
                     state.evaluating.append(version)
                     if self._keeps:

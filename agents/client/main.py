@@ -174,9 +174,9 @@ class ClientProcess:
 
     def _take_from_peer(self, message: ReceivedMessage, exchange: Exchange) -> None:
         """Handle a key or a share of another client; an invalid one is refused."""
-        sender = self._topics.name_in(message.topic)
+        kind, sender = self._topics.split(message.topic)
         try:
-            if self._topics.kind_in(message.topic) == "key":
+            if kind == "key":
                 exchange.add_peer(sender, bytes(message.payload))
             else:
                 exchange.receive_share(sender, message.payload)
@@ -209,7 +209,7 @@ class ClientProcess:
                     self._send(message())
 
     def _send(self, update: payloads.UpdateMessage) -> None:
-        head, views = payloads.lay_out(update)
+        head, *views = payloads.lay_out(update)
         if self._outbox is not None and update.kind != payloads.FAREWELL:
             put = partial(self._outbox.put, update.dispatch, (head, *views))
             if not retry_while_disk_full(put, self._stopped.wait):
@@ -279,7 +279,7 @@ class ClientProcess:
         are ignored until the client is ready: it is sent one when it joins."""
         if (message.topic, message.payload) == self._stop_request:
             self._stop()
-        elif self._exchange is not None and self._topics.kind_in(message.topic) in ("key", "share"):
+        elif self._exchange is not None and self._topics.split(message.topic)[0] in ("key", "share"):
             self._take_from_peer(message, self._exchange)
         elif self._ready or message.topic not in self._models:
             self._inbox.put(message)

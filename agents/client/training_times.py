@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from agents.client.randomness import THINKING, TIMING
-from agents.config import RandomDuration
+from agents.config import DrawnDuration
 from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
 
@@ -23,8 +23,8 @@ class Timing:
 
     def __init__(
         self,
-        timing: RandomDuration | None,
-        think: RandomDuration | None,
+        timing: DrawnDuration | None,
+        think: DrawnDuration | None,
         rng: Callable[[int], np.random.Generator],
         *,
         speed: float = 1.0,

@@ -28,7 +28,7 @@ from typing import Any, assert_never
 from msgspec import structs
 
 from agents import config
-from agents.config import DeviceConfig, LinkSettings
+from agents.config import AccessLink, DeviceConfig
 from agents.device import link, resource_usage
 from agents.device.control_group import ControlGroup
 from agents.device.netlink import Netlink
@@ -72,7 +72,7 @@ class Init:
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
         self._clock = Clock(1.0, cfg.clock)
-        self._link: LinkSettings | None = None
+        self._link: AccessLink | None = None
         """The link last applied; None: the interface has not been changed."""
         self._interface = link.interface()
         self._usage: link.Usage | None = None
@@ -138,7 +138,7 @@ class Init:
             self._connection.close()
             self._netlink.close()
 
-    def _probe(self, requested: LinkSettings) -> None:
+    def _probe(self, requested: AccessLink) -> None:
         """Measure the link while the client starts, and publish the result."""
         from agents.device import link_probe  # which devices without a link do not need
 
@@ -309,7 +309,7 @@ class Init:
                 lifted: dict[str, Any] = {
                     name: link.LIFTED if value is None else value for name, value in changes.items()
                 }
-                self._shape(replace(self._link or LinkSettings(), **lifted))
+                self._shape(replace(self._link or AccessLink(), **lifted))
             case Disconnect():
                 self._plug(up=False)
             case Reconnect():
@@ -326,7 +326,7 @@ class Init:
         self._paused = False
         self._signal(signal.SIGCONT)
 
-    def _shape(self, wanted: LinkSettings) -> None:
+    def _shape(self, wanted: AccessLink) -> None:
         self._look()
         link.apply(wanted, self._interface, self._link, netem=self._config.netem)
         self._link = wanted

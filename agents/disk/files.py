@@ -30,7 +30,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def save(path: Path, pieces: Iterable[bytes | memoryview], *, secret: bool = False) -> None:
+def save(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, secret: bool = False) -> None:
     """Write the concatenation of `pieces` to `path` atomically, and flush it to the disk. `secret`: only
     this user may read the file."""
     with (

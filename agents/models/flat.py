@@ -133,7 +133,7 @@ class FlatModule:
     def load(self, vector: Vector, buffers: Buffers = NONE) -> None:
         """Copy `vector`, shape (d,), into the parameters, and `buffers` where they are any."""
         fill(self.w, vector)
-        if buffers:
+        if buffers.nbytes:
             load_buffers(self.module, buffers)
 
 

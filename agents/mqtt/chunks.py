@@ -141,7 +141,7 @@ class Joiner:
     def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
         """Return the place for the `size` bytes of the chunk with this `head`. The caller fills it, then
         calls `filled`. None: the chunk is dropped, because it does not continue a payload."""
-        sender = Topics.name_in(topic)
+        _, sender = Topics.split(topic)
         _, number, index, count, body = HEAD.unpack(head)
         if not index < count <= _MAX_CHUNKS:
             return None
@@ -161,7 +161,7 @@ class Joiner:
     def filled(self, topic: str, size: int) -> bytearray | None:
         """Note that the `size` bytes of a place were filled. Return the payload on `topic` if it is
         complete now, else None."""
-        sender = Topics.name_in(topic)
+        _, sender = Topics.split(topic)
         found = self._unfinished[sender]
         found.filled += size
         found.following += 1

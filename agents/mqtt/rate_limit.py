@@ -29,7 +29,3 @@ class RateLimit:
         """Reset `sender`, as if it had sent nothing."""
         self._full.pop(sender, None)
         self.refused.pop(sender, None)
-
-    def refund(self, sender: str) -> None:
-        """Uncount the latest item of `sender`, because it was requested."""
-        self._full[sender] -= self._interval

@@ -90,12 +90,9 @@ class Topics:
         raise ValueError(f"{topic!r:.200} is not a topic of run {self.run}")
 
     @staticmethod
-    def kind_in(topic: str) -> str:
-        """Return `share` for `testbed/<run>/share/pi-1/pi-2`; empty for a topic that has no kind."""
+    def split(topic: str) -> tuple[str, str]:
+        """Return the kind of a topic of a run, and the client or device that it is addressed to or comes
+        from: `share` and `pi-2` of `testbed/<run>/share/pi-1/pi-2`. Nothing is checked; a topic of no
+        run has the kind ``."""
         levels = topic.split("/")
-        return levels[2] if len(levels) > 2 else ""
-
-    @staticmethod
-    def name_in(topic: str) -> str:
-        """Return the last level of a run's `topic`: the client or device that sends or receives it."""
-        return topic.rpartition("/")[2]
+        return levels[2] if len(levels) > 2 else "", levels[-1]

@@ -112,7 +112,7 @@ class Connection:
         """Host's monotonic time at which the connection was lost; None while connected, and before the
         first connection."""
         self._paho = streaming.StreamingClient(
-            chunks.Joiner(lambda topic: largest.get(Topics.kind_in(topic), 0)),
+            chunks.Joiner(lambda topic: largest.get(Topics.split(topic)[0], 0)),
             self._on_payload,
             client_id=broker.username,  # must be unique: the broker ends an older session with this id
             clean_session=not keeps_session,

@@ -6,7 +6,7 @@ STEPS.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from agents.config import Named
 from agents.models.vectors import Vector
@@ -16,8 +16,7 @@ from agents.pipeline.differential import DifferentialRun
 from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, UpdateStep
 from agents.pipeline.secure.server import SecureSums
 from agents.pipeline.secure.step import SecureAggregation
-from agents.rules.interface import Contribution
-from agents.wire.payloads import UpdateMessage
+from agents.wire.payloads import Encoded, UpdateMessage
 
 STEPS: dict[str, type[UpdateStep]] = {
     "byzantine": ByzantineStep,
@@ -48,32 +47,28 @@ class ServerSteps:
     """Server halves of a run's `steps`, for models with `parameters` parameters."""
 
     def __init__(self, steps: Iterable[Named], parameters: int) -> None:
-        self._steps: list[ServerStep] = []
+        self.halves: list[ServerStep] = []
         self._by_field: dict[str, ServerStep] = {}
         for step in map(build_step, steps):
             if (half := step.at_server(parameters)) is not None:
-                self._steps.append(half)
+                self.halves.append(half)
                 if step.field is not None:
                     self._by_field[step.field] = half
-        sums = [step for step in self._steps if isinstance(step, SecureSums)]
+        sums = [step for step in self.halves if isinstance(step, SecureSums)]
         self.sums = sums[0] if sums else None
         """The secure aggregation step; None if the server learns every single update."""
+        self.plain_problem = None if self.sums is None else _NOT_MASKED
+        """Reason to reject an update that no step encoded; None: it is accepted."""
 
-    def vector(self, client: str, message: UpdateMessage, base: Vector | None) -> Vector | str:
-        """Return the decoded update, shape (d,), or the reason to reject it. With secure aggregation
-        the vector of a `model` is `base`, and that of any other update is empty.
+    def decode(
+        self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
+    ) -> Vector | str:
+        """Return the update in `encoded`, shape (d,), or the reason to reject it. With secure
+        aggregation the vector of a `model` is `base`, and that of any other update is empty.
 
-        The update must have passed all other checks. `base`: the model that the update was trained
-        from; None if that is not kept."""
-        encoded = message.encoded
-        if encoded is None:
-            return message.vector if self.sums is None else _NOT_MASKED
+        `message`: the rest of the update, which has passed all other checks. `base`: the model that the
+        update was trained from; None if that is not kept."""
         step = next((self._by_field[name] for name in encoded.fields if name in self._by_field), None)
         if step is None or self.sums not in (None, step):
             return f"encoded by a step that this run does not have: {', '.join(encoded.fields):.80}"
         return step.receive(client, message, encoded, base)
-
-    def add_noise(self, w: Vector, version: int, used: Sequence[Contribution]) -> None:
-        """Add the steps' noise to `w`, in place, after `version` was made from the updates `used`."""
-        for step in self._steps:
-            step.add_noise(w, version, max(one.weight for one in used))

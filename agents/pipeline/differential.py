@@ -19,8 +19,8 @@ from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, Upd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifferentialPrivacy:
-    """Differential privacy of each client: its updates are clipped, and Gaussian noise is added
-    (docs/concepts/privacy.md)."""
+    """Differential privacy of each client (docs/concepts/privacy.md): its updates are clipped, and
+    Gaussian noise is added."""
 
     clip: Positive
     """C, maximum ℓ2 norm of an update; longer updates are scaled down to it."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,9 @@ _TENSORS = ("vector", "encoded", "buffers")
 """Fields of a message that are not in its header."""
 _KINDS = {"F16": "<f2", "F32": "<f4", "I8": "|i1", "U32": "<u4"}
 """Types of the arrays of an encoded update: name in safetensors, name in NumPy."""
-_NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
-Views = Sequence[memoryview]
+_NAMES = {np.dtype(kind): name for name, kind in (*_KINDS.items(), ("I64", "<i8"))}
+Pieces = tuple[bytes, *tuple[memoryview, ...]]
+"""Of a payload: its header and views of its arrays."""
 
 
 class WireError(Exception):
@@ -154,16 +155,16 @@ _READERS = {cls: _readers(cls) for cls in (ModelMessage, UpdateMessage)}
 
 def encode(message: ModelMessage | UpdateMessage) -> bytes:
     """Return the payload of `message`."""
-    head, views = lay_out(message)
-    return b"".join((head, *views))
+    return b"".join(lay_out(message))
 
 
-def lay_out(message: ModelMessage | UpdateMessage) -> tuple[bytes, Views]:
+def lay_out(message: ModelMessage | UpdateMessage) -> Pieces:
     """Return the payload of `message` as its header and views of its arrays."""
-    metadata = _metadata(message)
+    metadata, arrays = _metadata(message), {"w": np.ascontiguousarray(message.vector, dtype="<f4")}
     if isinstance(message, UpdateMessage) and message.encoded is not None:
-        return _encoded_parts(message.encoded, message.buffers, metadata)
-    return _lay_out(np.ascontiguousarray(message.vector, dtype="<f4"), message.buffers, metadata)
+        metadata |= message.encoded.fields
+        arrays = {name: np.ascontiguousarray(a) for name, a in message.encoded.arrays.items()}
+    return _pack(arrays, metadata, message.buffers)
 
 
 def largest_model(parameters: int, buffers: int) -> int:
@@ -175,8 +176,8 @@ def largest_model(parameters: int, buffers: int) -> int:
 def plain_size(message: UpdateMessage, parameters: int) -> int:
     """Return the payload size in bytes that `message` would have with a float32 vector of `parameters`
     parameters."""
-    size, buffers = 4 * parameters, message.buffers
-    return len(_header(parameters, buffers, _metadata(message))) + size + buffers.nbytes
+    vector = np.empty(parameters, "<f4")  # memory that is never touched
+    return sum(map(len, pack(vector, _metadata(message), message.buffers)))
 
 
 def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
@@ -195,8 +196,7 @@ def decode_model(payload: bytes | bytearray) -> ModelMessage:
 
 def decode_update(payload: bytes | bytearray) -> UpdateMessage:
     """Decode an update. Raises WireError."""
-    header, metadata, body = _split(payload)
-    body, buffers = _without_buffers(header, body)
+    header, metadata, body, buffers = _split(payload)
     fields = _fields(UpdateMessage, metadata)
     if len(metadata) > len(fields) + 1:  # more than the fields and `protocol`
         known = {"protocol", *fields}
@@ -207,69 +207,27 @@ def decode_update(payload: bytes | bytearray) -> UpdateMessage:
     return UpdateMessage(**fields, vector=vector, buffers=buffers)
 
 
-def pack(
-    vector: Vector, metadata: dict[str, str], buffers: Buffers = NONE
-) -> tuple[bytes | memoryview, ...]:
+def pack(vector: Vector, metadata: dict[str, str], buffers: Buffers = NONE) -> Pieces:
     """Return the pieces of a safetensors file with the float32 tensor `w` and, if there are any,
     `buffers`. `vector`: contiguous, shape (d,)."""
-    head, views = _lay_out(vector, buffers, metadata)
-    return head, *views
+    return _pack({"w": vector}, metadata, buffers)
 
 
-def _lay_out(vector: Vector, buffers: Buffers, metadata: dict[str, str]) -> tuple[bytes, Views]:
-    header = _header(vector.size, buffers, metadata)
-    return header, [vector.data.cast("B"), *_views(buffers)]
-
-
-def _views(buffers: Buffers) -> list[memoryview]:
-    return [buffers.floats.data.cast("B"), buffers.integers.data.cast("B")] if buffers else []
-
-
-def _header(parameters: int, buffers: Buffers, metadata: dict[str, str]) -> bytes:
-    size = 4 * parameters
-    more = "".join(
-        f",{_JSON.encode(name)}:{_JSON.encode(t)}" for name, t in _ends(buffers, size).items()
-    )
-    tensor = f'"dtype":"F32","shape":[{parameters}],"data_offsets":[0,{size}]'
-    return _framed(f'{{"__metadata__":{_JSON.encode(metadata)},"w":{{{tensor}}}{more}}}'.encode())
-
-
-def _framed(text: bytes) -> bytes:
-    """Return the header `text`, padded, with its length in front."""
+def _pack(arrays: dict[str, NDArray[Any]], metadata: dict[str, str], buffers: Buffers) -> Pieces:
+    if buffers.nbytes:
+        arrays = {**arrays, "floats": buffers.floats, "integers": buffers.integers}
+    text = _JSON.encode({"__metadata__": metadata, **_tensors(arrays)}).encode()
     text += b" " * (-len(text) % 8)  # aligned data, as the format asks
-    return _LENGTH.pack(len(text)) + text
+    views = (array.data.cast("B") for array in arrays.values() if array.size)
+    return _LENGTH.pack(len(text)) + text, *views
 
 
-def _tensor(kind: str, count: int, begin: int, end: int) -> dict[str, Any]:
-    """Return the header's entry for one tensor."""
-    return {"dtype": kind, "shape": [count], "data_offsets": [begin, end]}
-
-
-def _ends(buffers: Buffers, at: int) -> dict[str, Any]:
-    """Return the header's entries for `buffers` that begin at byte `at`."""
-    if not buffers:
-        return {}
-    middle = at + buffers.floats.nbytes
-    return {
-        "floats": _tensor("F32", buffers.floats.size, at, middle),
-        "integers": _tensor("I64", buffers.integers.size, middle, middle + buffers.integers.nbytes),
-    }
-
-
-def _encoded_parts(encoded: Encoded, buffers: Buffers, metadata: dict[str, str]) -> tuple[bytes, Views]:
-    header = {"__metadata__": {**metadata, **encoded.fields}, **_tensors(encoded.arrays)}
-    header |= _ends(buffers, encoded.nbytes)
-    arrays = [np.ascontiguousarray(a).data.cast("B") for a in encoded.arrays.values()]
-    return _framed(_JSON.encode(header).encode()), [*arrays, *_views(buffers)]
-
-
-def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the header's entries for `arrays`, one after the other."""
+def _tensors(arrays: Mapping[str, NDArray[Any]], at: int = 0) -> dict[str, Any]:
+    """Return the header's entries for `arrays`, one after the other from byte `at` on."""
     found: dict[str, Any] = {}
-    at = 0
     for name, array in arrays.items():
         end = at + array.nbytes
-        found[name] = _tensor(_NAMES[array.dtype], array.size, at, end)
+        found[name] = {"dtype": _NAMES[array.dtype], "shape": [array.size], "data_offsets": [at, end]}
         at = end
     return found
 
@@ -294,14 +252,13 @@ def _arrays(header: Mapping[str, Any], body: memoryview) -> dict[str, NDArray[An
 def unpack(payload: bytes | bytearray) -> tuple[Vector, dict[str, str], Buffers]:
     """Return the vector (a read-only view of `payload`), the metadata and the buffers. Raises
     WireError."""
-    header, metadata, body = _split(payload)
-    body, buffers = _without_buffers(header, body)
+    header, metadata, body, buffers = _split(payload)
     return _only_vector(header, body), metadata, buffers
 
 
-def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], memoryview]:
-    """Split a payload into the header's entries for tensors, the metadata, and the bytes that follow.
-    Raises WireError."""
+def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], memoryview, Buffers]:
+    """Split a payload into the header's entries for the other tensors, the metadata, the bytes of these
+    tensors, and the buffers. Raises WireError."""
     if len(payload) < _LENGTH.size:
         raise WireError(f"payload has {len(payload)} bytes: shorter than a header")
     (length,) = _LENGTH.unpack_from(payload)
@@ -315,14 +272,15 @@ def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], 
         raise WireError(f"unreadable header: {error!r:.80}") from error
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
         raise WireError("metadata: expected a map of strings")
-    return header, metadata, memoryview(payload).toreadonly()[start:]
+    body = memoryview(payload).toreadonly()[start:]
+    if header.keys().isdisjoint(_BUFFERS):
+        return header, metadata, body, NONE
+    return header, metadata, *_split_buffers(header, body)
 
 
-def _without_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryview, Buffers]:
+def _split_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryview, Buffers]:
     """Split `body` into the part before the buffers, and the buffers; remove their entries from
     `header`. Raises WireError."""
-    if "floats" not in header and "integers" not in header:
-        return body, NONE
     try:
         floats, integers = (header[name]["shape"][0] for name in _BUFFERS)
     except (LookupError, TypeError) as error:
@@ -340,16 +298,16 @@ def _without_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryvi
     found = Buffers(
         np.frombuffer(body[begin:middle], "<f4").copy(), np.frombuffer(body[middle:], "<i8").copy()
     )
-    if {name: header.pop(name) for name in _BUFFERS} != _ends(found, begin):
+    expected = _tensors({"floats": found.floats, "integers": found.integers}, begin)
+    if {name: header.pop(name) for name in _BUFFERS} != expected:
         raise WireError("invalid header of buffers: it does not match their position")
     return body[:begin], found
 
 
 def _only_vector(header: dict[str, Any], body: memoryview) -> Vector:
-    size = len(body)
-    if size % 4 or header != {"w": _tensor("F32", size // 4, 0, size)}:
-        raise WireError(f"expected one float32 vector `w` of {size} bytes, found {header!r:.100}")
-    vector: Vector = np.frombuffer(body, dtype="<f4")
+    vector: Vector = np.frombuffer(body[: len(body) // 4 * 4], dtype="<f4")
+    if len(body) % 4 or header != _tensors({"w": vector}):
+        raise WireError(f"expected one float32 vector `w` of {len(body)} bytes, found {header!r:.100}")
     return vector
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from agents import events
-from agents.config import LinkSettings
+from agents.config import AccessLink
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedGpu, RequestedLink
 from testbed.fidelity.limits import RequestedLimits
@@ -91,7 +91,7 @@ class _DeviceRequests:
     _link: list[RequestedLink] = field(default_factory=list)
     _state: DeviceState = field(default_factory=DeviceState)
     """State of the device after the actions since the run began or was resumed."""
-    _current_link: LinkSettings = field(default_factory=LinkSettings)
+    _current_link: AccessLink = field(default_factory=AccessLink)
     _absent_since: dict[str, float] = field(default_factory=dict)
     """Reasons why it is not computing, each with the time at which that began."""
     _away: list[Interval] = field(default_factory=list)
@@ -171,7 +171,7 @@ class _DeviceRequests:
         self._cpu.append(RequestedCpu(share, planned.period / 1e6 / planned.dilation, at, limits))
 
     def _request_link(self, at: float) -> None:
-        link = (self.planned.link or LinkSettings()).with_changes(self._state.link)
+        link = (self.planned.link or AccessLink()).with_changes(self._state.link)
         if self._link and link == self._current_link:
             return  # nothing changed, as at the first step of a trace
         self._current_link = link

@@ -259,5 +259,5 @@ def message_sizes(
 
 
 def _size(message: payloads.ModelMessage | payloads.UpdateMessage) -> int:
-    head, views = payloads.lay_out(message)
+    head, *views = payloads.lay_out(message)
     return len(head) + sum(view.nbytes for view in views)

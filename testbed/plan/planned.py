@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agents.config import LinkSettings, LocalTraining, Named, RandomDuration, SharedLink
+from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, SharedLink
 from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import feasibility
@@ -52,14 +52,14 @@ class PlannedDevice:
     """cpuset, as in `1-3`; empty in virtual time."""
     core_speed: float = 1.0
     """Speed of a core of its machine, in cores of this host."""
-    link: LinkSettings | None = None
+    link: AccessLink | None = None
     """Its own, as the run begins."""
     trace: tuple[Trace, ...] = ()
     """What that link does in the course of the run."""
     access: SharedLink | None = None
     """Its access link, shared with others."""
-    think: RandomDuration | None = None
-    timing: RandomDuration | None = None
+    think: DrawnDuration | None = None
+    timing: DrawnDuration | None = None
     """Of a training at the least, from when it could begin; still to be divided by `speed`."""
     gflops: float | None = None
     """1e9 operations per second; still to be multiplied by `speed`."""
@@ -88,9 +88,9 @@ class PlannedDevice:
         return self.cpu / self.dilation
 
     @property
-    def host_link(self) -> LinkSettings | None:
+    def host_link(self) -> AccessLink | None:
         """The link as the host has to make it."""
-        return None if self.link is None else LinkSettings(**dilated(asdict(self.link), self.dilation))
+        return None if self.link is None else AccessLink(**dilated(asdict(self.link), self.dilation))
 
     @property
     def host_access(self) -> SharedLink | None:
@@ -98,15 +98,15 @@ class PlannedDevice:
         return None if self.access is None else SharedLink(**dilated(asdict(self.access), self.dilation))
 
     @property
-    def end_to_end(self) -> LinkSettings | None:
+    def end_to_end(self) -> AccessLink | None:
         """The whole path from device to server as the run begins, for a device alone on it; None: it is
         not shaped."""
-        return None if self.direct else (self.link or LinkSettings()).limited_by(self.access)
+        return None if self.direct else (self.link or AccessLink()).limited_by(self.access)
 
     @property
-    def host_end_to_end(self) -> LinkSettings | None:
+    def host_end_to_end(self) -> AccessLink | None:
         """The same as the host has to make it."""
-        return None if self.direct else (self.host_link or LinkSettings()).limited_by(self.host_access)
+        return None if self.direct else (self.host_link or AccessLink()).limited_by(self.host_access)
 
     @property
     def direct(self) -> bool:
@@ -279,7 +279,7 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     return made
 
 
-def told_duration(duration: RandomDuration | None) -> str | None:
+def told_duration(duration: DrawnDuration | None) -> str | None:
     """`200ms`, or the name of the distribution."""
     if duration is None:
         return None

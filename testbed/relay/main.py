@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import assert_never
 
 from agents import config, disturbances
-from agents.config import BrokerAccess, LinkSettings, SharedLink
+from agents.config import AccessLink, BrokerAccess, SharedLink
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
@@ -39,7 +39,7 @@ class RelayConfig:
     """Ports of the broker's host that the devices reach through their links."""
     listeners: Mapping[str, tuple[int, ...]]
     """For each device, the inherited file descriptor of a listening socket for each target."""
-    links: Mapping[str, LinkSettings]
+    links: Mapping[str, AccessLink]
     """Links of the devices that have one of their own."""
     access: Mapping[str, SharedLink]
     """Shared access links, by device; only of devices that have one."""
@@ -51,7 +51,7 @@ class RelayConfig:
 class OwnLink:
     """A device's own link, without what it shares with others."""
 
-    def __init__(self, link: LinkSettings, seed: int, device: str, traffic: Traffic) -> None:
+    def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
         self.up, self.down = (
             Lane(
@@ -80,7 +80,7 @@ class OwnLink:
             lane.advance()
 
 
-def _shapes(link: LinkSettings) -> tuple[Shape, Shape]:
+def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
     """The directions of `link`: up and down."""
     up, down = (Shape(rate, link.rtt / 2, link.jitter) for rate in (link.up, link.down))
     return up, down
@@ -107,7 +107,7 @@ def main() -> None:
     shared = shared_lanes(cfg.access)
     traffic = Traffic(Path(cfg.traffic), cfg.listeners)
     own = {
-        name: OwnLink(cfg.links.get(name, LinkSettings()), cfg.seed, name, traffic)
+        name: OwnLink(cfg.links.get(name, AccessLink()), cfg.seed, name, traffic)
         for name in cfg.listeners
     }
     for name, link in own.items():

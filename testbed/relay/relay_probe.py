@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from agents.config import LinkSettings
+from agents.config import AccessLink
 from agents.device.link_probe import fastest, pace, round_trip_figures
 from agents.wire.messages import LinkFigures
 from testbed.relay.pipe import SEGMENT, on_wire
@@ -37,7 +37,7 @@ _SILENCE_TIMEOUT_SECONDS = 30.0
 """Until the next byte must come, beside the link's delay."""
 
 
-def measure(requested: LinkSettings, host: str, port: int) -> LinkFigures:
+def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
     """Measure a link, requested as `requested`, through its `port` to the server of `answering`: `rtt`
     in seconds, `jitter` (standard deviation of round trips); `up` and `down` in bit/s on the wire where
     rates are requested. Raises OSError.

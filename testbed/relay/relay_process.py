@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents import config
-from agents.config import BrokerAccess, LinkSettings
+from agents.config import AccessLink, BrokerAccess
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import LinkFigures, LinkProbe
 from testbed.errors import HostError
@@ -101,7 +101,7 @@ def _measured(
     def measure(device: PlannedDevice) -> LinkFigures:
         try:
             return relay_probe.measure(
-                device.host_end_to_end or LinkSettings(), host, ports[device.name][_PROBES]
+                device.host_end_to_end or AccessLink(), host, ports[device.name][_PROBES]
             )
         except OSError as error:  # fail closed
             raise HostError(

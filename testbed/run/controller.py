@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, Never
 
 from agents import events, own_code
-from agents.config import LOGGED, BrokerAccess, LinkSettings
+from agents.config import LOGGED, AccessLink, BrokerAccess
 from agents.device_actions import Crash, DeviceState, SetCpu
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
 from agents.mqtt.inbox import Inbox
@@ -520,7 +520,7 @@ class Controller:
     def _is_cut(self, device: str) -> bool:
         """Whether the device's link is ordered to lose so much that nothing may come back for long."""
         state, planned = self._states.get(device, DeviceState()), self._planned[device].link
-        link = (planned or LinkSettings()).with_changes(state.link)
+        link = (planned or AccessLink()).with_changes(state.link)
         return state.is_held or link.is_outage or link.loss > _LOSSY
 
     def _title(self, component: str) -> str:

@@ -84,8 +84,8 @@ class ServerLink(Model):
             raise ValueError(f"found none of {names}, expected a rate such as up: 5mbit")
         return self
 
-    def plain(self) -> config.LinkSettings:
-        return config.LinkSettings(self.up, self.down)
+    def plain(self) -> config.AccessLink:
+        return config.AccessLink(self.up, self.down)
 
 
 class LinkTrace(Model):
@@ -133,8 +133,8 @@ class Link(ServerLink):
             raise ValueError("jitter is more than the delay of one way, rtt/2: lower it, or raise rtt")
         return self
 
-    def plain(self) -> config.LinkSettings:
-        return config.LinkSettings(
+    def plain(self) -> config.AccessLink:
+        return config.AccessLink(
             self.up, self.down, self.rtt or 0.0, self.jitter or 0.0, self.loss or 0.0
         )
 

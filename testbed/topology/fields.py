@@ -462,8 +462,8 @@ class _Duration(Variant):
     tag: ClassVar[str] = "distribution"
     distribution: str
 
-    def plain(self) -> config.RandomDuration:
-        return config.RandomDuration(self.distribution, self.params)
+    def plain(self) -> config.DrawnDuration:
+        return config.DrawnDuration(self.distribution, self.params)
 
 
 Duration = Annotated[

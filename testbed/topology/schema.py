@@ -162,7 +162,7 @@ class Bounds(Parameters):
     """What an update may be at most; one over a bound is dropped with a reason, or clipped."""
 
 
-@with_fields_of(settings.SecureSettings)
+@with_fields_of(settings.SecureParameters)
 class Secure(Parameters):
     """Secure aggregation: the server gets sums of updates, and no single one."""
 
@@ -352,7 +352,7 @@ class Topology(Model):
         do with sums."""
         if self.privacy is None or self.privacy.secure is None:
             return None
-        wanted: settings.SecureSettings = self.privacy.secure.build()
+        wanted: settings.SecureParameters = self.privacy.secure.build()
         sums = self.rule.build().sums()
         names, noise = self.device_names, self.differential
         return SecureAggregation(

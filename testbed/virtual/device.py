@@ -162,7 +162,7 @@ class Device:
         self.line.plug(connected=connected)
 
     def relink(self, changes: Mapping[str, float | None]) -> None:
-        """Change fields of the link (`agents.config.LinkSettings`). A link that loses every packet, or
+        """Change fields of the link (`agents.config.AccessLink`). A link that loses every packet, or
         is too slow for a connection, acts like a disconnected one."""
         self.all_lost = self.line.link.with_changes(changes).is_outage
         self._release_if_free()

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from agents.config import LinkSettings
+from agents.config import AccessLink
 from agents.device.link import burst
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
@@ -31,7 +31,7 @@ from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
 
-_FREE = LinkSettings()
+_FREE = AccessLink()
 _NANOSECOND = 1e-9
 """Seconds: what has no more than that to wait in a pipe is through."""
 
@@ -255,7 +255,7 @@ class Line:
     def __init__(
         self,
         queue: EventQueue,
-        link: LinkSettings,
+        link: AccessLink,
         shared: tuple[tuple[Pipe, ...], tuple[Pipe, ...]],
         generator: Callable[[], np.random.Generator],
         *,
@@ -307,7 +307,7 @@ class Line:
         there.send(8 * on_link(size or SMALL), through)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
-        """Set fields of `agents.config.LinkSettings`, also for packets under way; a packet that has
+        """Set fields of `agents.config.AccessLink`, also for packets under way; a packet that has
         passed the link's queue arrives as planned."""
         self.link = self.link.with_changes(changes)
         self._apply_link()
@@ -346,7 +346,7 @@ class Network:
         self,
         queue: EventQueue,
         seed: int,
-        server_link: LinkSettings | None = None,
+        server_link: AccessLink | None = None,
         *,
         steady: bool = False,
         packets: bool = False,

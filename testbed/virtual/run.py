@@ -19,7 +19,7 @@ from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
 from agents.client import factory, randomness
 from agents.client.training import make_trainer
-from agents.config import LinkSettings, Named, silence_timeout
+from agents.config import AccessLink, Named, silence_timeout
 from agents.device_actions import DeviceState
 from agents.models.buffers import Buffers
 from agents.models.flat import first_model
@@ -304,7 +304,7 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
     for device in spec.plan.devices:
         changes = made[device.name].link
         yield (
-            replace(device, link=(device.link or LinkSettings()).with_changes(changes))
+            replace(device, link=(device.link or AccessLink()).with_changes(changes))
             if changes
             else device
         )

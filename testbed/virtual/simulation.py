@@ -287,12 +287,12 @@ class Simulation:
 
     def _execute(self, action: act.Action) -> None:
         match action:
-            case act.Dispatch(name, version, number):
-                self._send(name, self._model(version, number, action))
+            case act.Dispatch(name):
+                self._send(name, self._model(action))
             case act.Log(record):
                 self._recorder.record(record)
-            case act.Broadcast(version, number):
-                model = self._model(version, number)
+            case act.Broadcast():
+                model = self._model(action)
                 for name in list(self._server.clients):
                     self._send(name, model)
             case Request(name, what):
@@ -310,20 +310,18 @@ class Simulation:
             case act.Finish():
                 self._finished = True
 
-    def _model(
-        self, version: int, number: int, dispatch: act.Dispatch | None = None
-    ) -> payloads.ModelMessage:
+    def _model(self, dispatch: act.Dispatch | act.Broadcast) -> payloads.ModelMessage:
         """One copy of w is shared by all dispatches of a version."""
-        if self._snapshot is None or self._snapshot[0] != version:
-            self._snapshot = (version, self._server.w.copy())
+        if self._snapshot is None or self._snapshot[0] != dispatch.version:
+            self._snapshot = (dispatch.version, self._server.w.copy())
         return payloads.ModelMessage(
             run=self._run,
-            version=version,
-            dispatch=number,
+            version=dispatch.version,
+            dispatch=dispatch.number,
             schema=self._schema,
             vector=self._snapshot[1],
             buffers=self._server.buffers,
-            **({} if dispatch is None else dispatch.to_client),
+            **dispatch.to_client,
         )
 
     def _send(self, name: str, model: payloads.ModelMessage) -> None:

@@ -135,7 +135,7 @@ class BatchTrainer:
         return [results[place] for place in range(len(jobs))]
 
     def _kind(self, job: Job) -> _Kind:
-        if self._draws or job.buffers or not job.local.is_plain:
+        if self._draws or job.buffers.nbytes or not job.local.is_plain:
             return _Kind.SINGLE
         return _Kind.GRADIENT if job.gradient else _Kind.STACKED
 

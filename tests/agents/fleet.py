@@ -257,11 +257,13 @@ class Fleet:
         """The first update on its way from this client arrives; whether the rule took it."""
         message = self.devices[name].outbox.popleft()
         self.arrived.append(message)
-        before = len(self.core.answers)
-        done = self.hand_in(message)
-        rejected = [record for record in records(done) if isinstance(record, events.UpdateRejected)]
-        # One of a buffer that is lost was in there.
-        taken = len(self.core.answers) > before and all("buffer is lost" in r.reason for r in rejected)
+        key, waiting = (name, message.dispatch), self.core.core._versions.arrivals
+        is_repeated = key in waiting
+        done = records(self.hand_in(message))
+        applied = {(r.client, r.dispatch) for r in done if isinstance(r, events.UpdateApplied)}
+        rejected = [r for r in done if isinstance(r, events.UpdateRejected)]
+        lost = {(r.client, r.dispatch) for r in rejected if "buffer is lost" in r.reason}
+        taken = not is_repeated and key in {*waiting, *applied, *lost}
         if taken:
             self.taken.append(message)
             self.accepted.append((name, message.sequence, to_seconds(message.sent)))

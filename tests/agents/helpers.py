@@ -19,7 +19,7 @@ from agents.aggregator.evaluation import Evaluation
 from agents.aggregator.settings import Settings
 from agents.client.core import ClientCore, ClientIdentity, Outcome
 from agents.client.training_times import Timing
-from agents.config import LocalTraining, Named, RandomDuration, StopConditions
+from agents.config import DrawnDuration, LocalTraining, Named, StopConditions
 from agents.device_actions import Join
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
@@ -95,14 +95,12 @@ class Core:
     """An AggregatorCore that is handed one input per call, with times in seconds.
 
     The actions that a call returns are without those that accompany each update and status: of these,
-    `acknowledged` and `answers` tell."""
+    `acknowledged` tells."""
 
     def __init__(self, core: AggregatorCore, rule: State) -> None:
         self.core, self.rule = core, rule
         self.acknowledged: list[tuple[str, int]] = []
         """Client and dispatch of each acknowledgement, in order."""
-        self.answers: list[str] = []
-        """Client of each message that had been asked for, in order."""
 
     @property
     def ready(self) -> Sequence[str]:
@@ -160,12 +158,10 @@ class Core:
         for one in done:
             if isinstance(one, act.Acknowledge):
                 self.acknowledged.append((one.client, one.dispatch))
-            elif isinstance(one, act.Answered):
-                self.answers.append(one.client)
         return [action for action in done if not isinstance(action, _ALWAYS)]
 
 
-_ALWAYS = act.Acknowledge | act.Answered | act.AskForUnacknowledged
+_ALWAYS = act.Acknowledge | act.AskForUnacknowledged
 
 
 def make_core(
@@ -382,7 +378,7 @@ class Simulation:
         return (start + share * rest).astype(start.dtype)
 
     def _device(self, name: str, last: Device | None) -> Device:
-        timing = RandomDuration("constant", {"value": self._periods[name]})
+        timing = DrawnDuration("constant", {"value": self._periods[name]})
         planned = PlannedDevice(
             name=name, group=name, cpu=None, memory=0, local=self.local, timing=timing
         )

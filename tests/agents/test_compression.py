@@ -121,7 +121,7 @@ def test_compressed_update_is_sent_and_readable_by_safetensors(named: Named, buf
     assert Compressed.from_encoded(update.encoded).dense().tobytes() == packed.dense().tobytes()
     assert update.buffers.equals(buffers)
     arrays = safetensors.numpy.load(payload)
-    more = {"floats": buffers.floats, "integers": buffers.integers} if buffers else {}
+    more = {"floats": buffers.floats, "integers": buffers.integers} if buffers.nbytes else {}
     assert {name: array.tolist() for name, array in arrays.items()} == {
         name: array.tolist() for name, array in (dict(packed.arrays) | more).items()
     }

@@ -10,7 +10,7 @@ import pytest
 
 from agents import config
 
-LINK = config.LinkSettings(up=5_000_000)
+LINK = config.AccessLink(up=5_000_000)
 BROKER = config.BrokerAccess("127.0.0.1", 1883, "a", "s3cret")
 TASK = config.Named("digits-logreg", {"l2": 0.1, "bias": False})
 EXAMPLES: list[Any] = [
@@ -22,8 +22,8 @@ EXAMPLES: list[Any] = [
             rule=config.Named("fedbuff", {"buffer_size": 3}),
             local=config.LocalTraining(steps=5, clip=1.0),
             steps=[config.Named("compression", {"kind": "topk", "params": {"share": 0.1}})],
-            think=config.RandomDuration("uniform", {"low": 0.1, "high": 0.2}),
-            timing=config.RandomDuration("trace", {"values": [0.1, 0.2]}),
+            think=config.DrawnDuration("uniform", {"low": 0.1, "high": 0.2}),
+            timing=config.DrawnDuration("trace", {"values": [0.1, 0.2]}),
         ),
         broker=BROKER,
         task=TASK,
@@ -101,13 +101,11 @@ EXAMPLES: list[Any] = [
 
 
 def test_link_behind_a_shared_one_has_the_lower_rate() -> None:
-    link = config.LinkSettings(up=5_000_000, rtt=0.1)
+    link = config.AccessLink(up=5_000_000, rtt=0.1)
     assert link.limited_by(None) == link
     shared = config.SharedLink("wifi", up=2_000_000, down=9_000_000)
-    assert link.limited_by(shared) == config.LinkSettings(up=2_000_000, down=9_000_000, rtt=0.1)
-    assert config.LinkSettings().limited_by(config.SharedLink("wifi", down=1)) == config.LinkSettings(
-        down=1
-    )
+    assert link.limited_by(shared) == config.AccessLink(up=2_000_000, down=9_000_000, rtt=0.1)
+    assert config.AccessLink().limited_by(config.SharedLink("wifi", down=1)) == config.AccessLink(down=1)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -124,15 +122,15 @@ def test_repr_hides_the_password() -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"up": 1, "sideways": 2}, "LinkSettings has no field sideways"),
-        ([], "LinkSettings: .*got `array`"),
-        (3, "LinkSettings: .*got `int`"),
-        ({"up": "1"}, r"LinkSettings: .*got `str` - at `\$\.up`"),
+        ({"up": 1, "sideways": 2}, "AccessLink has no field sideways"),
+        ([], "AccessLink: .*got `array`"),
+        (3, "AccessLink: .*got `int`"),
+        ({"up": "1"}, r"AccessLink: .*got `str` - at `\$\.up`"),
     ],
 )
 def test_invalid_configurations_are_refused(values: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        config.from_dict(config.LinkSettings, values)
+        config.from_dict(config.AccessLink, values)
 
 
 def test_unknown_and_missing_fields_of_a_nested_part_are_named() -> None:
@@ -149,4 +147,4 @@ def test_file_without_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("{")
     with pytest.raises(ValueError, match="line 1"):
-        config.load(config.LinkSettings, path)
+        config.load(config.AccessLink, path)

@@ -22,9 +22,18 @@ from tests.agents.helpers import message
 def test_answers_to_dispatches_are_never_a_flood() -> None:
     guard = FloodGuard()
     for number in range(10_000):
-        assert guard.passes("a", at=number / 10_000)
-        guard.answers("a")
+        guard.asked("a")
+        assert guard.passes("a", at=number / 10_000, is_answer=True)
     assert not guard.floods("a")
+
+
+def test_answers_that_were_never_given_do_not_let_a_flood_pass() -> None:
+    guard = FloodGuard()
+    for _ in range(10_000):
+        guard.asked("a")
+    passed = sum(guard.passes("a", at=0.0, is_answer=True) for _ in range(2000))
+    assert passed == 256 + 100
+    assert guard.floods("a")
 
 
 @pytest.mark.parametrize("rate", [20.0, 1e6])
@@ -115,8 +124,7 @@ def test_aggregator_blocks_a_flooding_client_until_its_restart(
 
     def look() -> int:
         """How often it has subscribed by then."""
-        aggregator._watched = 0.0
-        aggregator._watch()
+        aggregator._watch(aggregator._now())
         connection = aggregator._connection
         assert isinstance(connection, _Silent)
         return connection.subscribed

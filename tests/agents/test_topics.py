@@ -16,7 +16,7 @@ def test_topics_of_a_run() -> None:
     assert topics.control("a") == "testbed/run-1/control/a"
     assert topics.telemetry("a") == "testbed/run-1/telemetry/a"
     assert topics.failure("a") == "testbed/run-1/failure/a"
-    assert topics.name_in("testbed/run-1/status/pi4-2") == "pi4-2"
+    assert topics.split("testbed/run-1/status/pi4-2") == ("status", "pi4-2")
 
 
 @pytest.mark.parametrize("name", ["a", "pi4-2", "run_1.b", "0", "x" * 63])

@@ -6,7 +6,7 @@ import numpy as np
 
 from agents.client import core as client
 from agents.client.training_times import Timing
-from agents.config import LinkSettings, LocalTraining
+from agents.config import AccessLink, LocalTraining
 from agents.rules.client_half import SavedVectors
 from agents.rules.interface import ClientSide
 from agents.wire import payloads
@@ -46,7 +46,7 @@ def device(
     byte to the server; to start, `start` seconds."""
     local = LocalTraining(steps=1)
     planned = PlannedDevice(
-        name="a", group="a", cpu=0.5, memory=0, local=local, link=LinkSettings(up=8_000_000_000)
+        name="a", group="a", cpu=0.5, memory=0, local=local, link=AccessLink(up=8_000_000_000)
     )
     rule = client_rule(side, local, memory=memory)
 

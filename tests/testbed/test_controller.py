@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agents import own_code
-from agents.config import BrokerAccess, LinkSettings
+from agents.config import AccessLink, BrokerAccess
 from agents.device_actions import Action, Crash, SetLink
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
@@ -314,7 +314,7 @@ def test_no_actions_are_done_while_the_last_evaluation_is_awaited(
 def test_run_clock_starts_after_all_links_are_measured(tmp_path: Path) -> None:
     """A probe would take of what others share with its device. Told twice, it is written once."""
     run = spec(tmp_path, more="scenario: [{at: 5s, join: d-2}]")
-    linked = [replace(device, link=LinkSettings(rtt=0.1)) for device in run.plan.devices]
+    linked = [replace(device, link=AccessLink(rtt=0.1)) for device in run.plan.devices]
     run = replace(run, plan=replace(run.plan, runtime="docker", devices=tuple(linked), device_cpus="1"))
     assert run.plan.absent == frozenset({"d-2"})
     assert run.plan.probed == frozenset({"d-1", "d-2"})
@@ -369,7 +369,7 @@ def test_run_clock_does_not_start_with_wrong_kernel_limits(
 )
 def test_run_clock_does_not_start_with_a_wrong_link(up: float, told: str | None, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=1)
-    linked = tuple(replace(device, link=LinkSettings(up=1_000_000)) for device in run.plan.devices)
+    linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)
     run = replace(run, plan=replace(run.plan, devices=linked))
     before = '{"device": "d-1", "at": 1.0, "probe": {"up": 9e6}}\n'  # of a run that is carried on
     run.directory.telemetry.write_text(before)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from agents import config
-from agents.config import BrokerAccess, ClientConfig, LinkSettings
+from agents.config import AccessLink, BrokerAccess, ClientConfig
 from agents.device_actions import (
     Action,
     Crash,
@@ -212,7 +212,7 @@ def test_run_with_an_unknown_link_does_not_start(
 
     monkeypatch.setattr("testbed.relay.relay_probe.measure", measure)
     run = spec(tmp_path, more="scenario: [{at: 1s, set: d-1, link: {rtt: 1ms}}]")
-    linked = [replace(device, link=LinkSettings(rtt=0.01)) for device in run.plan.devices]
+    linked = [replace(device, link=AccessLink(rtt=0.01)) for device in run.plan.devices]
     runtime = make(replace(run, plan=replace(run.plan, devices=tuple(linked))))
     with pytest.raises(HostError, match=r"link of d-1 cannot be measured \(timed out\)"):
         runtime.start()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.client.training_times import Timing
-from agents.config import LocalTraining, RandomDuration
+from agents.config import DrawnDuration, LocalTraining
 from agents.timing.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice, costs
 from testbed.plan.costs import StepCost, StepTime, goodput
@@ -21,8 +21,8 @@ def _device(**fields: Any) -> PlannedDevice:
     return PlannedDevice(name="a", group="a", **(plain | fields))
 
 
-def _constant(seconds: float) -> RandomDuration:
-    return RandomDuration("constant", {"value": seconds})
+def _constant(seconds: float) -> DrawnDuration:
+    return DrawnDuration("constant", {"value": seconds})
 
 
 @pytest.mark.parametrize(

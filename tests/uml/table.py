@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from agents.config import LinkSettings
+from agents.config import AccessLink
 from agents.wire.messages import NO_LIMIT, CgroupLimits
 
 RATES = (
@@ -22,16 +22,16 @@ DELAYS = (0.005, 0.025, 0.085, 0.150, 0.300)
 """One way."""
 LOSSES = (0.0, 0.01, 0.1)
 LOSS_PACKETS = 5_000
-JITTER = LinkSettings(rtt=0.040, jitter=0.010)
+JITTER = AccessLink(rtt=0.040, jitter=0.010)
 JITTER_PACKETS = 100
-WHOLE = LinkSettings(up=4_000_000, down=8_000_000, rtt=0.020)
+WHOLE = AccessLink(up=4_000_000, down=8_000_000, rtt=0.020)
 """Link that is measured as a device measures its own; so short a delay that TCP's slow start does not
 count."""
 MODEL, MODEL_RATE = 100_000, 2_000_000
 """A small model's bytes, and the rate both ways."""
 FAST, SLOW = (
-    LinkSettings(10_000_000, 10_000_000, rtt=0.100),
-    LinkSettings(1_000_000, 1_000_000, rtt=0.010),
+    AccessLink(10_000_000, 10_000_000, rtt=0.100),
+    AccessLink(1_000_000, 1_000_000, rtt=0.010),
 )
 """A link and what it becomes while packets pass."""
 WAYS = ("up", "down")

@@ -7,7 +7,6 @@ left that can answer, or when the opened vector cannot be a sum of such updates.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,8 +26,6 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import Encoded, UpdateMessage
 
 _NOTHING = np.zeros(0, np.float32)
-
-_MAX_ASKED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +92,6 @@ class SecureSums(ServerStep):
         """Updates that are not in a sum yet, by client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
         """The rule's requests, by number of the sum that waits for answers."""
-        self._asked: dict[str, deque[int]] = {}
-        """Numbers of the latest sums that a client was asked about and has not answered, by client."""
 
     @property
     def waiting(self) -> Set[int]:
@@ -148,17 +143,7 @@ class SecureSums(ServerStep):
         self._wanted[found.number] = wanted
         if self.sums.is_lost(found):
             return self._lose(found)
-        for client in found.holders:
-            self._asked.setdefault(client, deque(maxlen=_MAX_ASKED)).append(found.number)
         return SumBegun(found.number, found.holders, found.wanted)
-
-    def note_answer(self, client: str, number: int) -> bool:
-        """Note that `client` answers about sum `number`; return whether this answer was outstanding."""
-        asked = self._asked.get(client, ())
-        if number not in asked:
-            return False
-        self._asked[client].remove(number)
-        return True
 
     def is_waiting_for(self, client: str, number: int) -> bool:
         """Return whether sum `number` still needs an answer of `client`."""

@@ -11,8 +11,9 @@ from agents.config import Count, Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecureSettings:
-    """Secure aggregation (docs/concepts/privacy.md): the server learns sums of updates, not single ones.
+class SecureParameters:
+    """Secure aggregation (docs/concepts/privacy.md): the server learns sums of updates, and no single
+    one.
 
     LightSecAgg, asynchronous (So et al. 2022, arXiv 2109.14236)."""
 
@@ -53,11 +54,11 @@ class SecureRun:
     largest_weight: int
     """A: weights are integers from 1 to A."""
     colluding: int
-    """T, as in `SecureSettings`."""
+    """T, as in `SecureParameters`."""
     needed: int
-    """U, as in `SecureSettings`."""
+    """U, as in `SecureParameters`."""
     range: float
-    """R, as in `SecureSettings`."""
+    """R, as in `SecureParameters`."""
     bits: int
     """A coordinate has 2^bits − 1 possible values."""
     timeout: float

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.config import BrokerAccess, DeviceConfig, LinkSettings
+from agents.config import AccessLink, BrokerAccess, DeviceConfig
 from agents.device import link
 from agents.device.main import Init
 from agents.device.netlink import Connection as NetworkConnection
@@ -228,5 +228,5 @@ def test_network_without_any_reply_is_reported(init: Init, monkeypatch: pytest.M
     assert init._disturbing(100.0) == {}
     found[:] = [NetworkConnection(0, 8.5)]
     assert init._disturbing(100.0) == {"nothing came back to pi over its network": 91.5}
-    init._link = LinkSettings(up=1_000_000, down=16_000)  # its queue takes 9 s
+    init._link = AccessLink(up=1_000_000, down=16_000)  # its queue takes 9 s
     assert init._disturbing(100.0) == {}

@@ -274,13 +274,3 @@ def test_loss_notice_is_repeated_until_the_client_answers_it() -> None:
     losses.add("a", 3)
     losses.forget("a")
     assert losses.tell("a", 10) == ()
-
-
-def test_client_answers_each_requested_sum_once() -> None:
-    """Also if enough others were faster."""
-    sums = sums_of("a", "b")
-    number = begun(sums, "a", "b").number
-    assert sums.note_answer("d", number)
-    assert not sums.note_answer("d", number)
-    assert not sums.note_answer("d", number + 1)
-    assert not sums.note_answer("e", number)
