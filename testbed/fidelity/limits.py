@@ -30,8 +30,8 @@ class RequestedLimits:
 
 
 def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str]:
-    """Each limit that is not as requested, in a few words. Swap that the kernel cannot limit is none of
-    them: see `CgroupLimits.swap`."""
+    """Yield a short text for each limit that differs from the requested one. Swap that the kernel cannot
+    limit does not count: see `CgroupLimits.swap`."""
     quota = f"{found.quota} of {found.period} µs" if found.quota != NO_LIMIT else "none"
     if (found.quota, found.period) != (requested.quota, requested.period):
         yield f"its CPU quota is {quota}, requested {requested.quota} of {requested.period} µs"
@@ -42,7 +42,7 @@ def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str
     if found.cpus is not None and cpu_numbers(found.cpus) != cpu_numbers(requested.cpus):
         yield f"its cores are {found.cpus or 'all'}, requested {requested.cpus}"
     if found.memory is None:
-        yield f"this kernel limits no memory, requested {_bytes(requested.memory)}"
+        yield f"this kernel cannot limit memory, requested {_bytes(requested.memory)}"
     elif not 0 <= requested.memory - found.memory < _PAGE_BYTES:
         yield f"its memory limit is {_bytes(found.memory)}, requested {_bytes(requested.memory)}"
     if found.swap not in (None, 0):

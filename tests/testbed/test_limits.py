@@ -39,7 +39,10 @@ EPOCH = 1000.0
         (structs.replace(V2, weight=100), ["its CPU weight is 100, requested 96 or 204"]),
         (structs.replace(V1, cpus=""), ["its cores are all, requested 1-2"]),
         (structs.replace(V1, cpus="0-2"), ["its cores are 0-2, requested 1-2"]),
-        (structs.replace(V2, memory=None), ["this kernel limits no memory, requested 536870912 bytes"]),
+        (
+            structs.replace(V2, memory=None),
+            ["this kernel cannot limit memory, requested 536870912 bytes"],
+        ),
         (
             structs.replace(V1, memory=NO_LIMIT),
             ["its memory limit is without limit, requested 536870912 bytes"],
