@@ -190,7 +190,7 @@ def _inspect_inside(
 ) -> dict[str, object]:
     script = Path(image_check.__file__).read_text(encoding="utf-8")
     try:
-        output = docker_engine.output(
+        output = docker_engine.run_output(
             client, tag, ["python3", "-c", script], labels, user=_CLIENT, network_mode="none"
         )
         found = json.loads(output.decode("utf-8", "replace").splitlines()[-1])

@@ -24,7 +24,7 @@ from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, no_classes, not_taken
 from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
-from testbed.errors import BadInputError, listed
+from testbed.errors import BadInputError, name_list
 from testbed.host import cache
 from testbed.topology import Topology
 from testbed.user_code import stand_ins
@@ -211,7 +211,7 @@ def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
         topology.source.problem(
             ("task", "frozen", index),
             f"found {pattern!r}, which matches no parameter of {topology.task.name}; its parameters are "
-            f"{listed(names)}",
+            f"{name_list(names)}",
         )
         for index, pattern in enumerate(topology.task.frozen)
         if not any(fnmatchcase(name, pattern) for name in names)

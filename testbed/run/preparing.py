@@ -23,7 +23,7 @@ def prepare(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> tuple[RunSpec, Prepared]:
     """Partition the data, and write the first files of the run directory. Raises TestbedError."""
-    if options.resume and (why := plan.traits.unresumable):
+    if options.resume and (why := plan.traits.unresumable_reason):
         raise BadInputError(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"
@@ -75,7 +75,7 @@ def data_entries(topology: Topology, directory: RunDirectory, view: View) -> dic
 
     Warns if a resumed run's files differ from those that it began with. Raises BadInputError.
     """
-    files = datasets.own_files(topology)
+    files = datasets.own_files_digest(topology)
     if directory.read_manifest().get("data_files", files) != files:
         view.progress(
             "Warning: sizes or modification times of the data files have changed since the run began; "

@@ -16,7 +16,7 @@ import psutil
 from agents.disk import files
 from agents.texts import make_printable
 from analysis import manifest
-from testbed.errors import BadInputError, listed, reading
+from testbed.errors import BadInputError, name_list, reading_run
 
 _MAX_TAIL_BYTES = 4 * 2**20
 """Bytes at the end of a log that are searched for its last lines."""
@@ -140,7 +140,7 @@ class RunDirectory:
 
     def read_manifest(self) -> dict[str, Any]:
         """Return the manifest's entries; empty if there is no manifest. Raises BadInputError."""
-        with reading(self.path), suppress(FileNotFoundError):
+        with reading_run(self.path), suppress(FileNotFoundError):
             return manifest.read(self.manifest)
         return {}
 
@@ -151,7 +151,7 @@ class RunDirectory:
         found = [device for device, facts in known.items() if name in (device, facts["group"])]
         if not found:
             names = list(dict.fromkeys([*(facts["group"] for facts in known.values()), *known]))
-            raise BadInputError(f"{self.run} has no device {name}; it has {listed(names)}")
+            raise BadInputError(f"{self.run} has no device {name}; it has {name_list(names)}")
         return found
 
     def claim(self) -> None:

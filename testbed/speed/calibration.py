@@ -25,7 +25,7 @@ from testbed.host.nodes import Node
 from testbed.speed import device_benchmark
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology.fields import Count, Model, Positive
-from testbed.topology.profiles import DeviceProfile, Training
+from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
 
 _STEADY_SHARE = 0.8
 """Share of the highest speed. If the median is lower, other work disturbed most products."""
@@ -55,7 +55,7 @@ class Calibration(Model):
     """Fastest product."""
     products: Count
     """Number of products that were timed."""
-    training: Training
+    training: TrainingSpeeds
     """Speed of the core in each kind of work: medians, in Gflop/s (FP32), memory in GB/s."""
     measured: AwareDatetime
     """Time of the measurement."""
@@ -78,7 +78,7 @@ class Calibration(Model):
         """Return the calibration of a core that is `factor` times as fast in every kind of work."""
         speeds = {kind: getattr(self.training, kind) * factor for kind in KINDS}
         found = {name: getattr(self, name) * factor for name in ("low", "median", "high")}
-        return self.model_copy(update={**found, "training": Training(**speeds)})
+        return self.model_copy(update={**found, "training": TrainingSpeeds(**speeds)})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values as a flat mapping, for programs."""
@@ -170,7 +170,7 @@ def from_core(found: Mapping[str, Any], host: CalibratedHost) -> Calibration:
         median=statistics.median(speeds),
         high=max(speeds),
         products=len(speeds),
-        training=Training(**found["training"]),
+        training=TrainingSpeeds(**found["training"]),
         measured=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
     )
 
@@ -199,13 +199,13 @@ def cpu_share(
     return profile.gflops / calibration.gflops
 
 
-def work_seconds(work: Work, speeds: Training) -> dict[str, float]:
+def work_seconds(work: Work, speeds: TrainingSpeeds) -> dict[str, float]:
     """Return the seconds that each kind of `work` takes at these speeds."""
     own = {**speeds.model_dump(), "matrix": _matrix(speeds)}
     return {kind: getattr(work, kind) / own[kind] for kind in KINDS}
 
 
-def _matrix(speeds: Training) -> float:
+def _matrix(speeds: TrainingSpeeds) -> float:
     if speeds.matrix is None:
         raise ValueError("these speeds have no matrix")
     return speeds.matrix
