@@ -56,7 +56,7 @@ def test_evaluations_leave_one_core_for_the_rest(cores: int, wanted: int, told: 
     topology = fleet("{name: pi, cpu: 0.5}", f"evaluate: {{cores: {wanted}}}")
     with pytest.raises(BadInputError) as refused:
         plan(topology, "docker", Host(tuple(range(cores)), 16 * GIB), oversubscribe=True)
-    assert f"6:19: evaluate.cores: found {wanted}, and {told}" in str(refused.value)
+    assert f"6:19: evaluate.cores: found {wanted}, but {told}" in str(refused.value)
 
 
 def test_devices_do_not_use_evaluation_cores() -> None:
@@ -105,7 +105,7 @@ def test_ten_shares_of_a_tenth_fit_one_core() -> None:
         ("{name: pi, cpu: 4}", "4:27: devices[0].cpu: found 4"),
         (
             "{name: pi, count: 2, cpu: 1}]\nscenario: [{at: 2s, set: pi, cpu: 2}",
-            "5:35: scenario[0].cpu: the devices would ask for 4 cores, and there are 3 for them",
+            "5:35: scenario[0].cpu: the devices would ask for 4 cores, but there are 3 for them",
         ),
         ("{name: pi, cpu: 1, memory: 16GiB}", "4:1: devices: ask for 16.0 GiB of memory (1 x 16GiB pi)"),
     ],
