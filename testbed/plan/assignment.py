@@ -11,7 +11,7 @@ from testbed.host.cpusets import cpuset
 from testbed.plan import feasibility, gpu_placement, memory, notes
 from testbed.plan.catalog import HERE, Catalog
 from testbed.plan.gpu_placement import PlannedGpu
-from testbed.plan.host import Host
+from testbed.plan.host import HostResources
 from testbed.plan.measurements import Measurements
 from testbed.plan.placement import (
     SHARED_CAPACITY,
@@ -38,7 +38,7 @@ _NO_CATALOG = Catalog()
 def plan(
     topology: Topology,
     runtime: str,
-    host: Host,
+    host: HostResources,
     catalog: Catalog = _NO_CATALOG,
     *,
     oversubscribe: bool = False,
@@ -84,7 +84,7 @@ def plan(
 def _on_host(
     topology: Topology,
     made: Plan,
-    host: Host,
+    host: HostResources,
     groups: Sequence[PlannedDevice],
     reserved: int,
     problems: list[Problem],
@@ -138,7 +138,7 @@ def _on_host(
 def _on_nodes(
     topology: Topology,
     made: Plan,
-    host: Host,
+    host: HostResources,
     catalog: Catalog,
     groups: Sequence[PlannedDevice],
     reserved: int,
@@ -239,7 +239,7 @@ def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> floa
 
 
 def _groups(
-    topology: Topology, runtime: Traits, host: Host, catalog: Catalog, reserved: int
+    topology: Topology, runtime: Traits, host: HostResources, catalog: Catalog, reserved: int
 ) -> tuple[PlannedDevice, ...]:
     """Return a device of each group, before placement and dilation."""
     free = None if runtime.simulated else host.memory - reserved

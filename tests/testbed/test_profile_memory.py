@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.plan import Catalog, Host, Plan, plan
+from testbed.plan import Catalog, HostResources, Plan, plan
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.topology import Topology, load, parse, profiles
@@ -35,7 +35,7 @@ def _topology(*devices: str) -> Topology:
 
 
 def _planned(topology: Topology, runtime: str, free: int = 32 * GIB) -> tuple[Plan, list[str]]:
-    host = Host(cores=(0, 1, 2, 3), memory=free)
+    host = HostResources(cores=(0, 1, 2, 3), memory=free)
     made = plan(topology, runtime, host, Catalog(profiles=KNOWN), oversubscribe=True)
     return made, list(made.notes)
 
@@ -102,7 +102,9 @@ def test_limit_other_than_the_profiles_is_explained() -> None:
 )
 def test_aggregator_gets_the_remaining_memory(free: int, memory: str, model: int, most: float) -> None:
     topology = _topology(f"{{name: a, count: 2, memory: {memory}, cpu: 0.1}}")
-    found = plan(topology, "docker", Host((0, 1), free), Catalog(model=model), oversubscribe=True)
+    found = plan(
+        topology, "docker", HostResources((0, 1), free), Catalog(model=model), oversubscribe=True
+    )
     assert found.aggregator_memory == most
 
 
