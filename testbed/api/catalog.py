@@ -113,9 +113,9 @@ def add_profile(
 ) -> list[str]:
     """Add device profiles to the file `to`; return their names.
 
-    If `name_or_file` is a file (written by the program of `profile_script`), its profiles are added. Otherwise
-    this machine is measured, `seconds` for each kind of work, and its profile is called `name_or_file`.
-    `on_progress` is called with progress lines. Raises BadInputError.
+    If `name_or_file` is a file (written by the program of `profile_script`), its profiles are added.
+    Otherwise this machine is measured, `seconds` for each kind of work, and its profile is called
+    `name_or_file`. `on_progress` is called with progress lines. Raises BadInputError.
     """
     from testbed.speed import device_benchmark
     from testbed.topology import own_profiles
