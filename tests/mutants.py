@@ -125,8 +125,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "no version has either number",
     (
         "agents/aggregator/losses.py",
-        "self._told[client] = {one: first for one, first in told if not 0 < first <= number}",
-        "self._told[client] = {one: first for one, first in told if not 1 < first <= number}",
+        "self._announced[client] = {one: first for one, first in told if not 0 < first <= number}",
+        "self._announced[client] = {one: first for one, first in told if not 1 < first <= number}",
     ): "dispatch 1 tells of no loss: nothing was sent before it",
     (
         "agents/aggregator/validation.py",

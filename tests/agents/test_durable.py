@@ -271,11 +271,11 @@ def test_buffers_and_base_models_survive_every_crash(
 def test_repeated_order_is_recorded_once_even_across_a_crash(tmp_path: Path) -> None:
     paused = events.Acted(1.0, "a", "scenario", 0.001, to_json(Pause()))
     durable = begun(tmp_path / "run")
-    durable.handle(inputs.Written.of(paused))
-    durable.handle(inputs.Written.of(paused))
+    durable.handle(inputs.Written.from_record(paused))
+    durable.handle(inputs.Written.from_record(paused))
     durable.sync(told=True)
     recovered = again(durable, tmp_path / "run")
-    recovered.handle(inputs.Written.of(paused))
+    recovered.handle(inputs.Written.from_record(paused))
     recovered.sync(told=True)
     assert [one for one in written(tmp_path / "run") if isinstance(one, events.Acted)] == [paused]
     recovered.close()
@@ -301,7 +301,7 @@ def test_torn_log_entry_is_ignored(torn: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", [1, 60, 600])
 def test_journal_behind_the_log_is_completed(lost: int, tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
-    durable.handle(inputs.Written.of(events.Note(0.0, "from the controller")))
+    durable.handle(inputs.Written.from_record(events.Note(0.0, "from the controller")))
     durable.handle(arrival("a"))
     durable.handle(arrival("b"))
     durable.sync(told=True)
@@ -311,7 +311,9 @@ def test_journal_behind_the_log_is_completed(lost: int, tmp_path: Path) -> None:
     durable = again(durable, tmp_path / "run")
     assert journal.read_bytes() == whole
     journal.write_bytes(b"")
-    with pytest.raises(SnapshotError, match=r"events\.jsonl has less than .*checkpoint\.bin says"):
+    with pytest.raises(
+        SnapshotError, match=r"events\.jsonl is missing or shorter than in .*checkpoint\.bin"
+    ):
         again(durable, tmp_path / "run")
 
 
@@ -356,7 +358,7 @@ def test_run_without_a_log_resumes_from_its_checkpoint_and_reports_the_loss(tmp_
 
 def test_run_without_checkpoints_is_not_resumed(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run", durability="none")
-    with pytest.raises(SnapshotError, match="holds a run, but no state to go on from"):
+    with pytest.raises(SnapshotError, match="has a run, but no state from which"):
         again(durable, tmp_path / "run", segment="2", durability="none")
 
 
@@ -420,7 +422,7 @@ def test_flipped_bits_in_the_log_are_errors_and_change_no_file(tmp_path: Path) -
         damaged[at] ^= 1 << at % 8
         (folder / LOG).write_bytes(damaged)
         text = refused(folder, RecordingError, r"inputs\.bin, the entry at byte \d+.* is damaged")
-        assert "Whole: checkpoint.bin (4 entries of the run, 0.0 s), events.jsonl. Nothing was" in text
+        assert "Intact: checkpoint.bin (4 entries of the run, 0.0 s), events.jsonl. Nothing was" in text
     (folder / LOG).write_bytes(whole)
     durable = kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
     assert durable.server.version == 1
@@ -432,11 +434,13 @@ def test_empty_missing_or_older_log_is_an_error(tmp_path: Path) -> None:
     whole = left_by_a_crash(folder)[LOG]
     log = folder / LOG
     log.write_bytes(b"")
-    refused(folder, RecordingError, r"inputs\.bin is empty\. Whole: checkpoint\.bin .*, events\.jsonl\.")
+    refused(
+        folder, RecordingError, r"inputs\.bin is empty\. Intact: checkpoint\.bin .*, events\.jsonl\."
+    )
     log.unlink()
-    refused(folder, SnapshotError, r"inputs\.bin: No such file or directory\. Whole: checkpoint")
+    refused(folder, SnapshotError, r"inputs\.bin: No such file or directory\. Intact: checkpoint")
     log.mkdir()
-    refused(folder, SnapshotError, r"inputs\.bin: this is not a regular file\. Whole: checkpoint")
+    refused(folder, SnapshotError, r"inputs\.bin: this is not a regular file\. Intact: checkpoint")
     log.rmdir()
     recording.Recording(log, setup_of(FedBuff(buffer_size=2))).close()
     refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those behind 4")
@@ -453,9 +457,9 @@ def test_damaged_checkpoint_is_an_error_that_says_the_log_is_intact(tmp_path: Pa
         damaged[at] ^= 1 << at % 8
         (folder / CHECKPOINT).write_bytes(damaged)
         text = refused(
-            folder, SnapshotError, r"checkpoint\.bin (is damaged|is not whole|cannot be read)"
+            folder, SnapshotError, r"checkpoint\.bin (is damaged|is incomplete|cannot be read)"
         )
-        assert "Whole: inputs.bin (entries 4 to 6)" in text
+        assert "Intact: inputs.bin (entries 4 to 6)" in text
 
 
 def test_damaged_records_are_an_error_or_rewritten(tmp_path: Path) -> None:
@@ -464,14 +468,14 @@ def test_damaged_records_are_an_error_or_rewritten(tmp_path: Path) -> None:
     journal = folder / JOURNAL
     journal.write_bytes(whole.replace(b'"wall_clock":1000000000.0', b'"wall_clock":1000000001.0'))
     text = refused(folder, SnapshotError, r"events\.jsonl is damaged: the first \d+ bytes are not")
-    assert "Whole: checkpoint.bin (4 entries of the run, 0.0 s), inputs.bin (entries 4 to 6)" in text
+    assert "Intact: checkpoint.bin (4 entries of the run, 0.0 s), inputs.bin (entries 4 to 6)" in text
     journal.write_bytes(whole.replace(b'"client":"b"', b'"client":"c"'))  # behind the checkpoint
     durable = kept(folder, setup_of(FedBuff(buffer_size=2)))
     durable.close()
     *_, note = written(folder)
     assert journal.read_bytes() == whole + events.to_line(note).encode()
     assert note == events.Note(
-        5e-9, "events.jsonl was damaged behind the checkpoint; the log has given it again"
+        5e-9, "events.jsonl was damaged after the checkpoint; it was restored from the log"
     )
 
 
@@ -484,7 +488,7 @@ def test_state_of_another_run_or_model_is_an_error(tmp_path: Path) -> None:
         (replace(setup.settings, schema="t"), "another model"),
     ):
         other = replace(setup, settings=settings)
-        with pytest.raises(SnapshotError, match=rf"checkpoint\.bin is of {told}"):
+        with pytest.raises(SnapshotError, match=rf"checkpoint\.bin belongs to {told}"):
             kept(folder, other, segment="2")
 
 
@@ -594,7 +598,7 @@ class Evil:
 )
 def test_snapshot_with_unexpected_types_is_refused(content: object, tmp_path: Path) -> None:
     snapshot.save({"state": content}, tmp_path / "checkpoint.bin")
-    with pytest.raises(SnapshotError, match=r"it names \S+, which no state has"):
+    with pytest.raises(SnapshotError, match=r"it refers to \S+, which no state contains"):
         snapshot.load(tmp_path / "checkpoint.bin")
 
 
@@ -623,7 +627,7 @@ def test_model_is_kept_until_its_evaluation_is_on_disk(tmp_path: Path) -> None:
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
     durable = again(durable, tmp_path / "run")
     assert durable.evaluating == [0]
-    assert durable.kept(0)[0].tolist() == [np.float32(0.3)]
+    assert durable.load_kept_model(0)[0].tolist() == [np.float32(0.3)]
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
     durable.sync(told=False)
     durable = again(durable, tmp_path / "run")

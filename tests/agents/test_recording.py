@@ -124,7 +124,7 @@ def test_incomplete_last_entry_is_removed_when_the_file_is_continued(tmp_path: P
     extent = recording.check(path)
     assert extent == Extent(first=0, last=2, size=begin)
     assert path.stat().st_size == begin + kept
-    recorded = Recording.continued(path, extent)
+    recorded = Recording.reopen(path, extent)
     recorded.write(InstantOver(8))
     recorded.close()
     assert path.read_bytes() == setup + entries[0] + entries[1] + entry(
@@ -169,7 +169,7 @@ def test_empty_file_is_no_recording(tmp_path: Path) -> None:
         with pytest.raises(RecordingError, match=r"inputs\.bin is empty"):
             read(path)
     path.write_bytes(b"inputs2\n")
-    with pytest.raises(RecordingError, match="has no whole entry"):
+    with pytest.raises(RecordingError, match="has no complete entry"):
         recording.check(path)
 
 
