@@ -174,10 +174,10 @@ class DurableCore:
                     self._due |= state.core.is_cut_short or not final
         return actions
 
-    def sync(self, *, told: bool) -> None:
-        """Flush the log of inputs; fsync it if replies are about to be sent (`told`)."""
+    def sync(self, *, before_replies: bool) -> None:
+        """Flush the log of inputs; fsync it if replies are about to be sent (`before_replies`)."""
         if self._log is not None:
-            if told:
+            if before_replies:
                 self._log.sync()
             else:
                 self._log.flush()
@@ -245,7 +245,7 @@ class DurableCore:
             self._note(f"the run continues from its last checkpoint: {lost} lost")
         if differs and self._logs:
             self._note("events.jsonl was damaged after the checkpoint; it was restored from the log")
-        self.sync(told=True)
+        self.sync(before_replies=True)
 
     def _note(self, text: str) -> None:
         self.handle(inputs.Written.from_record(events.Note(to_seconds(self.at), text)))

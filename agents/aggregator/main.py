@@ -227,7 +227,7 @@ class Aggregator:
             if time.monotonic() >= self._watched + _WATCH_EVERY_S:
                 self._watched = time.monotonic()
                 self._watch(now)
-            self._durable.sync(told=bool(self._pending.waiting))
+            self._durable.sync(before_replies=bool(self._pending.waiting))
             self._pending.send(self._connection)
 
     def _watch(self, now: Nanoseconds) -> None:
