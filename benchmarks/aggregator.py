@@ -231,7 +231,7 @@ class Durable(Aggregator):
             now = 3 * SECOND
             self._handle(inputs.UpdateArrived(now, client, len(payload), now, message), payload)
             if count % self._batch == 0:
-                self._durable.sync(told=True)
+                self._durable.sync(before_replies=True)
                 self._outbox.waiting.clear()
 
 
