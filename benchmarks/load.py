@@ -187,7 +187,7 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").mkdir()
-        limits = BrokerLimits.of(parameters, len(names + floods))
+        limits = BrokerLimits.for_run(parameters, len(names + floods))
         conf = write_mosquitto(folder / "broker", made, Listeners(HOST, port), limits=limits)
         task = Named("quadratic", {"centers": [[1.0] * parameters]})
         shards.save(Quadratic(((1.0,) * parameters,)).shards()[0], folder / "test")

@@ -139,7 +139,10 @@ def broker() -> None:
         count = spawn.Value("q", -1)
         with tempfile.TemporaryDirectory() as folder:
             conf = write_mosquitto(
-                Path(folder) / "broker", made, Listeners(HOST, port), limits=BrokerLimits.of(size, 1)
+                Path(folder) / "broker",
+                made,
+                Listeners(HOST, port),
+                limits=BrokerLimits.for_run(size, 1),
             )
             mosquitto = psutil.Popen(
                 [find_mosquitto() or "mosquitto", "-c", str(conf)],

@@ -34,4 +34,4 @@ class BuildTime:
     def __str__(self) -> str:
         if not self._left <= self._seconds.keys():
             return ""
-        return console.about(sum(self._seconds[kind] for kind in self._left))
+        return console.time_left_text(sum(self._seconds[kind] for kind in self._left))

@@ -184,7 +184,7 @@ def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str
 def _seen_inside(client: docker.DockerClient, tag: str, labels: Mapping[str, str]) -> dict[str, object]:
     script = Path(image_check.__file__).read_text(encoding="utf-8")
     try:
-        output = docker_engine.output(
+        output = docker_engine.run_output(
             client, tag, ["python3", "-c", script], labels, user=_CLIENT, network_mode="none"
         )
         found = json.loads(output.decode("utf-8", "replace").splitlines()[-1])

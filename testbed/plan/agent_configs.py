@@ -152,7 +152,7 @@ def broker_limits(topology: Topology) -> BrokerLimits:
         hostile = max(1, secure.colluding)
     # Numbers in buffers may have 8 bytes.
     numbers = model_check.check(topology) + model_check.buffers(topology)
-    return BrokerLimits.of(numbers, devices, beside, hostile)
+    return BrokerLimits.for_run(numbers, devices, beside, hostile)
 
 
 def keeps_models(topology: Topology, plan: Plan) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agents.texts import quantity
-from testbed.host.gpus import MPS_CLIENTS, Gpu, Gpus
+from testbed.host.gpus import MPS_CLIENTS, Gpus, HostGpu
 from testbed.plan.feasibility import gib
 from testbed.topology import Topology
 from testbed.topology.units import format_size
@@ -39,7 +39,7 @@ class PlannedGpu:
 class _Room:
     """What is left of a GPU."""
 
-    gpu: Gpu
+    gpu: HostGpu
     share: float = 1.0
     memory: int = 0
     clients: int = MPS_CLIENTS

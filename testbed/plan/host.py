@@ -49,7 +49,7 @@ def _gpus_for_containers() -> Gpus:
     from testbed.host import docker_engine  # with the Docker SDK, which takes half a second
     from testbed.host.gpus import survey
 
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         return survey({} if client is None else client.info())
 
 

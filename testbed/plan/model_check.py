@@ -24,7 +24,7 @@ from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, no_classes, not_taken
 from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
-from testbed.errors import BadInputError, listed
+from testbed.errors import BadInputError, name_list
 from testbed.host import cache
 from testbed.own_code import stand_ins
 from testbed.own_code.stand_ins import StandIn
@@ -203,7 +203,7 @@ def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
         topology.source.problem(
             ("task", "frozen", index),
             f"found {pattern!r}, and no parameter of {topology.task.name} has such a name: it has "
-            f"{listed(names)}",
+            f"{name_list(names)}",
         )
         for index, pattern in enumerate(topology.task.frozen)
         if not any(fnmatchcase(name, pattern) for name in names)

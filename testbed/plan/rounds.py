@@ -17,7 +17,7 @@ from agents import pipeline
 from agents.config import AccessLink, DrawnDuration
 from agents.device.link import burst
 from agents.timing.durations import DISTRIBUTIONS
-from testbed.errors import listed
+from testbed.errors import name_list
 from testbed.plan import costs
 from testbed.plan.costs import (
     HOPS,
@@ -203,20 +203,20 @@ def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
         yield "How many samples a device has is known once the first run has prepared the data."
     for lack, sentence in _LACKS.items():
         if names := [name for name, one in rounds.items() if lack in one.lacks]:
-            yield sentence.format(listed(names, _MAX_NAMED))
+            yield sentence.format(name_list(names, _MAX_NAMED))
     if (end := topology.stop.build().after) is None:
         return
     links = {name: one.transfer for name, one in rounds.items() if one.transfer > end}
     late = {name: one.seconds for name, one in rounds.items() if one.seconds > end >= one.transfer}
     if links:
         yield (
-            f"Warning: {listed(list(links), _MAX_NAMED)} will not finish one round: model and update "
+            f"Warning: {name_list(list(links), _MAX_NAMED)} will not finish one round: model and update "
             f"alone take {_span(links.values())} over the link, and the run ends after {_about(end)} "
             "(stop.after). Raise stop.after or the rates."
         )
     if late:
         yield (
-            f"Warning: {listed(list(late), _MAX_NAMED)} will not finish one round: it takes about "
+            f"Warning: {name_list(list(late), _MAX_NAMED)} will not finish one round: it takes about "
             f"{_span(late.values())}, and the run ends after {_about(end)} (stop.after). Raise "
             "stop.after, or give less work (task.local)."
         )

@@ -27,7 +27,7 @@ from agents.wire import messages
 from agents.wire.messages import AddressedOrder, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.fidelity import Clock, measure, requested
+from testbed.fidelity import SegmentClock, measure, requested
 from testbed.fidelity.figures import RATES
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
@@ -329,7 +329,7 @@ class Controller:
         a rate is too far off to start at all."""
         dilation = self._spec.plan.dilation
         samples = [in_device_time(one, dilation) for one in self._probes.read()]
-        before_the_start = Clock(0.0, begin=math.inf)
+        before_the_start = SegmentClock(0.0, begin=math.inf)
         found = measure(requested.devices(self._spec, ()), samples, before_the_start, {})
         if (why := link_doubt(found, FAILED_LINK_PERCENT, RATES)) is not None:
             raise RunFailedError(

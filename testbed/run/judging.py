@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agents import events
 from agents.timing.clock import in_device_time
-from testbed.fidelity import Clock, measure, requested
+from testbed.fidelity import SegmentClock, measure, requested
 from testbed.fidelity.validity import Judgement, Validity, verdict
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.tail import Samples
@@ -30,7 +30,7 @@ def judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgeme
     fidelity = measure(
         devices,
         (in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
-        Clock(epoch / dilation, begin=begin, end=end),
+        SegmentClock(epoch / dilation, begin=begin, end=end),
         trainings,
     )
     fidelity = replace(fidelity, clocks=controller.clocks)

@@ -21,7 +21,7 @@ from testbed.run import unchanged
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, emulator
-from testbed.traits import RUNTIMES, emulated
+from testbed.traits import RUNTIMES, emulated_runtime_names
 
 _STOP_TIMEOUT_SECONDS, _STOP_SECONDS_PER_DEVICE, _LONGEST_STOP_SECONDS = 60.0, 1.0, 600.0
 
@@ -29,7 +29,7 @@ _STOP_TIMEOUT_SECONDS, _STOP_SECONDS_PER_DEVICE, _LONGEST_STOP_SECONDS = 60.0, 1
 def find() -> list[LiveRun]:
     """All runs that have something running or left over on this machine, by name."""
     runs: dict[str, LiveRun] = {}
-    for live in (live for name in emulated() for live in emulator(name).live_runs()):
+    for live in (live for name in emulated_runtime_names() for live in emulator(name).live_runs()):
         if live.run not in runs or runs[live.run].runtime is None:
             runs[live.run] = live
     return [runs[name] for name in sorted(runs)]
@@ -113,7 +113,7 @@ def resumable(runs: Path, run: str) -> RunDirectory:
     if directory.controller() or directory.run in {live.run for live in find()}:
         raise BadInputError(f"{directory.run} still lives: `testbed down {directory.run}` ends it")
     runtime = _runtime(directory)
-    if runtime in RUNTIMES and (why := RUNTIMES[runtime].unresumable):
+    if runtime in RUNTIMES and (why := RUNTIMES[runtime].unresumable_reason):
         raise BadInputError(
             f"{directory.run} is of the {runtime} runtime, which resumes none: {why}, testbed up "
             f"{directory.topology}"
@@ -167,7 +167,7 @@ def take_down(live: LiveRun) -> None:
     process.remove(live.run)  # the controller, before it starts more
     runtime = _runtime(directory)
     try:
-        for name in emulated():
+        for name in emulated_runtime_names():
             if not emulator(name).take_down(live.run, directory) and name == runtime:
                 raise HostError(
                     f"{live.run}: {RUNTIMES[name].lack}, so what it has started could not be removed. "

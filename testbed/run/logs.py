@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from agents import events
 from agents.texts import make_printable
 from analysis.client_story import story as story_of
-from testbed.errors import BadInputError, listed
+from testbed.errors import BadInputError, name_list
 from testbed.run import live_runs
 from testbed.rundir.directory import RunDirectory, tail_of
 from testbed.runtimes import emulator
@@ -39,7 +39,7 @@ def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[
             each for each, facts in devices.items() if facts["group"] == component and each in texts
         ]
     if component is not None and not wanted:
-        raise BadInputError(f"{name} has no log of {component}; it has {listed(sorted(texts))}")
+        raise BadInputError(f"{name} has no log of {component}; it has {name_list(sorted(texts))}")
     for each in wanted:
         lines = (make_printable(line, _MAX_LINE, keep="\t") for line in texts[each])
         yield each, "\n".join(lines)
@@ -50,7 +50,9 @@ def story(directory: RunDirectory, device: str) -> str:
     that is no device of the run."""
     devices = directory.read_manifest().get("devices", {})
     if device not in devices:
-        raise BadInputError(f"{directory.run} has no device {device}; it has {listed(sorted(devices))}")
+        raise BadInputError(
+            f"{directory.run} has no device {device}; it has {name_list(sorted(devices))}"
+        )
     if not directory.events.is_file():
         return ""
     moments = story_of(events.read(directory.events), device)

@@ -13,7 +13,7 @@ from testbed.run.options import Options
 from testbed.runtimes import emulator
 from testbed.speed.calibration import Calibration, calibrate
 from testbed.topology import Topology, load, machines
-from testbed.traits import emulated, those, traits
+from testbed.traits import emulated_runtime_names, runtime_names, traits
 
 
 def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
@@ -44,7 +44,7 @@ def chosen_runtime(options: Options, requested: str = "auto") -> str:
     """Name of the runtime: the command line's, else the topology's; `auto` is resolved for this host."""
     runtime = options.runtime or requested
     if runtime == "auto":
-        single = (name for name in emulated() if not traits(name).many_hosts)
+        single = (name for name in emulated_runtime_names() if not traits(name).many_hosts)
         return next(name for name in single if emulator(name).available())
     return runtime
 
@@ -61,9 +61,11 @@ def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
     if traits(runtime).many_hosts:
         from testbed.host import swarm_nodes  # with the Docker SDK
 
-        return tuple(swarm_nodes.here() if options.nodes is None else machines.read(options.nodes))
+        return tuple(
+            swarm_nodes.local_nodes() if options.nodes is None else machines.read(options.nodes)
+        )
     if options.nodes is not None:
-        other = those(lambda t: t.many_hosts)
+        other = runtime_names(lambda t: t.many_hosts)
         raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
     return ()
 

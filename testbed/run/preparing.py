@@ -24,7 +24,7 @@ def prepare(
 ) -> tuple[RunSpec, Prepared]:
     """Partition the data and write what the run directory holds from the start. Raises
     TestbedError."""
-    if options.resume and (why := plan.traits.unresumable):
+    if options.resume and (why := plan.traits.unresumable_reason):
         raise BadInputError(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"
@@ -70,7 +70,7 @@ def odd_updates(directory: RunDirectory) -> tuple[str, ...]:
 def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
     """What the manifest has of the run's own data files; `view` is told where a run goes on with others
     than it began with. Raises BadInputError."""
-    files = datasets.own_files(topology)
+    files = datasets.own_files_digest(topology)
     if directory.read_manifest().get("data_files", files) != files:
         view.progress(
             "Warning: the data files have other sizes, or times of change, than when the run began; if "

@@ -22,7 +22,7 @@ def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
     refuse_simulated(runtime)
     made = []
     options = Options(runtime)
-    lossless = traits(planning.chosen_runtime(options)).lossless
+    lossless = traits(planning.chosen_runtime(options)).lossless_reason
     for grid in (_CPU, _LINKS):
         topology = load(grid)
         if lossless:

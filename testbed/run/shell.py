@@ -12,7 +12,7 @@ from testbed.plan.agent_configs import CLIENT_USER
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL
-from testbed.traits import RUNTIMES, those
+from testbed.traits import RUNTIMES, runtime_names
 
 _SHELL = ("sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")
 
@@ -35,13 +35,13 @@ def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
     if runtime not in RUNTIMES or not RUNTIMES[runtime].images:
         raise BadInputError(
             f"{directory.run} ran in the {runtime} runtime, whose devices are no containers: there is "
-            f"nothing to get into. Use the {those(lambda t: t.images)} runtime"
+            f"nothing to get into. Use the {runtime_names(lambda t: t.images)} runtime"
         )
-    if not command and not remote_terminal.is_here():
+    if not command and not remote_terminal.is_interactive():
         raise BadInputError(
             "a shell needs a terminal; or give a command, as in testbed shell RUN nano ip a"
         )
-    with docker_engine.if_present() as client, executor.as_host_error(f"get into {device}"):
+    with docker_engine.connect_if_present() as client, executor.as_host_error(f"get into {device}"):
         if client is None:
             raise HostError("No Docker engine answers: `testbed doctor` tells the fix")
         found = [

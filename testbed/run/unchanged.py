@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from agents.disk import files
 from agents.texts import quantity
-from testbed.errors import BadInputError, reading
+from testbed.errors import BadInputError, reading_run
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import yamlfile
 from testbed.topology.yamlfile import Where
@@ -61,7 +61,7 @@ def check(directory: RunDirectory) -> None:
             f"{_differences(directory)}. A run continues as it began: undo the change, or start a new "
             "run with it"
         )
-    with reading(directory.path):
+    with reading_run(directory.path):
         found = _digest(directory.start) if directory.start.exists() else None
     if found != manifest.get("start"):
         raise BadInputError(

@@ -13,7 +13,7 @@ from testbed import broker as brokers
 from testbed.broker import BROKER
 from testbed.data import preparation
 from testbed.data.preparation import Prepared
-from testbed.errors import BadInputError, of_os
+from testbed.errors import BadInputError, from_os_error
 from testbed.fidelity import host_load
 from testbed.fidelity.host_load import FreeCores
 from testbed.host.cpu_latency import keep_awake
@@ -57,7 +57,7 @@ def run(
             directory.remove_state()
         return ended
     except OSError as error:
-        entries |= {"outcome": "failed", "error": str(failure := of_os(error, directory.path))}
+        entries |= {"outcome": "failed", "error": str(failure := from_os_error(error, directory.path))}
         raise failure from error
     except Exception as error:
         entries |= {"outcome": "failed", "error": str(error)}

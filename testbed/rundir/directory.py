@@ -16,7 +16,7 @@ import psutil
 from agents.disk import files
 from agents.texts import make_printable
 from analysis import manifest
-from testbed.errors import BadInputError, listed, reading
+from testbed.errors import BadInputError, name_list, reading_run
 
 _MAX_TAIL_BYTES = 4 * 2**20
 _MAX_LINE = 1000
@@ -136,7 +136,7 @@ class RunDirectory:
 
     def read_manifest(self) -> dict[str, Any]:
         """The manifest's entries, none where there is no manifest. Raises BadInputError."""
-        with reading(self.path), suppress(FileNotFoundError):
+        with reading_run(self.path), suppress(FileNotFoundError):
             return manifest.read(self.manifest)
         return {}
 
@@ -147,7 +147,7 @@ class RunDirectory:
         found = [device for device, facts in known.items() if name in (device, facts["group"])]
         if not found:
             names = list(dict.fromkeys([*(facts["group"] for facts in known.values()), *known]))
-            raise BadInputError(f"{self.run} has no device {name}; it has {listed(names)}")
+            raise BadInputError(f"{self.run} has no device {name}; it has {name_list(names)}")
         return found
 
     def claim(self) -> None:

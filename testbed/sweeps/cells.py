@@ -192,7 +192,7 @@ def _cells(
         try:
             read = topology.checked(changed)
             plan = planning.plan_topology(read, options)
-            files = datasets.own_files(read)
+            files = datasets.own_files_digest(read)
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems
         else:

@@ -110,7 +110,7 @@ def test_resolved_topology_reproduces_the_run(tmp_path: Path) -> None:
 
 def test_interrupt_removes_the_run(tmp_path: Path) -> None:
     handle = testbed.up(ENDLESS, runs=tmp_path)
-    with pytest.raises(TimeoutError, match="goes on after"):
+    with pytest.raises(TimeoutError, match="still running after"):
         handle.wait(0.1)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):

@@ -365,7 +365,7 @@ def test_run_clock_does_not_start_with_wrong_kernel_limits(
 
 @pytest.mark.parametrize(
     ("up", "told"),
-    [(0.95e6, None), (0.88e6, "the uplink of d-1 was 12.0% less than asked"), (0.5e6, "50.0% less")],
+    [(0.95e6, None), (0.88e6, "the uplink of d-1 was 12.0% less than requested"), (0.5e6, "50.0% less")],
 )
 def test_run_clock_does_not_start_with_a_wrong_link(up: float, told: str | None, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=1)

@@ -527,9 +527,9 @@ def test_output_of_a_short_container_is_read_and_nothing_left(
     label = f"testbed.run={uuid.uuid4()}"
     labels = dict([label.split("=")])
     shell = ["sh", "-c", "echo printed; [ $0 = 0 ] || echo failed >&2; exit $0"]
-    assert docker_engine.output(engine, built.broker, [*shell, "0"], labels) == b"printed\n"
+    assert docker_engine.run_output(engine, built.broker, [*shell, "0"], labels) == b"printed\n"
     with pytest.raises(ContainerError, match="failed") as error:
-        docker_engine.output(engine, built.broker, [*shell, "3"], labels)
+        docker_engine.run_output(engine, built.broker, [*shell, "3"], labels)
     assert error.value.exit_status == 3
 
     drivers = []
@@ -543,7 +543,7 @@ def test_output_of_a_short_container_is_read_and_nothing_left(
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        docker_engine.output(engine, built.broker, ["sleep", "600"], labels)
+        docker_engine.run_output(engine, built.broker, ["sleep", "600"], labels)
     thread.join()
     assert drivers == ["json-file"]
     assert engine.containers.list(all=True, filters={"label": label}) == []

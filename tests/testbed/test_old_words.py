@@ -110,8 +110,8 @@ def test_hints_are_printed_before_a_run(testbed: Testbed, tmp_path: Path) -> Non
     hint = "devices[0].link: write rtt: 80ms in place of delay: 40ms"
     for command in ("validate", "plan"):
         assert hint in testbed(command, path).out
-    assert launching.planned(path, runtime="virtual").hints[0].startswith(hint)
-    as_mapping = launching.validated(yaml.safe_load(path.read_text()))
+    assert launching.plan_run(path, runtime="virtual").hints[0].startswith(hint)
+    as_mapping = launching.validate(yaml.safe_load(path.read_text()))
     assert as_mapping.hints[0].startswith(hint)
 
 

@@ -594,11 +594,14 @@ def test_dataset_of_an_own_task_is_made_once(testbed: Testbed, tmp_path: Path) -
         ("train['x'] = ['a'] * 100", "x of train holds <U1, expected numbers"),
         ("train['x'] = [[1], [1, 2]]", "x of train is no array"),
         ("train['y'] = [1]", "train of its dataset()"),
-        ("train['x'][3, 1] = np.nan", "train of its dataset(), input, row 3: found no number"),
+        ("train['x'][3, 1] = np.nan", "train of its dataset(), input, row 3: value is not a number"),
         ("train['y'] = np.array(['a', np.nan] * 50, object)", "y of train holds nan among names"),
         ("train['y'] = np.arange(100) - 1", "train of its dataset(), column y"),
         ("del found['validation']['y']", "found 'y', expected a column of validation of its dataset()"),
-        ("found['test'] = {'x': np.ones((5, 63)), 'y': [1] * 5}", "has float32, shape 63, the training"),
+        (
+            "found['test'] = {'x': np.ones((5, 63)), 'y': [1] * 5}",
+            "has float32, shape 63, but the",
+        ),
         (
             "found['test'] = {'x': np.ones((0, 64)), 'y': np.ones(0, int)}",
             "test of its dataset() has no ",
@@ -686,7 +689,7 @@ def test_a_natural_partition_needs_clients(testbed: Testbed, tmp_path: Path) -> 
     task = learning("Bringing", wrong="del train['client']", partition={"scheme": "natural"})
     told = testbed("data", write(tmp_path, task=task))
     assert told.code == 2
-    assert "or to what the task's own dataset() returns" in " ".join(told.err.split())
+    assert "add client to what the task's dataset() returns" in " ".join(told.err.split())
 
 
 def test_error_of_an_own_rule_ends_the_run(tmp_path: Path) -> None:

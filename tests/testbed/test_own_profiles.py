@@ -110,4 +110,4 @@ def test_measuring_program_runs_alone_and_its_result_is_added(testbed: Testbed, 
     assert nowhere.code == 2  # before anything is measured
     assert f"there is no folder {tmp_path / 'no'}" in nowhere.err
     wrong = testbed("profiles", "--add", "No/Such", "--to", to)
-    assert (wrong.code, "there is no such file" in wrong.err) == (2, True)
+    assert (wrong.code, "no such file" in wrong.err) == (2, True)

@@ -16,7 +16,7 @@ from testbed import topology
 from testbed.errors import BadInputError
 from testbed.host import swarm_nodes
 from testbed.host.nodes import Node
-from testbed.host.swarm_nodes import described
+from testbed.host.swarm_nodes import ready_nodes
 from testbed.plan import Catalog, Host, Plan, by_node, describe, plan
 from testbed.runtimes.docker.specifications import planned_limits
 from testbed.topology import machines
@@ -172,7 +172,7 @@ def test_nodes_are_read_from_the_engine() -> None:
             "Status": {"State": state},
         }
 
-    found = described(
+    found = ready_nodes(
         [told(1, "vm"), told(2, "vm"), told(3, "down", "down"), told(4, "idle", "ready", "drain")],
         "id-2",
     )

@@ -123,7 +123,7 @@ def test_recording_of_0_2_0_is_replayed_without_checksums(testbed: Testbed, run:
     said = testbed("replay", run.path)
     assert said.code == 0, said.err
     assert "is bit-identical" in said.out
-    assert "has no checksums, as it was written by version 0.2.0" in said.out
+    assert "has no checksums, because version 0.2.0 wrote it" in said.out
     evaluated = [n for n, (text, _) in enumerate(entries) if text.startswith(b'["EvaluationDone"')]
     begun = next(n for n, (text, _) in enumerate(entries) if text.startswith(b'["Started"'))
     entries[begun], entries[evaluated[1]] = entries[evaluated[1]], entries[begun]

@@ -68,7 +68,7 @@ def test_subfolder_of_runs_is_named_below_the_list(runs: Path, testbed: Testbed)
     said = testbed("runs", "--runs", study.parent)
     assert said.out.splitlines() == [
         f"No runs in {study.parent}. Next: testbed up TOPOLOGY",
-        f"Those of study: testbed runs --runs {study}",
+        f"Runs of study: testbed runs --runs {study}",
     ]
     assert len(testbed("runs", "--runs", study).out.splitlines()) == 3
     with running.page(["study"], runs=study.parent, on_progress=(told := list[str]()).append):

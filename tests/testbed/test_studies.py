@@ -127,7 +127,7 @@ def test_ctrl_c_keeps_only_finished_runs(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)
     assert running.returncode == 130, output
-    assert "Interrupted: the same command makes the runs that are left" in output
+    assert "Interrupted: the same command makes the remaining runs" in output
     assert len(workers) == 2
     assert not any(worker.is_running() for worker in workers)
     assert len(runs_in(folder)) == 1
@@ -369,7 +369,7 @@ def test_agree_compares_emulation_with_virtual_time(testbed: Testbed) -> None:
     assert "Mean time to a test accuracy of 30%" in out
     assert re.search(r"rounds +\d\.\d +\d\.\d +1 +1\n", out)
     assert re.search(r"endless +– +– +2 +2\n", out)
-    assert "Kendall's tau-b: 1.00 (no interval: that takes several seeds" in out
+    assert "Kendall's tau-b: 1.00 (no interval: it needs several seeds" in out
     assert "No two configurations swap." in out
     verdicts, _, _ = last_line(out).partition(" · ")
     assert verdicts.startswith("Verdicts: ")
@@ -393,7 +393,7 @@ def test_interrupted_agree_continues_with_the_same_command(tmp_path: Path) -> No
         eventually(lambda: [*tmp_path.glob("runs/*/*/events.jsonl")])
         _, output = interrupt(running)
     assert running.returncode == 130, output
-    assert "Interrupted: the same command makes the runs that are left" in output
+    assert "Interrupted: the same command makes the remaining runs" in output
 
 
 def test_agree_uses_all_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +421,7 @@ def test_agree_uses_all_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch)
     [
         (VARIANTS, "virtual", "--runtime virtual: expected auto, docker, swarm or process"),
         (VARIANTS, "vagrant", "no runtime is called 'vagrant'"),
-        ("{one: {}}", "process", "study.yaml has one configuration, one, and so nothing to rank"),
+        ("{one: {}}", "process", "study.yaml has only the configuration one,"),
         ("{a: {}, b: {devices: []}}", "process", "study.yaml:2:"),
         (
             "{a: {}, b: {task: {name: quadratic, centers: [[0], [1]], local: {steps: 1}}}}",

@@ -297,7 +297,7 @@ def test_virtual_run_cannot_be_resumed(tmp_path: Path) -> None:
     file = _topology(tmp_path)
     parsed, plan = planning.plan_file(file, Options())
     directory = RunDirectory.create(tmp_path, "run")
-    with pytest.raises(BadInputError, match="its seed gives it again"):
+    with pytest.raises(BadInputError, match="same seed"):
         up.run(parsed, plan, directory, Options(resume=True), View())
 
 

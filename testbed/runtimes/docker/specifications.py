@@ -42,8 +42,8 @@ from testbed.runtimes.docker.containers import (
     RUN_LABEL,
     Attachment,
     Container,
+    ContainerLaunch,
     CpuLimits,
-    Launch,
     Mount,
     Network,
 )
@@ -84,7 +84,7 @@ def launch(
     owner: tuple[int, int],
     congestion_control: str | None,
     cgroup_driver: str,
-) -> Launch:
+) -> ContainerLaunch:
     """The specifications of a run whose files belong to the user and group `owner`.
 
     `congestion_control` is that of all TCP in containers; None: the host's. `cgroup_driver` is the
@@ -92,7 +92,7 @@ def launch(
     """
     sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
     builder = _SpecificationBuilder(spec, images, owner, sysctls, cgroup_driver)
-    return Launch(
+    return ContainerLaunch(
         networks=builder.networks(),
         broker=builder.broker(),
         aggregator=builder.aggregator(),

@@ -39,7 +39,7 @@ from agents.wire.messages import AddressedOrder, DeviceOrder
 from testbed import broker
 from testbed.broker import BROKER, Account, Listeners, TlsIdentity
 from testbed.broker.identity import new_identity
-from testbed.errors import BadInputError, HostError, of_os
+from testbed.errors import BadInputError, HostError, from_os_error
 from testbed.host import descriptors, die_with_parent, forkserver, run_module
 from testbed.host.forkserver import ForkServer
 from testbed.plan import agent_configs, dilated
@@ -165,7 +165,7 @@ class ProcessRuntime:
         file descriptors.
         """
         count = len(self._devices)
-        descriptors.allow((4 if self._relayed else 1) * count, f"{count:,} devices")
+        descriptors.raise_limit((4 if self._relayed else 1) * count, f"{count:,} devices")
         accounts = broker.accounts(
             self._directory.run, self._devices, secure=self._spec.topology.secure is not None
         )
@@ -313,7 +313,7 @@ class ProcessRuntime:
         # controller itself has started, such as trackers, has the end of the run still before it.
         remove(self._directory.run, spare=CONTROLLER)
         if failures := self._logs.close():
-            told = "; ".join(str(of_os(failure)) for failure in failures)
+            told = "; ".join(str(from_os_error(failure)) for failure in failures)
             run = self._directory.run
             raise HostError(f"everything of {run} is removed, but logs could not be saved: {told}")
 

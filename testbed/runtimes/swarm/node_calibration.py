@@ -58,7 +58,7 @@ def calibrations(
 def _measured(proxies: EngineProxies, node: Node, image: str) -> Calibration:
     """Of a node: on its last core, which is for devices."""
     script = Path(device_benchmark.__file__).read_text("utf-8")
-    told = docker_engine.output(
+    told = docker_engine.run_output(
         proxies.engines[node.id],
         image,
         ["python3", "-c", script, "--core", "--seconds", f"{_SECONDS:g}"],

@@ -86,7 +86,7 @@ def available() -> bool:
 
 @contextmanager
 def _manager() -> Iterator[docker.DockerClient | None]:
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         try:
             manages = client is not None and swarm_nodes.manages(client.info())
         except docker_engine.ERRORS:
@@ -96,7 +96,7 @@ def _manager() -> Iterator[docker.DockerClient | None]:
 
 def check_host() -> None:
     """See `testbed.runtimes.Emulator`."""
-    swarm_nodes.here()
+    swarm_nodes.local_nodes()
 
 
 @contextmanager
