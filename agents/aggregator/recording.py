@@ -251,7 +251,7 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
             return
         if checksum.checksum_of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
             raise RecordingError(
-                f"{path}, the entry at byte {at} of {end:,}, after {_counted(expected)}, is damaged: "
+                f"{path}, the entry at byte {at} of {end:,}, after {_entry_before(expected)}, is damaged: "
                 "the checksum of its head is wrong"
             )
         text, payload, number, summed = _HEAD.unpack(packed[: _HEAD.size])
@@ -285,7 +285,7 @@ def _old_heads(file: BinaryIO) -> Iterator[_Head | Torn]:
         at, number = following, number + 1
 
 
-def _counted(expected: int | None) -> str:
+def _entry_before(expected: int | None) -> str:
     return "none" if expected is None else f"number {expected - 1} of the run"
 
 

@@ -14,7 +14,7 @@ from agents.wire import messages, payloads
 _NAMES = Topics("run")
 
 
-def _outbox(w: np.ndarray) -> PendingMessages:
+def _pending_messages(w: np.ndarray) -> PendingMessages:
     server = Server(w, {}, np.random.default_rng(0))
     return PendingMessages(_NAMES, ("a", "b"), "schema", server)
 
@@ -28,7 +28,7 @@ def _models(pending: PendingMessages) -> dict[str, payloads.ModelMessage]:
 
 def test_dispatch_keeps_the_model_as_it_was_when_the_rule_changes_it_in_place() -> None:
     w = np.zeros(3, np.float32)
-    pending = _outbox(w)
+    pending = _pending_messages(w)
     pending.add_model(act.Dispatch("a", 0, 1))
     w += 1
     pending.add_model(act.Dispatch("b", 1, 2, lr=0.5, acknowledged=7, waiting=(3,), lost=(4, 5)))
@@ -45,7 +45,7 @@ def test_dispatch_keeps_the_model_as_it_was_when_the_rule_changes_it_in_place() 
 
 
 def test_dispatches_of_a_version_share_the_body_of_a_large_model() -> None:
-    pending = _outbox(np.zeros(chunks.CHUNK_BYTES, np.float32))
+    pending = _pending_messages(np.zeros(chunks.CHUNK_BYTES, np.float32))
     for number, client in enumerate("ab", start=1):
         pending.add_model(act.Dispatch(client, 0, number))
     (_, first), (_, second) = pending.waiting
@@ -54,7 +54,7 @@ def test_dispatches_of_a_version_share_the_body_of_a_large_model() -> None:
 
 
 def test_requests_leave_in_order_on_the_client_s_topic() -> None:
-    pending = _outbox(np.zeros(1, np.float32))
+    pending = _pending_messages(np.zeros(1, np.float32))
     pending.add(act.Acknowledge("a", 4))
     pending.add(Request("b", "pull"))
     pending.add(act.AskForReport("b", 9))
