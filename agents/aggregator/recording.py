@@ -251,8 +251,8 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
             return
         if checksum.checksum_of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
             raise RecordingError(
-                f"{path}, the entry at byte {at} of {end:,}, after {_entry_before(expected)}, is damaged: "
-                "the checksum of its head is wrong"
+                f"{path}, the entry at byte {at} of {end:,}, after {_entry_before(expected)}, is "
+                "damaged: the checksum of its head is wrong"
             )
         text, payload, number, summed = _HEAD.unpack(packed[: _HEAD.size])
         head = _Head(at, number, text, payload, summed)
