@@ -243,7 +243,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (_OBJECTIVES, "flat = p.reshape(-1)", "flat = p.reshape(-2)"): "to numpy they are the same",
     (
         _SIMULATION,
-        "if self._snapshot is None or self._snapshot[0] != version:",
+        "if self._snapshot is None or self._snapshot[0] != dispatch.version:",
         "if True:",
     ): "copies of a version are equal; it takes more memory",
     (

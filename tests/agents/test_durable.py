@@ -443,7 +443,7 @@ def test_empty_missing_or_older_log_is_an_error(tmp_path: Path) -> None:
     refused(folder, SnapshotError, r"inputs\.bin: this is not a regular file\. Intact: checkpoint")
     log.rmdir()
     recording.Recording(log, setup_of(FedBuff(buffer_size=2))).close()
-    refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those behind 4")
+    refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those after 4")
     begins = 8 + 36 + len(b'{"entries":4}')
     log.write_bytes(whole[:begins])  # the end is missing, at a whole entry
     refused(folder, RecordingError, "2 updates beyond what follows from these: the end of the log is")
@@ -467,7 +467,7 @@ def test_damaged_records_are_an_error_or_rewritten(tmp_path: Path) -> None:
     whole = left_by_a_crash(folder)[JOURNAL]
     journal = folder / JOURNAL
     journal.write_bytes(whole.replace(b'"wall_clock":1000000000.0', b'"wall_clock":1000000001.0'))
-    text = refused(folder, SnapshotError, r"events\.jsonl is damaged: the first \d+ bytes are not")
+    text = refused(folder, SnapshotError, r"events\.jsonl is damaged: its first \d+ bytes do not")
     assert "Intact: checkpoint.bin (4 entries of the run, 0.0 s), inputs.bin (entries 4 to 6)" in text
     journal.write_bytes(whole.replace(b'"client":"b"', b'"client":"c"'))  # behind the checkpoint
     durable = kept(folder, setup_of(FedBuff(buffer_size=2)))
@@ -615,7 +615,7 @@ def test_incomplete_snapshot_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SnapshotError):
             snapshot.load(path)
     path.write_bytes(b"\x80\x05" + whole)
-    with pytest.raises(SnapshotError, match="no snapshot"):
+    with pytest.raises(SnapshotError, match="not a checkpoint"):
         snapshot.load(path)
     path.write_bytes(b"testbed1" + whole[8:])
     with pytest.raises(SnapshotError, match="another version of the testbed"):
