@@ -131,7 +131,7 @@ def add_profile(
     else:
         on_progress("All cores are measured at once: close other programs meanwhile.")
         found = device_benchmark.measure(seconds, on_progress)
-        entries = device_benchmark.entry(what, found)
+        entries = device_benchmark.profile_text(what, found)
         for line in device_benchmark.remarks(found):
             on_progress(line)
     return own_profiles.add(Path(to), entries, what)

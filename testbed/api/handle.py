@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from analysis.load import Run as Result
     from analysis.manifest import Verdict
-    from testbed.run.replay import Replayed
+    from testbed.run.replay import ReplayResult
 
 Devices = str | Iterable[str]
 """Names of devices or of device groups."""
@@ -264,7 +264,7 @@ class RunHandle:
 
         return logs.story(self._directory, device)
 
-    def replay(self) -> Replayed:
+    def replay(self) -> ReplayResult:
         """Apply the recorded updates again and compare (docs/guide/run-directory.md); return what was
         compared. Raises RunFailedError if the final model is not bit-identical, BadInputError if the run
         was not recorded."""
@@ -284,7 +284,7 @@ class RunHandle:
         from testbed.plan import models
 
         path = self.path / "model.pt" if to is None else Path(to)
-        state = models.state_of(self._directory, models.kept(self._directory, version))
+        state = models.saved_state(self._directory, models.saved_model(self._directory, version))
         with files.atomic_write(path) as partial, partial.open("wb") as file:
             torch.save(state, file)
         return path
@@ -299,9 +299,11 @@ class RunHandle:
         model and part of the data, with `model`, `version`, `part`, `name`, `samples`, `loss`,
         `accuracy`. Raises BadInputError.
         """
-        from testbed.run import kept_models
+        from testbed.run import saved_models
 
-        return kept_models.of_run(self._directory, data_root(data), classes=classes, devices=devices)
+        return saved_models.evaluate_saved_models(
+            self._directory, data_root(data), classes=classes, devices=devices
+        )
 
     def shell(self, device: str, command: Sequence[str] = ()) -> int:
         """Open a shell in the container of `device` on this terminal, or run `command` there; return its
@@ -337,7 +339,7 @@ class RunHandle:
         from testbed.run import live_runs
 
         if self._controller is None or self._directory.work.is_dir():
-            found = [live for live in live_runs.find() if live.run == self.id]
+            found = [live for live in live_runs.find_live_runs() if live.run == self.id]
             found = found or live_runs.leftovers(str(self.path), self.path.parent)
             for live in found:
                 self._taken_down = True

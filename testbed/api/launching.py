@@ -18,7 +18,16 @@ from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, writable_file
-from testbed.plan import Plan, by_node, catalog, describe, drawing, here, memory, model_check
+from testbed.plan import (
+    Plan,
+    catalog,
+    device_table,
+    drawing,
+    memory,
+    model_check,
+    node_table,
+    plan_on_host,
+)
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
 from testbed.run import live_runs, planning
@@ -58,18 +67,18 @@ class Launch:
         """Return the expected duration of a round by device. Raises BadInputError."""
         topology = self.topology
         samples = preparation.known_samples(topology, self.options.data_root)
-        return expected.expected(topology, self.plan, model_check.check(topology), samples)
+        return expected.estimate_rounds(topology, self.plan, model_check.check(topology), samples)
 
     def devices(self) -> list[dict[str, Any]]:
         """Return one row per device: its planned resources and its expected round. Raises
         BadInputError."""
-        return expected.by_device(self.plan, self.rounds())
+        return expected.device_rows(self.plan, self.rounds())
 
     def tables(self) -> list[list[dict[str, Any]]]:
         """Return the tables that `testbed plan` prints: resources of each group, expected rounds of each
         group and, if there are several nodes, the devices on each node. Raises BadInputError."""
-        tables = [describe(self.plan), expected.by_group(self.plan, self.rounds())]
-        return [*tables, by_node(self.plan)] if self.plan.nodes else tables
+        tables = [device_table(self.plan), expected.group_rows(self.plan, self.rounds())]
+        return [*tables, node_table(self.plan)] if self.plan.nodes else tables
 
     def remarks(self) -> list[str]:
         """Return sentences that the user should read before a launch. Raises BadInputError."""
@@ -203,7 +212,7 @@ def plan_run(
     )
     resumed = None
     if resume is not None and topology is None:
-        resumed = live_runs.resumable(Path(runs), resume)
+        resumed = live_runs.prepare_resume(Path(runs), resume)
         topology = resumed.topology
         options = replace(options, runtime=runtime or resumed.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
@@ -229,7 +238,7 @@ def validate(topology: TopologyLike) -> Topology:
     given = text_of(topology)
     found = topologies.parse(given.text, given.name)
     catalog.read(found)
-    here.check_model(found)
+    plan_on_host.check_model(found)
     return found
 
 

@@ -24,7 +24,7 @@ from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm_nodes import LEAST_ENGINE, manages
 from testbed.images import Images, debian, inventory, torch_index
-from testbed.images.inventory import Listed
+from testbed.images.inventory import StoredImage
 from testbed.speed.calibration import Calibration
 from testbed.speed.calibration import calibrate as measured
 from testbed.view import View
@@ -286,11 +286,11 @@ def calibrate(*, force: bool = False) -> Calibration:
     return measured(refresh=force)
 
 
-def list_images() -> list[Listed]:
+def list_images() -> list[StoredImage]:
     """Return the testbed's images on this engine, largest first, with size and users. Raises
     HostError."""
     with closing(docker_engine.connect()) as client:
-        return inventory.listed(client)
+        return inventory.list_images(client)
 
 
 def build_images(
@@ -307,7 +307,7 @@ def prune_images(
     everything: bool = False,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Listed], int]:
+) -> tuple[list[StoredImage], int]:
     """Remove unused images of the testbed, here and on the other nodes of a Swarm.
 
     `everything`: also those of the user's other checkouts, own code and Dockerfiles. `dry_run`: remove
@@ -318,7 +318,7 @@ def prune_images(
 
     with closing(docker_engine.connect()) as client:
         if dry_run:
-            return inventory.removable(inventory.listed(client), everything=everything), 0
+            return inventory.removable_images(inventory.list_images(client), everything=everything), 0
         gone, freed = inventory.prune(client, everything=everything)
         node_images.prune(client, on_progress)
         return gone, freed

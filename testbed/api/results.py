@@ -163,7 +163,7 @@ def _directories(name: str, runs: Path) -> list[RunDirectory]:
     BadInputError."""
     folder = finding.folder_of_runs(name, runs)
     if folder is None:
-        return [live_runs.located(name, runs)]
+        return [live_runs.locate(name, runs)]
     found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     ended = [one for one in found if one.read_manifest().get("outcome") in COMPLETE]
     if not ended:

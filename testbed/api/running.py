@@ -20,7 +20,7 @@ from testbed.runtimes import LiveRun
 
 if TYPE_CHECKING:
     from analysis.load import Run as Result
-    from testbed.run.optimum import Ending
+    from testbed.run.optimum import OptimumComparison
 
 
 def up(
@@ -82,7 +82,7 @@ def attach(run: str | Path, *, on_event: OnEvent | None = None, runs: str | Path
     `run`: run id, run directory, or the beginning of an id if it is unambiguous, at least among the
     running ones. Raises BadInputError if there is no such run.
     """
-    return RunHandle(live_runs.located(str(run), Path(runs), live=True), None, on_event)
+    return RunHandle(live_runs.locate(str(run), Path(runs), live=True), None, on_event)
 
 
 def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:
@@ -93,7 +93,7 @@ def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:
     """
     if isinstance(run, RunHandle):
         return run.result
-    return read(live_runs.located(str(run), Path(runs)).path)
+    return read(live_runs.locate(str(run), Path(runs)).path)
 
 
 def read(path: Path) -> Result:
@@ -107,7 +107,7 @@ def read(path: Path) -> Result:
 def ps(runs: str | Path = "runs") -> list[LiveRun]:
     """Return the runs of which something is running or left over on this machine, sorted by name. Runs
     that consist only of a controller in the foreground (virtual time) are found in the folder `runs`."""
-    return live_runs.find_all(Path(runs))
+    return live_runs.find_all_runs(Path(runs))
 
 
 def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
@@ -116,8 +116,8 @@ def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     others are down, HostError that names the runs of which something may be left."""
     given = None if run is None else str(run)
     found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
-    found |= {live.run: live for live in live_runs.find()}
-    named = None if given is None else finding.whole_id(Path(given).name, found)
+    found |= {live.run: live for live in live_runs.find_live_runs()}
+    named = None if given is None else finding.complete_id(Path(given).name, found)
     ended = [one for one in found.values() if given is None or one.run == named]
     failures = []
     for each in ended:
@@ -135,18 +135,18 @@ def list_runs(
 ) -> list[dict[str, Any]]:
     """Return one row per run directory in the folder `runs`, with its outcome. `sort`: column to sort
     by. `matching`: only rows that contain these words; empty: all. Raises BadInputError."""
-    from testbed.rundir.listing import SORTS, arranged, listing
+    from testbed.rundir.listing import SORTS, list_runs, select_rows
 
     if sort not in SORTS:
         raise BadInputError(f"--sort {sort}: expected one of {', '.join(SORTS)}")
-    return arranged(listing(Path(runs)), sort, matching)
+    return select_rows(list_runs(Path(runs)), sort, matching)
 
 
 def display_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Format a row of `list_runs` for people."""
     from testbed.rundir import listing
 
-    return listing.told(row)
+    return listing.text_row(row)
 
 
 def list_folders(runs: str | Path = "runs") -> list[Path]:
@@ -172,16 +172,16 @@ def page(
     names = [str(run) for run in shown]
     if len(names) == 1 and (folder := finding.folder_of_runs(names[0], Path(runs))) is not None:
         names, runs = [], folder
-    named = [live_runs.located(name, Path(runs)) for name in names]
+    named = [live_runs.locate(name, Path(runs)) for name in names]
     if not named and not Path(runs).is_dir():
         raise BadInputError(f"no such folder: {runs}. Name one with --runs, or name a run")
     with serving.served_page(named, port, on_progress, runs=Path(runs)) as process:
         yield process
 
 
-def optimum(run: Result) -> Ending | None:
+def optimum(run: Result) -> OptimumComparison | None:
     """Return the distance of a run's final model to the known optimum of its task; None if the task has
     none."""
-    from testbed.run.optimum import ending
+    from testbed.run.optimum import compare_with_optimum
 
-    return ending(run)
+    return compare_with_optimum(run)

@@ -83,7 +83,7 @@ def sweep(
     options = Options(runtime, oversubscribe, data_root(data))
     if isinstance(study, Mapping):
         name, told = name or "sweep", name or "sweep"
-        planned = sweeps.of(plain_values(study), name, Path(), options)
+        planned = sweeps.from_mapping(plain_values(study), name, Path(), options)
     else:
         told = str(study)
         planned = sweeps.load(Path(study), options)
@@ -175,7 +175,7 @@ def _runs_with_accuracy(
         failed = quantity(missing, "run")
         raise RunFailedError(f"{failed} failed; `testbed agree {file}` makes the missing ones")
     index = sweeping.Index.read(folder)
-    found = [read(one.path) for one in map(index.run_of, study.cells) if one is not None]
+    found = [read(one.path) for one in map(index.finished_run, study.cells) if one is not None]
     if not any(run.evaluations["accuracy"].notna().any() for run in found):
         raise BadInputError(f"{file}: no run has a test accuracy, so they cannot be ranked")
     return found

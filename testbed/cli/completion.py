@@ -104,7 +104,7 @@ def _runs(ctx: typer.Context) -> Path:
 def _run(ctx: typer.Context) -> Path | None:
     """Return the directory of the run on the command line; None if there is no such run."""
     with suppress(BadInputError):
-        return finding.found(ctx.params.get("run") or "", _runs(ctx))
+        return finding.find_directory(ctx.params.get("run") or "", _runs(ctx))
     return None
 
 

@@ -31,10 +31,10 @@ from testbed.data import columns, data_files
 from testbed.data.columns import DataError, DecodedSplit, RawSplit
 from testbed.errors import BadInputError
 from testbed.host import cache
-from testbed.own_code.stand_ins import TaskStandIn
 from testbed.topology import Topology
 from testbed.topology.data_settings import Data, Split
 from testbed.topology.partition import Indices
+from testbed.user_code.stand_ins import TaskStandIn
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from testbed.fidelity.validity import StepDone, TrainingSpan
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.placement import PlannedNode
-from testbed.plan.planned import weight_alone
+from testbed.plan.planned_devices import weight_alone
 
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
@@ -98,7 +98,7 @@ class _DeviceRequests:
 
     def __post_init__(self) -> None:
         self._request_cpu(0.0)
-        if not self.planned.direct:
+        if not self.planned.is_direct:
             self._request_link(0.0)
         if self.away:
             self._begin_absence("down", 0.0)

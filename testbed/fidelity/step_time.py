@@ -24,7 +24,7 @@ from agents.device_actions import (
 from analysis.load import Run
 from testbed.errors import BadInputError
 from testbed.plan import costs
-from testbed.plan.costs import SLICED_SHARE, StepTime, timed
+from testbed.plan.costs import SLICED_SHARE, StepTime, with_step_time
 from testbed.topology import Virtual
 
 _LEAST_RANGE = 0.25
@@ -81,7 +81,7 @@ def start_time(runs: Sequence[Run]) -> float | None:
 def virtual_settings(step: StepTime, start: float | None = None) -> dict[str, Any]:
     """Return the settings for `virtual` of a topology with these costs, as plain values. `start`:
     seconds to start a client; None: the default."""
-    made = timed(Virtual().filled([("start_time", start)]), step)
+    made = with_step_time(Virtual().filled([("start_time", start)]), step)
     keys = ("step_time", "sliced_step_time", "start_time", "update_time", "packets")
     return made.model_dump(mode="json", include=set(keys))
 
@@ -96,7 +96,7 @@ def _work(run: Run) -> dict[str, Any]:
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
     timed = {group["name"] for group in run.topology["devices"] if group.get("timing")}
-    beside = costs.of(Virtual(), None).update
+    beside = costs.step_cost(Virtual(), None).update
     for name, updates in run.updates.groupby("client", observed=True):
         device = run.manifest["devices"][name]
         unlike = device["cpu"] is None or device["gflops"] is not None or device.get("gpu")

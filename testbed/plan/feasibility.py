@@ -14,7 +14,7 @@ from testbed.topology.yamlfile import Problem, Where
 from testbed.traits import runtime_names, traits
 
 if TYPE_CHECKING:
-    from testbed.plan.planned import PlannedDevice
+    from testbed.plan.planned_devices import PlannedDevice
 
     Groups = Sequence[PlannedDevice]
     """A device of each group, before it is placed and slowed down."""

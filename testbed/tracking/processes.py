@@ -52,7 +52,7 @@ def _finish_tracker(
 ) -> str:
     """Wait at most `seconds` for a tracker's process, end it, and return its result in words."""
     from testbed.host import subprocesses
-    from testbed.rundir.directory import tail_of
+    from testbed.rundir.directory import last_log_lines
 
     again = f"`testbed export {directory.run} --to {name}` sends the run again"
     try:
@@ -62,19 +62,19 @@ def _finish_tracker(
     finally:
         subprocesses.end(process)
     log = _log(directory, name)
-    last = (tail_of(log, 1) or [f"see {log}"])[-1]
+    last = (last_log_lines(log, 1) or [f"see {log}"])[-1]
     return last if code == 0 else f"{last}; {again}. See {log}"
 
 
 def send(name: str, directory: RunDirectory, *, model: bool) -> str:
     """Send a run to the tracker `name` until the run is over; return where to find it. Raises
     RunFailedError."""
-    from testbed.rundir.directory import tail_of
+    from testbed.rundir.directory import last_log_lines
 
     command = [*_command(name, directory), *(["model"] if model else [])]
     with _log(directory, name).open("wb") as output:
         done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
-    last = (tail_of(_log(directory, name), 1) or [""])[-1]
+    last = (last_log_lines(_log(directory, name), 1) or [""])[-1]
     if done.returncode:
         raise RunFailedError(f"{name}: {last}. See {_log(directory, name)}")
     return last

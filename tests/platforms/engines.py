@@ -178,7 +178,7 @@ def _load_images(url: str) -> None:
     every = images.current_tags(images.FOLDER, images.AGENTS)
     tags = [tag for kind, tag in every.items() if not kind.endswith("-cuda")]
     with docker_engine.connect_if_present() as client:
-        built = [tag for tag in tags if client is not None and images.exists(client, tag)]
+        built = [tag for tag in tags if client is not None and images.image_exists(client, tag)]
     if built:
         two_engines.carry(built, [url])
     with closing(docker_engine.connect_to(url, _PATIENCE_SECONDS)) as client:

@@ -24,7 +24,7 @@ from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, from_os_error, writable_file, writable_folder
 from testbed.run import live_runs, replay
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.listing import listing
+from testbed.rundir.listing import list_runs
 from testbed.rundir.tail import Samples
 from testbed.runtimes import LiveRun
 from testbed.topology import link_traces
@@ -54,7 +54,7 @@ def test_unreadable_manifest_does_not_hide_other_runs(tmp_path: Path, testbed: T
     manifest(tmp_path, "e", created="yesterday", devices=[1])
     os.mkfifo(manifest(tmp_path, "f").manifest.with_name("pipe"))
     (tmp_path / "f" / "pipe").rename(tmp_path / "f" / "manifest.json")
-    found = {row["run"]: (row["outcome"], row["verdict"]) for row in listing(tmp_path)}
+    found = {row["run"]: (row["outcome"], row["verdict"]) for row in list_runs(tmp_path)}
     assert found == {
         "a": ("after", "valid"),
         "b": ("after", "not valid"),
@@ -72,7 +72,7 @@ def test_unreadable_manifest_does_not_hide_other_runs(tmp_path: Path, testbed: T
 def test_leftovers_of_a_killed_controller_are_removed_and_nothing_else(
     tmp_path: Path, testbed: Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_runs, "find", list)  # `--all` would end those of other tests
+    monkeypatch.setattr(live_runs, "find_live_runs", list)  # `--all` would end those of other tests
     dead = {"pid": 2**22 - 1, "started": 1.0}
     directories = [manifest(tmp_path, run, controller=dead) for run in ("one", "two", "far")]
     for directory in directories:
@@ -153,7 +153,7 @@ def test_a_recording_of_a_rule_with_other_parameters_is_refused(tmp_path: Path) 
     path = fuzz_directories.whole_run(tmp_path)
     (setup, _), *rest = raw(path / "inputs.bin")
     write(path / "inputs.bin", [(setup.replace(b"buffer_size", b"buffer|size"), b""), *rest])
-    with pytest.raises(BadInputError, match=r"inputs\.bin names no rule of ours"):
+    with pytest.raises(BadInputError, match=r"inputs\.bin names an unknown rule"):
         replay.replay(RunDirectory(path))
 
 

@@ -121,7 +121,7 @@ def test_sweep_may_have_old_keys(tmp_path: Path) -> None:
 
     (tmp_path / "t.yaml").write_text(TEXT)
     grid = {"record": ["nothing", "updates"], "devices[1].link": [{"delay": "5ms"}]}
-    sweep = cells.of({"topology": "t.yaml", "grid": grid}, "s", tmp_path, Options("virtual"))
+    sweep = cells.from_mapping({"topology": "t.yaml", "grid": grid}, "s", tmp_path, Options("virtual"))
     assert [cell.topology.durability for cell in sweep.cells] == ["update", "recording"]
     assert {hint.split(":")[0] for cell in sweep.cells for hint in cell.topology.hints} == {
         "write durability",

@@ -84,7 +84,7 @@ def test_sweep_identifies_data_files_by_content(folder: Path) -> None:
     study = {"topology": "own.yaml", "grid": {"seed": [1]}}
 
     def fingerprint() -> str:
-        (cell,) = sweeps.of(study, "study", folder, Options(runtime="virtual")).cells
+        (cell,) = sweeps.from_mapping(study, "study", folder, Options(runtime="virtual")).cells
         return cell.fingerprint
 
     before = fingerprint()
@@ -101,12 +101,12 @@ def test_resume_with_changed_data_files_is_reported(folder: Path) -> None:
     told: list[str] = []
     read, _ = planning.plan_file(folder / "own.yaml", Options(runtime="virtual"))
     directory = RunDirectory.create(folder / "runs", "own-1")
-    directory.write_manifest(**preparing.own_data(read, directory, Told()))
-    preparing.own_data(read, directory, Told())
+    directory.write_manifest(**preparing.data_entries(read, directory, Told()))
+    preparing.data_entries(read, directory, Told())
     assert told == []
     np.savez(folder / "mine" / "all.npz", x=np.zeros((90, 8, 8), np.uint8), y=np.arange(90) % 10)
-    preparing.own_data(read, directory, Told())
-    assert ["than when the run began" in message for message in told] == [True]
+    preparing.data_entries(read, directory, Told())
+    assert ["have changed since the run began" in message for message in told] == [True]
 
 
 def test_run_learns_from_a_data_folder(

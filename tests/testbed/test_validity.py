@@ -129,7 +129,10 @@ def test_lack_of_evidence_is_not_valid() -> None:
 
 
 def test_failed_actions_make_a_run_not_valid() -> None:
-    failures = ["pi could not do as it was told: no tbf", "router could not do as it was told: no queue"]
+    failures = [
+        "pi could not carry out an order: no tbf",
+        "router could not carry out an order: none",
+    ]
     assert reason(verdict(QUIET, NOTHING, failures=failures[:1])) == failures[0]
     assert reason(verdict(QUIET, NOTHING, failures=failures)) == f"{failures[0]} (and 1 more)"
 

@@ -129,7 +129,7 @@ class DockerRuntime:
         )
         tls = self._spec.topology.broker.tls
         identity = new_identity(agent_configs.SERVER) if tls else None
-        self._places = agent_configs.in_containers(identity.certificate if identity else None)
+        self._places = agent_configs.container_places(identity.certificate if identity else None)
         agent_configs.write(self._spec, accounts, self._places)
         with_mps = self._launch.mps is not None
         container_files.prepare(self._spec, self._owner, accounts, identity, mps=with_mps)

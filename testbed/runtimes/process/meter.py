@@ -49,7 +49,7 @@ class ProcessMeter(Meter):
             with contextlib.suppress(psutil.NoSuchProcess):
                 memory = self._children[name].memory_info().rss
                 cpu = cpu_clock(self._children[name])()
-                passed = {} if self.traffic is None else self.traffic.of(name)
+                passed = {} if self.traffic is None else self.traffic.telemetry_fields(name)
                 demand = schedstat(self._children[name].pid)
                 if demand:
                     demand["waited"] += self._duty_cycle.suspended_s(name)

@@ -42,7 +42,7 @@ from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, from_os_error
 from testbed.host import descriptors, die_with_parent, forkserver, run_module
 from testbed.host.forkserver import ForkServer
-from testbed.plan import agent_configs, dilated
+from testbed.plan import agent_configs, to_host_time
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
 from testbed.relay import relay_process as relay
 from testbed.rundir.directory import RunDirectory
@@ -149,7 +149,7 @@ class ProcessRuntime:
         self._restarting: set[str] = set()
         """Devices that are to start as soon as their old process has gone."""
         self._paused: set[str] = set()
-        self._relayed = relay.needed(spec)
+        self._relayed = relay.is_needed(spec)
         self.meter = ProcessMeter(self._devices, self._children, self._paused, self._duty_cycle)
 
     @property
@@ -257,7 +257,7 @@ class ProcessRuntime:
                 "the process runtime, whose links are TCP relays, loses no packets: use the docker "
                 "runtime"
             )
-        changes = dilated(action.changes, self._spec.plan.dilation)
+        changes = to_host_time(action.changes, self._spec.plan.dilation)
         rates = ("up", "down")
         return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
 
@@ -325,7 +325,7 @@ class ProcessRuntime:
         """Start the relay and measure the links; return each device's port to the broker."""
         command = [*self._programs.relay, self._config(ROUTER)]
         try:
-            started = relay.launch(
+            started = relay.launch_relay(
                 self._spec, login, port, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
             )
         except OSError as error:

@@ -16,7 +16,7 @@ from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.plan import cpuset
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.planned import SHARES_OF_A_PROCESS, weight_alone
+from testbed.plan.planned_devices import SHARES_OF_A_PROCESS, weight_alone
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, ContainerLaunch, CpuLimits
 from testbed.runtimes.docker.running_containers import ContainerRef
