@@ -126,7 +126,7 @@ class Evaluator:
                     parts.append(_part("class", str(label), [each[own] for each in figures], penalty))
             if self._device_set is not None:
                 counts = list(self._parts.device_samples.values())
-                # Own code with its own fit may treat a batch as a whole (Flower): one per device.
+                # User code with its own fit may treat a batch as a whole (Flower): one per device.
                 of_all = self._on(self._device_set, counts if self._task.fits else _BATCH)
                 by_device = (np.split(each, np.cumsum(counts)[:-1]) for each in of_all)
                 for name, *own in zip(self._parts.device_samples, *by_device, strict=True):

@@ -98,9 +98,9 @@ def main() -> None:
     except (ConnectionFailedError, RecordingError, SnapshotError) as error:
         sys.stderr.write(f"aggregator: {error}\n")
     except Exception as error:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
-        if user_code.is_own_fault(error, cfg.task.name):
+        if user_code.is_caused_by_user_code(error, cfg.task.name):
             code = user_code.FAILED
-            sys.stderr.write(f"{user_code.own_traceback(error)}\n")
+            sys.stderr.write(f"{user_code.user_traceback(error)}\n")
         else:
             traceback.print_exc()
     process.exit_now(code)

@@ -2,7 +2,7 @@
 
 The state is a graph of objects that refer to each other (the core, its rule, the server of both), which
 pickle preserves. When a file is read, `_Reader` allows only classes of the few modules that the state
-consists of, of the run's own code, and NumPy's arrays and generators. So a forged file cannot run other
+consists of, of the run's user code, and NumPy's arrays and generators. So a forged file cannot run other
 code than the run's.
 
 Layout: `_HEAD` (magic number, length of the pickle, number of buffers, checksum of the rest), the
