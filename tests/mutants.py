@@ -274,7 +274,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         _RUN,
         "steady=not has_steps(spec.topology, spec.plan),",
-        "packets=spec.plan.packets,",
+        "packets=spec.plan.simulates_packets,",
     ): "steady links are computed faster, to the same times",
     (
         _SIMULATION,

@@ -446,7 +446,7 @@ def test_empty_missing_or_older_log_is_an_error(tmp_path: Path) -> None:
     refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those after 4")
     begins = 8 + 36 + len(b'{"entries":4}')
     log.write_bytes(whole[:begins])  # the end is missing, at a whole entry
-    refused(folder, RecordingError, "2 updates beyond what follows from these: the end of the log is")
+    refused(folder, RecordingError, "2 updates after that: the end of the log is")
 
 
 def test_damaged_checkpoint_is_an_error_that_says_the_log_is_intact(tmp_path: Path) -> None:
