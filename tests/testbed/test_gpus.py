@@ -175,7 +175,7 @@ def test_missing_host_support_is_reported_with_the_fix() -> None:
     ("runtime", "more", "lack", "message"),
     [
         ("process", "", None, "devices[0].gpu: the process runtime gives devices no GPU of their own"),
-        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime a device"),
+        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime each device"),
         ("virtual", "runtime: {device: cuda}", "PyTorch finds no GPU", "PyTorch finds no GPU. Or write"),
     ],
 )

@@ -139,7 +139,7 @@ def test_profile_with_too_little_memory_is_refused_if_enforced() -> None:
     topology = _topology("{name: a, cpu: 0.1, profile: tiny}")
     with pytest.raises(BadInputError) as refused:
         _planned(topology, "docker")
-    assert "6:34: devices[0].profile: tiny has 128MiB of memory, in which no" in str(refused.value)
+    assert "6:34: devices[0].profile: tiny has 128MiB of memory, too little for" in str(refused.value)
     assert "at least memory: 256MiB" in str(refused.value)
     for runtime in ("process", "virtual"):
         assert _planned(topology, runtime)[0].devices
