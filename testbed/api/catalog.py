@@ -95,7 +95,7 @@ def profile_text(shown: Profiles, *, whole: bool) -> str:
     """A line for each of them, or `whole` all that there is to say, for people."""
     from testbed.topology import profiles as reader
 
-    text = reader.explained(shown) if whole else reader.listing(shown)
+    text = reader.details(shown) if whole else reader.listing(shown)
     return f"{text}\n\n{reader.EMULATED}" if shown.devices else text
 
 

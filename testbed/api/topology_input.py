@@ -46,7 +46,7 @@ def text_of(
         case str() if "\n" in wanted:
             given = TopologyInput("<topology>", wanted)
         case str() | Path():
-            given = TopologyInput(str(wanted), yamlfile.text_of(Path(wanted)))
+            given = TopologyInput(str(wanted), yamlfile.read_text(Path(wanted)))
         case _:
             raise BadInputError(
                 f"a topology is a path, its text, a mapping or a Topology, not a {type(wanted).__name__}"

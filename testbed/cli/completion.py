@@ -76,7 +76,7 @@ def profiles(incomplete: str) -> list[str]:
 
 
 def trace_formats(incomplete: str) -> list[str]:
-    published = _CATALOG.parent / "topology" / "published.py"
+    published = _CATALOG.parent / "topology" / "published_traces.py"
     return _beginning(incomplete, _keys(published, "FORMATS"))
 
 

@@ -55,8 +55,8 @@ def plan(
         profiles=catalog.used_by(topology),
         hints=catalog.hints,
         measured=Measured(cpu=_measured_cpu(groups, topology, found), virtual=catalog.measured.virtual),
-        virtual=topology.virtual.filled(catalog.measured.virtual),
-        absent=scenario.absent(topology.scenario, topology.devices),
+        virtual=topology.virtual.with_defaults(catalog.measured.virtual),
+        absent=scenario.absent_at_start(topology.scenario, topology.devices),
         routed=found.many_hosts
         or any(not group.direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
@@ -294,7 +294,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         cpu=cpu,
         memory=memory_limit,
         local=group.local.build(),
-        link=None if link is None else link_traces.at_start(link, trace),
+        link=None if link is None else link_traces.link_at_start(link, trace),
         trace=trace,
         access=None if group.access is None else group.access.build(),
         think=None if group.think is None else group.think.plain(),

@@ -113,11 +113,11 @@ def _unknown(topology: Topology, catalog: Catalog) -> Iterator[Problem]:
         where: Where = ("devices", index)
         given = group.cpu is not None or group.name in catalog.measured.cpu
         if group.profile is not None and not given and group.profile not in known.devices:
-            guess = profiles.guess(group.profile, known.devices)
+            guess = profiles.suggestion(group.profile, known.devices)
             yield topology.source.problem((*where, "profile"), f"no profile is called this; {guess}")
         kind = None if group.link is None else group.link.kind
         if kind is not None and kind not in known.links:
-            guess = profiles.guess(kind, known.links)
+            guess = profiles.suggestion(kind, known.links)
             yield topology.source.problem(
                 (*where, "link", "class"), f"no link class is called this; {guess}"
             )

@@ -25,7 +25,7 @@ class Measured(Model):
     def read(cls, folder: Path) -> Measured:
         """From the folder of a topology; nothing where it has no such file. Raises BadInputError."""
         path = folder / FILE
-        return validation_errors.validated(cls, yamlfile.read(path)) if path.is_file() else cls()
+        return validation_errors.validate(cls, yamlfile.read(path)) if path.is_file() else cls()
 
     def write(self, path: Path) -> None:
         """Write what there is."""

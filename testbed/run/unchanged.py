@@ -94,11 +94,11 @@ def _differing(began: Any, now: Any, where: Where) -> Iterator[str]:
             before, after = (each[index] if index < len(each) else _NOTHING for each in (began, now))
             yield from _differing(before, after, (*where, index))
     elif now is _NOTHING:
-        yield f"{yamlfile.dotted(where)} was {_shown(began)}, and is missing"
+        yield f"{yamlfile.dotted_path(where)} was {_shown(began)}, and is missing"
     elif began is _NOTHING:
-        yield f"{yamlfile.dotted(where)} is new, {_shown(now)}"
+        yield f"{yamlfile.dotted_path(where)} is new, {_shown(now)}"
     elif _canonical(began) != _canonical(now):
-        yield f"{yamlfile.dotted(where)} was {_shown(began)}, and is {_shown(now)}"
+        yield f"{yamlfile.dotted_path(where)} was {_shown(began)}, and is {_shown(now)}"
 
 
 def _shown(value: Any) -> str:

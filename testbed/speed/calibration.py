@@ -25,7 +25,7 @@ from testbed.host.nodes import Node
 from testbed.speed import device_benchmark
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology.fields import Count, Model, Positive
-from testbed.topology.profiles import DeviceProfile, Training
+from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
 
 _STEADY_SHARE = 0.8
 """Of the highest speed: where the median is below it, other work disturbed most products."""
@@ -50,7 +50,7 @@ class Calibration(Model):
     high: Positive
     products: Count
     """How many were timed."""
-    training: Training
+    training: TrainingSpeeds
     """Speeds of the core in each kind of work, medians too."""
     measured: AwareDatetime
 
@@ -72,7 +72,7 @@ class Calibration(Model):
         """Of a core that is `factor` times as fast, in every kind of work."""
         speeds = {kind: getattr(self.training, kind) * factor for kind in KINDS}
         found = {name: getattr(self, name) * factor for name in ("low", "median", "high")}
-        return self.model_copy(update={**found, "training": Training(**speeds)})
+        return self.model_copy(update={**found, "training": TrainingSpeeds(**speeds)})
 
     def as_dict(self) -> dict[str, Any]:
         """In one level, for programs."""
@@ -162,7 +162,7 @@ def of_core(found: Mapping[str, Any], host: Host) -> Calibration:
         median=statistics.median(speeds),
         high=max(speeds),
         products=len(speeds),
-        training=Training(**found["training"]),
+        training=TrainingSpeeds(**found["training"]),
         measured=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
     )
 
@@ -189,13 +189,13 @@ def share(
     return profile.gflops / calibration.gflops
 
 
-def seconds(work: Work, speeds: Training) -> dict[str, float]:
+def seconds(work: Work, speeds: TrainingSpeeds) -> dict[str, float]:
     """How long each kind of `work` takes at these speeds."""
     own = {**speeds.model_dump(), "matrix": _matrix(speeds)}
     return {kind: getattr(work, kind) / own[kind] for kind in KINDS}
 
 
-def _matrix(speeds: Training) -> float:
+def _matrix(speeds: TrainingSpeeds) -> float:
     if speeds.matrix is None:
         raise ValueError("these speeds have no matrix")
     return speeds.matrix

@@ -9,12 +9,12 @@ from testbed.errors import BadInputError
 from testbed.speed import calibration
 from testbed.speed.calibration import Calibration, Host
 from testbed.speed.kinds import Work
-from testbed.topology.profiles import DeviceProfile, Training
+from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
 
 HERE = Host(cpu="Abacus", cores=4, torch="2.0")
 ELSEWHERE = Host(cpu="Slide rule", cores=1, torch="2.0")
 
-SPEEDS = Training(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0)
+SPEEDS = TrainingSpeeds(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0)
 
 
 def _calibration(host: Host, median: float = 40.0) -> Calibration:
@@ -146,7 +146,7 @@ STEP = Work(convolution=10.0, depthwise=0.5, matrix=8.0, memory=0.4)
 
 
 def test_a_share_in_training_follows_from_what_a_step_consists_of() -> None:
-    device = Training(convolution=50.0, depthwise=1.0, matrix=40.0, memory=0.8)
+    device = TrainingSpeeds(convolution=50.0, depthwise=1.0, matrix=40.0, memory=0.8)
     here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
     assert calibration.share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.4)
     plain = Work(convolution=1.0, depthwise=0.0, matrix=0.0, memory=0.0)
@@ -155,7 +155,7 @@ def test_a_share_in_training_follows_from_what_a_step_consists_of() -> None:
 
 
 def test_products_are_compared_by_hpl_where_training_does_not_tell_their_speed() -> None:
-    device = Training(convolution=50.0, depthwise=1.0, memory=0.8)
+    device = TrainingSpeeds(convolution=50.0, depthwise=1.0, memory=0.8)
     here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
     # a quarter of the host's double precision: products take 0.4 s
     assert calibration.share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.6)

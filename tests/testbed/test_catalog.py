@@ -24,7 +24,7 @@ from testbed.speed.kinds import Work
 from testbed.topology import Topology, link_traces, load
 from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
-from testbed.topology.profiles import Training
+from testbed.topology.profiles import TrainingSpeeds
 from testbed.view import View
 
 HOST = Calibration(
@@ -33,7 +33,7 @@ HOST = Calibration(
     median=59.5,
     high=60.0,
     products=3,
-    training=Training(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0),
+    training=TrainingSpeeds(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0),
     measured=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
 )
 

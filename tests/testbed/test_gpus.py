@@ -69,8 +69,8 @@ def test_a_device_asks_for_a_gpu_or_a_part_of_one() -> None:
     assert whole is not None
     assert part is not None
     assert none is None
-    assert (whole.share, whole.memory, whole.limited) == (1.0, None, False)
-    assert (part.share, part.memory, part.limited) == (0.25, 2 * GIB, True)
+    assert (whole.share, whole.memory, whole.is_limited) == (1.0, None, False)
+    assert (part.share, part.memory, part.is_limited) == (0.25, 2 * GIB, True)
     assert [group.memory for group in topology.devices] == [2 * GIB, 2 * GIB, GIB // 2]
     assert parse(topology.to_yaml()) == topology
     assert "gpu" not in topology.to_yaml().partition("name: none")[2]

@@ -187,7 +187,7 @@ def test_what_is_written_is_read_back(rows: list[tuple[int, int, float]], loop: 
 def test_a_trace_for_each_direction_is_followed_at_once() -> None:
     up = link_traces.read_mahimahi(["500", "1000", "1000"], "up")  # 24 and 48 kbit/s, 0.5 s each
     down = _csv("time,down,up\n0,7,1\n0.75,8,2\n1,9,3\n")
-    assert list(itertools.islice(link_traces.merged([up, down]), 5)) == [
+    assert list(itertools.islice(link_traces.merge([up, down]), 5)) == [
         (0, {"up": 24_000, "down": 7}),
         (0.5, {"up": 48_000, "down": 7}),
         (0.75, {"up": 48_000, "down": 8}),

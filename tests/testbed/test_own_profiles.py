@@ -70,7 +70,7 @@ def test_an_entry_is_a_profile() -> None:
     ],
 )
 def test_a_device_is_added_and_all_else_left(before: str, after: str) -> None:
-    assert own_profiles.added(before, ENTRY) == after
+    assert own_profiles.append_devices(before, ENTRY) == after
 
 
 def test_what_cannot_be_added_is_refused_and_nothing_written(tmp_path: Path) -> None:

@@ -131,10 +131,10 @@ def test_a_name_that_is_none_gets_one_that_may_be_meant() -> None:
         found.device("pi-4")
     with pytest.raises(BadInputError, match="no device profile is called 'rasperry-pi-5': did you mean"):
         found.device("rasperry-pi-5")
-    with pytest.raises(BadInputError, match=r"no link class is called 'warp': there are 2g, 3g, "):
+    with pytest.raises(BadInputError, match=r"no link class is called 'warp': known are 2g, 3g, "):
         found.link("warp")
     with pytest.raises(BadInputError, match=r"called 'ltee': did you mean lte\?"):
-        found.only("ltee")
+        found.select("ltee")
 
 
 def test_the_listing_has_a_table_of_each_kind() -> None:
@@ -173,15 +173,15 @@ def test_the_listing_says_how_well_training_is_known() -> None:
 
 def test_lists_and_explanations_fit_into_eighty_columns() -> None:
     found = profiles.load()
-    for text in (profiles.listing(found), profiles.explained(found)):
+    for text in (profiles.listing(found), profiles.details(found)):
         assert max(map(len, text.splitlines())) <= 80
 
 
 def test_one_entry_is_explained() -> None:
-    one = profiles.parse("links:\n  a: {description: A wire., up: 1mbit, rtt: 5ms, source: me}").only(
+    one = profiles.parse("links:\n  a: {description: A wire., up: 1mbit, rtt: 5ms, source: me}").select(
         "a"
     )
-    assert profiles.explained(one).splitlines() == [
+    assert profiles.details(one).splitlines() == [
         "a",
         "    up: 1mbit",
         "    rtt: 5ms",
@@ -192,6 +192,6 @@ def test_one_entry_is_explained() -> None:
 
 
 def test_programs_read_the_same() -> None:
-    (row,) = json.loads(json.dumps(profiles.rows(profiles.load().only("dsl"))))
+    (row,) = json.loads(json.dumps(profiles.rows(profiles.load().select("dsl"))))
     assert (row["name"], row["kind"], row["down"], row["rtt"]) == ("dsl", "link", "1500kbit", "50ms")
     assert row["loss"] is None

@@ -35,12 +35,12 @@ from testbed.topology import scenario, validation_errors, yamlfile
 from testbed.topology.action_timeline import Heat, Step, timeline
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Model
-from testbed.topology.scenario import Churn, Entry
+from testbed.topology.scenario import Churn, ScenarioEntry
 
 
 class _Fleet(Model):
     devices: tuple[DeviceGroup, ...]
-    scenario: tuple[Entry, ...] = ()
+    scenario: tuple[ScenarioEntry, ...] = ()
     churn: Churn | None = None
 
     def timeline(self, seed: int = 7, horizon: float | None = None) -> list[Step]:
@@ -68,7 +68,7 @@ devices:
 def _read(text: str) -> _Fleet:
     """As testbed.topology reads a file."""
     document = yamlfile.parse(text)
-    fleet = validation_errors.validated(_Fleet, document)
+    fleet = validation_errors.validate(_Fleet, document)
     problems = [*scenario.problems(fleet.scenario, fleet.churn, fleet.devices, document.source)]
     if problems:
         raise document.source.error(problems)
@@ -116,7 +116,7 @@ def test_every_verb_becomes_steps_in_the_order_of_time() -> None:
         (40.0, "slow-3", Leave()),
         (50.0, "slow-2", Crash()),
     )
-    assert scenario.absent(fleet.scenario, fleet.devices) == {"late-1"}
+    assert scenario.absent_at_start(fleet.scenario, fleet.devices) == {"late-1"}
     assert fleet.timeline(horizon=20.0) == fleet.timeline()[:5]
 
 
@@ -248,12 +248,12 @@ def test_a_device_that_crashed_for_good_may_join_again() -> None:
         (5.0, "fast", Join()),
         (5.0, "slow-1", Join()),
     )
-    assert not scenario.absent(fleet.scenario, fleet.devices)
+    assert not scenario.absent_at_start(fleet.scenario, fleet.devices)
 
 
 def test_a_device_that_leaves_before_it_joins_is_there_from_the_start() -> None:
     fleet = _scenario("{at: 9s, join: [slow, late]}", "{at: 5s, leave: slow-2}")
-    gone = scenario.absent(fleet.scenario, fleet.devices)
+    gone = scenario.absent_at_start(fleet.scenario, fleet.devices)
     assert gone == {"slow-1", "slow-3", "late-1", "late-2"}
 
 
@@ -550,7 +550,7 @@ churn: {rate: 2/min, downtime: 10s, devices: nano}
 
 def test_the_json_schema_knows_the_words() -> None:
     schema = _Fleet.model_json_schema()
-    entry = schema["$defs"]["Entry"]
+    entry = schema["$defs"]["ScenarioEntry"]
     assert {"required": ["crash"]} in entry["oneOf"]
     assert entry["properties"]["for"]["description"].startswith("How long")
     json.dumps(schema)
@@ -596,7 +596,7 @@ def test_a_timeline_is_in_order_and_its_switches_alternate(
     steps = fleet.timeline(seed, horizon=60.0)
     assert [step.at for step in steps] == sorted(step.at for step in steps)
     ends: dict[Action, Action] = {Restart(): Crash(), Resume(): Pause(), Reconnect(): Disconnect()}
-    gone = set(scenario.absent(fleet.scenario, fleet.devices))
+    gone = set(scenario.absent_at_start(fleet.scenario, fleet.devices))
     held: set[tuple[str, Action]] = set()
     for device, action in ((step.device, step.action) for step in steps):
         if isinstance(action, SetCpu):
