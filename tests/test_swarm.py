@@ -131,7 +131,7 @@ def test_a_run_on_both_engines(
         run = until(up, runs, lambda run: since(run, ended) >= {"first", "second-1"})
         for one, device in zip(on_swarm, ("first", "second-1"), strict=True):
             (container,) = containers(one, device)
-            executor.put(one.client, container, DISK, {"kept": b"by its client"})
+            executor.put_files(one.client, container, DISK, {"kept": b"by its client"})
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
     name = run.path.name
@@ -216,7 +216,7 @@ def test_a_pending_clean_up_is_done_through_engine_proxies_of_the_same_image(
     try:
         with pytest.raises(HostError, match=f"{os.uname().nodename} does not answer .* down r-1"):
             removal.remove(manager, made, "r-1", None)
-        assert engine_proxies.image_of(manager, "r-1") == image
+        assert engine_proxies.proxy_image(manager, "r-1") == image
     finally:
         services.remove_rest(manager, "r-1")
     nothing_is_left(on_swarm)

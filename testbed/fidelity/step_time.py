@@ -77,7 +77,7 @@ def start_time(runs: Sequence[Run]) -> float | None:
 def given(step: StepTime, start: float | None = None) -> dict[str, Any]:
     """What a topology has under `virtual` at these costs, as YAML has it. `start`: of
     a client, in seconds (None: what it is without being given)."""
-    made = timed(Virtual().filled([("start_time", start)]), step)
+    made = timed(Virtual().with_defaults([("start_time", start)]), step)
     keys = ("step_time", "sliced_step_time", "start_time", "update_time", "packets")
     return made.model_dump(mode="json", include=set(keys))
 

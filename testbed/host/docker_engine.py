@@ -147,7 +147,7 @@ def fit() -> Iterator[docker.DockerClient]:
         yield client
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether there is an engine that can run devices."""
     try:
         with fit():

@@ -485,7 +485,7 @@ class Controller:
     def _check_processes(self) -> None:
         """Check for ended processes: devices may end; broker and aggregator are started again while the
         run clock goes, a few times; else the run ends."""
-        for name, code in self._runtime.ended().items():
+        for name, code in self._runtime.exit_codes().items():
             if name in self._exit_codes:
                 continue
             if code == own_code.FAILED:
@@ -506,7 +506,9 @@ class Controller:
     def _check_stopped(self) -> None:
         """Record what somebody else has stopped for a while, and again when it goes on."""
         now, known = time.monotonic(), self._stopped_since
-        self._stopped_since = {name: known.get(name, now) for name in self._runtime.meter.stopped()}
+        self._stopped_since = {
+            name: known.get(name, now) for name in self._runtime.meter.externally_stopped()
+        }
         lasting = {
             f"{self._title(name)} stood still": since
             for name, since in self._stopped_since.items()
@@ -621,7 +623,7 @@ class Controller:
 
     def _await_aggregator(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and AGGREGATOR not in self._runtime.ended():
+        while time.monotonic() < deadline and AGGREGATOR not in self._runtime.exit_codes():
             time.sleep(_TICK_SECONDS)
 
     def _log_tail(self, name: str, lines: int = 12) -> str:

@@ -344,4 +344,4 @@ def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
             view.progress(
                 f"{name.removesuffix('_time')}: {value * 1e3:.2f} ms of a core (virtual.{name})"
             )
-    return virtual.filled(found.items())
+    return virtual.with_defaults(found.items())

@@ -132,7 +132,7 @@ def test_a_directory_that_a_label_names_is_not_believed_blindly(
 class IdleMeter(Meter):
     """Of a host that shows nothing of a run."""
 
-    def stopped(self) -> set[str]:
+    def externally_stopped(self) -> set[str]:
         return set()
 
     def server_pids(self) -> list[int]:
@@ -160,7 +160,7 @@ class Idle:
         self.done.append((device, action))
         return []
 
-    def ended(self) -> dict[str, int]:
+    def exit_codes(self) -> dict[str, int]:
         return {}
 
     def restart(self, component: str) -> int | None:

@@ -144,7 +144,7 @@ def test_podman_is_refused_before_anything_is_started(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/engine.sock")
     with recorded(PODMAN, listening) as asked:
-        assert not docker_engine.available()
+        assert not docker_engine.is_available()
         with (
             pytest.raises(HostError, match=r"Podman.*docker\.io.*--runtime process"),
             docker_runtime.launcher(Mock(), Mock()),
@@ -234,7 +234,7 @@ def test_an_engine_of_another_machine_with_the_same_kernel_is_refused(
     server = socketserver.TCPServer(("127.0.0.1", 0), Recorded)
     monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_address[1]}")
     with recorded("docker-28.5.2", server, Name=name):
-        assert docker_engine.available() is fits
+        assert docker_engine.is_available() is fits
         with closing(docker_engine.connect()) as client:
             found = docker_engine.unfit(client.info())
     assert fits or (found is not None and "another machine (twin, at tcp://127.0.0.1" in found.reason)
@@ -291,7 +291,7 @@ def test_a_context_that_is_not_there_is_an_error(
     monkeypatch.setenv("DOCKER_CONTEXT", "lab")
     with pytest.raises(HostError, match=r"There is no Docker context lab.*docker context use NAME"):
         docker_engine.connect()
-    assert not docker_engine.available()
+    assert not docker_engine.is_available()
     make_context(contexts, "lab", "unix:///nonexistent.sock", use=False)
     for meta in contexts.rglob("meta.json"):
         meta.write_text("{")
@@ -305,7 +305,7 @@ def test_docker_host_goes_before_the_context(
     make_context(contexts, "lab", "unix:///nonexistent.sock", use=True)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{contexts}/engine.sock")
     with recorded("docker-28.5.2", listening):
-        assert docker_engine.available()
+        assert docker_engine.is_available()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.container_actions import Device, respond
+from testbed.runtimes.docker.container_actions import DeviceState, respond
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, CpuLimits, Mount
 from testbed.runtimes.docker.runtime import DockerRuntime, live_runs
 from testbed.runtimes.docker.specifications import UNLIMITED
@@ -58,7 +58,7 @@ def spec_of(tmp_path: Path, device: str) -> RunSpec:
     return RunSpec(directory, topology, plan(topology, "docker", host), {"d": 1})
 
 
-def limits(spec: RunSpec, device: Device, *actions: Action) -> list[CpuLimits | None]:
+def limits(spec: RunSpec, device: DeviceState, *actions: Action) -> list[CpuLimits | None]:
     """What each of `actions`, one after the other, makes of the container's limits."""
     found = []
     for action in actions:
@@ -69,7 +69,7 @@ def limits(spec: RunSpec, device: Device, *actions: Action) -> list[CpuLimits | 
 
 
 def test_only_who_is_down_starts_without_a_quota(spec: RunSpec) -> None:
-    here = Device(spec.plan.devices[0], away=False)
+    here = DeviceState(spec.plan.devices[0], away=False)
     assert limits(spec, here, Restart(), Pause(), Join()) == [None, None, None]
     assert limits(spec, replace(here, away=True), Join(), Join()) == [UNLIMITED, None]
     assert limits(spec, here, Crash(), Restart(), Restart()) == [None, UNLIMITED, None]
@@ -77,7 +77,7 @@ def test_only_who_is_down_starts_without_a_quota(spec: RunSpec) -> None:
 
 
 def test_a_new_share_is_a_new_quota(spec: RunSpec) -> None:
-    device = Device(spec.plan.devices[0], away=False)
+    device = DeviceState(spec.plan.devices[0], away=False)
     response = respond(spec, device, SetCpu(0.5))
     assert response.limits == CpuLimits(quota=5000, period=10_000, weight=5000, cpus="1")
     assert response.orders == []
@@ -86,13 +86,13 @@ def test_a_new_share_is_a_new_quota(spec: RunSpec) -> None:
 
 
 def test_all_else_is_the_devices_to_do(spec: RunSpec) -> None:
-    device = Device(spec.plan.devices[0], away=False)
+    device = DeviceState(spec.plan.devices[0], away=False)
     assert respond(spec, device, Crash()).orders == [("d", messages.DeviceOrder("d", Crash()))]
     assert respond(spec, device, Join()).orders == [("d", messages.DeviceOrder("d", Join()))]
 
 
 def test_a_container_that_has_ended_does_not_start_again(spec: RunSpec) -> None:
-    device = Device(spec.plan.devices[0], away=False)
+    device = DeviceState(spec.plan.devices[0], away=False)
     for begins in (Restart(), Join()):
         with pytest.raises(BadInputError, match=r"d cannot .* container has ended \(exit code 137\)"):
             respond(spec, device, begins, exit_code=137)
@@ -128,7 +128,7 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
         runtime.act("d", Crash())
         runtime.act("d", Restart())
         assert quota()[0] == -1
-        assert runtime.ended() == {}
+        assert runtime.exit_codes() == {}
 
         flood = "head -c 12000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"
         aggregator = runtime._launch.aggregator
@@ -140,7 +140,7 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
         engine.containers.get(printer).wait()
         container.kill()
         container.wait()
-        assert runtime.ended() == {"d": 137}
+        assert runtime.exit_codes() == {"d": 137}
         runtime.limit("d")  # left alone
         with pytest.raises(BadInputError, match=r"exit code 137"):
             runtime.act("d", Restart())

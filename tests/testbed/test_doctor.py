@@ -53,7 +53,7 @@ def test_a_fix_is_printed_in_one_piece(no_engine: None, monkeypatch: pytest.Monk
 
 
 def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:
-    assert not docker_engine.available()
+    assert not docker_engine.is_available()
     with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*unset DOCKER_HOST"):
         docker_engine.connect()
 
@@ -111,10 +111,10 @@ def test_an_engine_without_root_is_passed_over(option: str, monkeypatch: pytest.
     info = {"ServerVersion": "27.0", "SecurityOptions": options}
     client = Mock(info=lambda: info)
     monkeypatch.setattr("docker.from_env", lambda timeout: client)
-    assert docker_engine.available()
+    assert docker_engine.is_available()
     assert doctor.engine(info).status == "ok"
     options.append(f"name={option}")
-    assert not docker_engine.available()
+    assert not docker_engine.is_available()
     assert doctor.engine(info).status == "missing"
     assert "--runtime process" in doctor.engine(info).detail
     with (

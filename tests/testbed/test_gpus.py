@@ -28,7 +28,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
-from testbed.runtimes.docker.meter import together
+from testbed.runtimes.docker.meter import total_gpu_use
 from testbed.topology import Topology, parse
 
 GIB = 2**30
@@ -365,11 +365,11 @@ def test_the_meter_reads_processes_and_the_mean_of_new_samples() -> None:
 
 
 def test_the_processes_of_a_device_count_together() -> None:
-    assert together([]) == GpuFigures(0, 0.0)
+    assert total_gpu_use([]) == GpuFigures(0, 0.0)
     mixed = [Use(100, mps=False, sm=0.25), Use(None, mps=False, sm=0.5)]
-    assert together(mixed) == GpuFigures(100, 0.75)
-    assert together([Use(300, mps=True, sm=None)]) == GpuFigures(300, None, mps=True)
-    assert together([Use(None, mps=False, sm=None)]) == GpuFigures()
+    assert total_gpu_use(mixed) == GpuFigures(100, 0.75)
+    assert total_gpu_use([Use(300, mps=True, sm=None)]) == GpuFigures(300, None, mps=True)
+    assert total_gpu_use([Use(None, mps=False, sm=None)]) == GpuFigures()
 
 
 # What they got of what was asked.

@@ -18,7 +18,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.docker.container_actions import Device, respond
+from testbed.runtimes.docker.container_actions import DeviceState, respond
 from testbed.topology import Topology, parse
 from testbed.traits import RUNTIMES
 
@@ -109,7 +109,7 @@ def _spec(folder: Path, host: Host) -> RunSpec:
 )
 def test_changes_go_to_whoever_makes_them(tmp_path: Path, host: Host, orders: list[Any]) -> None:
     spec = _spec(tmp_path, host)
-    device = Device(spec.plan.devices[0], away=False)
+    device = DeviceState(spec.plan.devices[0], away=False)
     found = respond(spec, device, SetLink({"up": None, "rtt": 0.3, "loss": None}))
     assert found.orders == orders
     assert found.limits is None

@@ -18,7 +18,7 @@ from testbed.images import Images
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.docker.containers import Launch
+from testbed.runtimes.docker.containers import LaunchPlan
 from testbed.runtimes.docker.specifications import launch, planned_limits
 from testbed.topology import RESERVED, parse
 
@@ -57,7 +57,7 @@ devices:
 GPUS = Gpus((Gpu("GPU-1", "A40", 48 * 2**30, (8, 6)), Gpu("GPU-2", "A40", 48 * 2**30, (8, 6))))
 
 
-def launched(name: str) -> tuple[Launch, RunSpec]:
+def launched(name: str) -> tuple[LaunchPlan, RunSpec]:
     """The launch of TOPOLOGIES[name] on a host of four cores."""
     topology = parse(TOPOLOGIES[name])
     host = Host((0, 1, 2, 3), 2**34, "this kernel has no netem", gpus=GPUS)

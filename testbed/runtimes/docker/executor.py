@@ -31,7 +31,13 @@ from testbed.errors import HostError, of_os
 from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory, last_lines
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL, Container, CpuLimits, Network
+from testbed.runtimes.docker.containers import (
+    COMPONENT_LABEL,
+    RUN_LABEL,
+    BridgeNetwork,
+    Container,
+    CpuLimits,
+)
 from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 
 Spare = Callable[[Mapping[str, Any]], bool]
@@ -76,7 +82,7 @@ def as_host_error(what: str) -> Iterator[None]:
         raise HostError(f"the Docker engine could not {what}: {error}") from error
 
 
-def create_network(engine: docker.DockerClient, network: Network) -> None:
+def create_network(engine: docker.DockerClient, network: BridgeNetwork) -> None:
     engine.api.create_network(
         network.name,
         driver="bridge",
@@ -107,7 +113,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         sysctls=dict(container.sysctls),
         mem_limit=container.memory,
         memswap_limit=container.memory,
-        device_requests=_gpus(container.gpus),
+        device_requests=_device_requests(container.gpus),
         ipc_mode=container.ipc,
         network_mode=None if container.networks else "none",
         cgroup_parent=container.cgroup_parent,
@@ -137,7 +143,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
     return created
 
 
-def _gpus(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
+def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
     """The request for GPUs, as `docker run --gpus` makes it, with the parts of NVIDIA's driver that CUDA
     and MPS (compute) and NVML (utility) need."""
     if not uuids:
@@ -151,7 +157,9 @@ def cgroup_driver(engine: docker.DockerClient) -> str:
     return str(engine.api.info().get("CgroupDriver", "cgroupfs"))
 
 
-def weigh(engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]) -> str | None:
+def set_group_weights(
+    engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]
+) -> str | None:
     """Give the control groups of `run` CPU `weights`, by group, in those of a single process. Returns
     why that was not possible; None if it was. Raises HostError if the kernel then has others."""
     found = cgroups.weights(run, weights)
@@ -238,10 +246,10 @@ def _as_root(
     engine: docker.DockerClient, image: str, run: str, command: Sequence[str], **rights: Any
 ) -> None:
     """Run `command` as root of this host, with no other `rights` than are given. Raises ERRORS."""
-    docker_engine.output(engine, image, command, helper(run), user="0:0", **rights)
+    docker_engine.output(engine, image, command, helper_labels(run), user="0:0", **rights)
 
 
-def helper(run: str) -> dict[str, str]:
+def helper_labels(run: str) -> dict[str, str]:
     """Labels of a short-lived container of `run`, by which `testbed down` finds it."""
     return {RUN_LABEL: run, COMPONENT_LABEL: "helper"}
 
@@ -258,7 +266,7 @@ def isolate(
     """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`; `here` says whether
     they may be on this host. Raises HostError."""
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
-    pids = {container: _process(engine, container) for container in found}
+    pids = {container: _engine_pid(engine, container) for container in found}
     ends = [Endpoint(pids[container], *each) for container, each in found.items()]
     try:
         if (
@@ -267,7 +275,7 @@ def isolate(
             and bridge in (name for _, name in socket.if_nameindex())
             and shutil.which("bridge")
             # In another namespace one that is not there has not ended, and must not be passed over.
-            and all(_is_seen(pids[container], container) for container in found)
+            and all(_is_visible(pids[container], container) for container in found)
         ):
             isolation.isolate(bridge, ends)
         else:
@@ -288,7 +296,7 @@ def isolate(
         ) from error
 
 
-def put(
+def put_files(
     engine: docker.DockerClient,
     container: str,
     where: str,
@@ -390,18 +398,18 @@ def exit_code(engine: docker.DockerClient, container: str) -> int | None:
     return None if state["Running"] else int(state["ExitCode"])
 
 
-def _process(engine: docker.DockerClient, container: str) -> int:
+def _engine_pid(engine: docker.DockerClient, container: str) -> int:
     """Id of its first process where the engine runs; 0 where it has ended."""
     return int(engine.api.inspect_container(container)["State"]["Pid"])
 
 
 def pid(engine: docker.DockerClient, container: str) -> int:
     """Id of its first process; 0 where it has ended or this host does not see it."""
-    found = _process(engine, container)
-    return found if _is_seen(found, container) else 0
+    found = _engine_pid(engine, container)
+    return found if _is_visible(found, container) else 0
 
 
-def _is_seen(process: int, container: str) -> bool:
+def _is_visible(process: int, container: str) -> bool:
     """Whether `process` of the engine's is the same here, and of `container`."""
     try:
         return container in Path(f"/proc/{process}/cgroup").read_text()
@@ -440,7 +448,7 @@ def _label(run: str | None) -> str:
     return RUN_LABEL if run is None else f"{RUN_LABEL}={run}"
 
 
-def is_swarms(thing: Mapping[str, Any]) -> bool:
+def belongs_to_swarm(thing: Mapping[str, Any]) -> bool:
     """Whether a container or network is a Swarm's, that this engine may be but a worker of."""
     return SERVICE_LABEL in thing["Labels"] or thing.get("Scope", "local") != "local"
 
@@ -454,13 +462,13 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
     unsaved: list[str] = []
     with as_host_error("remove the containers"):
         if directory is not None and directory.logs.is_dir():
-            unsaved = save_logs(engine, run, directory, is_swarms)
+            unsaved = save_logs(engine, run, directory, belongs_to_swarm)
         image = next((str(one["Image"]) for one in containers(engine, run)), None)
         try:
-            remove_containers(engine, run, is_swarms)
+            remove_containers(engine, run, belongs_to_swarm)
             for network in networks(engine, run):
-                if not is_swarms(network):
-                    with _if_there():
+                if not belongs_to_swarm(network):
+                    with _ignore_missing():
                         _remove_network(engine, network["Id"])
         finally:
             remove_cgroups(engine, image, run)
@@ -479,7 +487,7 @@ def save_logs(
     def save_log(container: dict[str, Any], logs: Path) -> None:
         path = logs / f"{container['Labels'][COMPONENT_LABEL]}.log"
         try:
-            with _if_there():
+            with _ignore_missing():
                 text = engine.api.logs(container["Id"])
                 with path.open("ab") as file:
                     if _stored(text) > 0.98 * LOG_BYTES:  # less is there before anything is cut
@@ -508,7 +516,7 @@ def remove_containers(engine: docker.DockerClient, run: str, spare: Spare = lamb
     def end(container: dict[str, Any]) -> None:
         nonlocal deadline, silences
         try:
-            with _if_there():
+            with _ignore_missing():
                 engine.api.remove_container(container["Id"], v=True, force=True)
                 deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
         except requests.Timeout:  # a slow host: the engine is still at it
@@ -534,7 +542,7 @@ def remove_volumes(engine: docker.DockerClient, run: str) -> None:
     """Remove the volumes of `run`, which no container has any more. Raises ERRORS."""
     api: Any = engine.api
     for volume in api.volumes(filters={"label": _label(run)})["Volumes"] or ():
-        with _if_there():
+        with _ignore_missing():
             api.remove_volume(volume["Name"])
 
 
@@ -561,14 +569,14 @@ def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, list[str
     texts: dict[str, list[str]] = {}
     with as_host_error("read the logs"):
         for container in containers(engine, run):
-            with _if_there():
+            with _ignore_missing():
                 text = engine.api.logs(container["Id"], tail=tail)
                 texts[container["Labels"][COMPONENT_LABEL]] = last_lines(text, tail)
     return texts
 
 
 @contextmanager
-def _if_there() -> Iterator[None]:
+def _ignore_missing() -> Iterator[None]:
     """Inside, that an object is gone, or is being removed, is no error."""
     try:
         yield

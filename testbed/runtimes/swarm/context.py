@@ -18,12 +18,13 @@ from testbed.plan import cpuset
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.planned import SHARES_OF_A_PROCESS, weight_alone
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, CpuLimits, Launch
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, CpuLimits, LaunchPlan
 from testbed.runtimes.docker.running_containers import ContainerRef
-from testbed.runtimes.docker.specifications import INFRASTRUCTURE_WEIGHT, name_of
+from testbed.runtimes.docker.specifications import INFRASTRUCTURE_WEIGHT
+from testbed.runtimes.docker.specifications import object_name as object_name_of
 from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
-from testbed.runtimes.swarm.services import ServiceOptions, Volume, short
+from testbed.runtimes.swarm.services import ServiceOptions, Volume, short_name
 
 INFRASTRUCTURE_PER_CORE = round(INFRASTRUCTURE_WEIGHT * SHARES_OF_A_PROCESS)
 """CPU weight of what is no device of the run's, by itself."""
@@ -37,7 +38,7 @@ class SwarmContext:
     names: Mapping[str, str]
     """Of the nodes, by id."""
     spec: RunSpec
-    launch: Launch
+    launch: LaunchPlan
     base: str
     """Image of the node agents."""
     labels: Mapping[str, str]
@@ -51,13 +52,13 @@ class SwarmContext:
         image = self.ids.get(container.image, container.image)
         return services.create(self.manager, replace(container, image=image), options)
 
-    def named(self, what: str) -> str:
+    def object_name(self, what: str) -> str:
         """Name of an object of the run."""
-        return name_of(self.spec.directory.run, what)
+        return object_name_of(self.spec.directory.run, what)
 
     def volume(self, what: str, target: str, *, read_only: bool = False) -> Volume:
         """A volume of the run, on each node where it is used."""
-        return Volume(short(self.named(what)), target, read_only)
+        return Volume(short_name(self.object_name(what)), target, read_only)
 
     def devices_on(self, node: str) -> list[str]:
         """The devices of a node."""
@@ -69,11 +70,11 @@ class SwarmContext:
         engine = self.proxies.engines[task["NodeID"]]
         return ContainerRef(engine, task["Status"]["ContainerStatus"]["ContainerID"])
 
-    def running(
+    def await_tasks(
         self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
-        """See `services.running`; `components` are the names of the services."""
-        return services.running(
+        """See `services.await_tasks`; `components` are the names of the services."""
+        return services.await_tasks(
             self.manager,
             expected,
             lambda service: components[service],
@@ -93,7 +94,7 @@ class SwarmContext:
 
     def addresses(self, node: str) -> dict[str, str]:
         """IPv4 addresses on the bridge of `node`, by container."""
-        found = executor.addresses(self.proxies.engines[node], short(self.named("data")))
+        found = executor.addresses(self.proxies.engines[node], short_name(self.object_name("data")))
         return {container: address for container, (_, address) in found.items()}
 
     def pin_infrastructure(self, node: str) -> None:

@@ -36,11 +36,11 @@ from testbed.runtimes.docker import container_files, executor
 from testbed.runtimes.docker.containers import (
     COMPONENT_LABEL,
     Attachment,
+    BridgeNetwork,
     Container,
     Mount,
-    Network,
 )
-from testbed.runtimes.docker.specifications import name_of
+from testbed.runtimes.docker.specifications import object_name
 from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.services import ServiceFile, ServiceOptions, Volume
 
@@ -100,11 +100,13 @@ class EngineProxies:
         self._pem = (pem.certificate + pem.key).encode()
         if not self.others:
             return
-        network = self._named("engines")
-        labels = self._labelled(ENGINE_PROXY)
-        services.create_network(self._manager, Network(name=network, labels=labels))
+        network = self._object_name("engines")
+        labels = self._labels_of(ENGINE_PROXY)
+        services.create_network(self._manager, BridgeNetwork(name=network, labels=labels))
         tasks = self._start_proxies(network)
-        self._start_client(network, {one["NodeID"]: services.address(one, network) for one in tasks})
+        self._start_client(
+            network, {one["NodeID"]: services.task_address(one, network) for one in tasks}
+        )
         self._folder_fd = os.open(self._folder, os.O_PATH)
         for number, node in enumerate(self.others):
             # By the folder's number, as a path of a Unix socket has at most 107 characters.
@@ -115,11 +117,11 @@ class EngineProxies:
         try:
             return docker_engine.at(url, _OPEN_TIMEOUT_SECONDS)
         except HostError as error:
-            told = services.log(self._manager, self._named(PROXY_CLIENT))
+            told = services.log_tail(self._manager, self._object_name(PROXY_CLIENT))
             raise HostError(f"the engine of {node.name} does not answer: {error}{told}") from error
 
     def _start_proxies(self, network: str) -> list[dict[str, Any]]:
-        proxy = {"listen": _over(IDENTITY, "0.0.0.0"), "to": {"path": _ENGINE}}  # noqa: S104
+        proxy = {"listen": _tls_address(IDENTITY, "0.0.0.0"), "to": {"path": _ENGINE}}  # noqa: S104
         container = self._container(ENGINE_PROXY, network, (Mount(_ENGINE, _ENGINE, read_only=False),))
         made = self.service(
             container,
@@ -134,14 +136,14 @@ class EngineProxies:
         proxies = [
             {
                 "listen": {"path": f"{_SOCKETS}/{number}"},
-                "to": {**_over(IDENTITY, addresses[node.id]), "name": NAME},
+                "to": {**_tls_address(IDENTITY, addresses[node.id]), "name": NAME},
             }
             for number, node in enumerate(self.others)
         ]
         mount = Mount(str(self._folder), _SOCKETS, read_only=False)
         container = self._container(PROXY_CLIENT, network, (mount,))
         user, group = container_files.owner()
-        container_files.give((user, group), self._folder)
+        container_files.give_to_containers((user, group), self._folder)
         container = replace(container, user=user, group=group)
         made = self.service(container, {"proxies": proxies}, [f"node.id == {self.here}"])
         self._running({made: 1})
@@ -184,7 +186,7 @@ class EngineProxies:
 
     def _running(self, expected: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
         try:
-            return services.running(
+            return services.await_tasks(
                 self._manager, expected, lambda _: "the proxy to the engine", self.names
             )
         except HostError as error:
@@ -199,17 +201,17 @@ class EngineProxies:
     def _container(self, component: str, network: str, mounts: tuple[Mount, ...]) -> Container:
         return node_container(
             component,
-            self._named(component),
+            self._object_name(component),
             self.image,
-            self._labelled(component),
+            self._labels_of(component),
             (Attachment(network, ()),),
             mounts,
         )
 
-    def _named(self, what: str) -> str:
-        return name_of(self.run, f"{what}{self._suffix}")
+    def _object_name(self, what: str) -> str:
+        return object_name(self.run, f"{what}{self._suffix}")
 
-    def _labelled(self, component: str) -> dict[str, str]:
+    def _labels_of(self, component: str) -> dict[str, str]:
         return {**self._labels, COMPONENT_LABEL: component}
 
     @property
@@ -251,13 +253,13 @@ def is_proxy(container: Mapping[str, Any]) -> bool:
     return container["Labels"].get(COMPONENT_LABEL) in COMPONENTS
 
 
-def image_of(manager: docker.DockerClient, run: str) -> str | None:
+def proxy_image(manager: docker.DockerClient, run: str) -> str | None:
     """The image of the engine proxies of `run`, also where only a clean-up is pending."""
-    for one in services.listed(manager, run):
+    for one in services.list_services(manager, run):
         if one["Spec"]["Labels"].get(COMPONENT_LABEL) == ENGINE_PROXY:
             return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])
     api: Any = manager.api
-    found = (one["Spec"]["Labels"] for one in api.configs(filters=services.labelled(run)))
+    found = (one["Spec"]["Labels"] for one in api.configs(filters=services.label_filter(run)))
     return next((labels[IMAGE_LABEL] for labels in found if IMAGE_LABEL in labels), None)
 
 
@@ -287,5 +289,5 @@ def node_container(
     )
 
 
-def _over(identity: str, host: str) -> dict[str, Any]:
+def _tls_address(identity: str, host: str) -> dict[str, Any]:
     return {"host": host, "port": _PORT, "identity": identity}

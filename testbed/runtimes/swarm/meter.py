@@ -26,7 +26,7 @@ class SwarmMeter(Meter):
         self._used: dict[str, float] = {}
         """CPU seconds of the devices on this node, when last looked at."""
 
-    def stopped(self) -> set[str]:
+    def externally_stopped(self) -> set[str]:
         """Those that were paused when the runtime last listed its containers."""
         return self._containers.paused
 

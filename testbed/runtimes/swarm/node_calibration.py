@@ -43,19 +43,19 @@ def calibrations(
         progress(f"Measuring how fast a core is of {', '.join(node.name for node in missing)}")
         with closing(docker_engine.connect()) as manager:
             built = images.ensure(manager, progress)
-            built = node_images.pushed(manager, built, registry, progress)
+            built = node_images.push(manager, built, registry, progress)
             here = [node for node in nodes if node.here]
             with temporary_proxies(manager, [*here, *missing], built.base, "calibration") as proxies:
                 node_images.copy(manager, proxies, [one.id for one in missing], built.agent, progress)
                 with ThreadPoolExecutor(len(missing)) as pool:
-                    speeds = pool.map(lambda node: _measured(proxies, node, built.agent), missing)
+                    speeds = pool.map(lambda node: _measure(proxies, node, built.agent), missing)
                     new = {node.id: one for node, one in zip(missing, speeds, strict=True)}
         keep_of_nodes(new, image)
         found |= new
     return {**{node.id: calibrate() for node in nodes if node.here}, **found}
 
 
-def _measured(proxies: EngineProxies, node: Node, image: str) -> Calibration:
+def _measure(proxies: EngineProxies, node: Node, image: str) -> Calibration:
     """Of a node: on its last core, which is for devices."""
     script = Path(device_benchmark.__file__).read_text("utf-8")
     told = docker_engine.output(

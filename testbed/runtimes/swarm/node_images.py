@@ -31,29 +31,29 @@ class Push(NamedTuple):
     version: str
 
 
-def pushes(built: Images, registry: str) -> list[Push]:
+def images_to_push(built: Images, registry: str) -> list[Push]:
     """What nodes pull; broker and aggregator are on this machine, but are services as all others."""
     found = []
     for tag in dict.fromkeys((built.base, built.agent, built.broker, *built.groups.values())):
-        repository, _, version = named(tag, registry).rpartition(":")
+        repository, _, version = registry_name(tag, registry).rpartition(":")
         found.append(Push(tag, repository, version))
     return found
 
 
-def named(tag: str, registry: str) -> str:
+def registry_name(tag: str, registry: str) -> str:
     """What an image of this machine is called in `registry`; one without a version is its `latest`. A
     user's own may name a registry, or a digest, which have no place in a path."""
     path, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     return f"{registry.rstrip('/')}/{path.replace(':', '-').replace('@', '-')}:{version}"
 
 
-def pushed(
+def push(
     manager: docker.DockerClient, built: Images, registry: str | None, progress: Progress
 ) -> Images:
     """`built` by the names in the registry, where there is one, and it has them. Raises HostError."""
     if registry is None:
         return built
-    for tag, repository, version in pushes(built, registry):
+    for tag, repository, version in images_to_push(built, registry):
         with as_host_error(f"push {tag} to {registry}"):
             manager.api.tag(tag, repository, version)
             told = list(manager.api.push(repository, version, stream=True, decode=True))
@@ -63,8 +63,10 @@ def pushed(
                 "docker login, or insecure-registries of its configuration"
             )
         progress(f"{repository}:{version} is in the registry")
-    names = {field: named(getattr(built, field), registry) for field in ("base", "agent", "broker")}
-    groups = {group: named(tag, registry) for group, tag in built.groups.items()}
+    names = {
+        field: registry_name(getattr(built, field), registry) for field in ("base", "agent", "broker")
+    }
+    groups = {group: registry_name(tag, registry) for group, tag in built.groups.items()}
     return replace(built, **names, groups=groups)
 
 
@@ -84,8 +86,10 @@ def copy(
             progress(f"Copying {tag} to {proxies.names[node]}")
             for _ in api.load_image(manager.api.get_image(tag)):
                 pass
-            _remember(node, {*_copied().get(node, ()), tag})
-            ours = {one for one in _copied()[node] if one.startswith("testbed-")}  # else a user's own
+            _remember(node, {*_read_copied().get(node, ()), tag})
+            ours = {
+                one for one in _read_copied()[node] if one.startswith("testbed-")
+            }  # else a user's own
             _remove(proxies, node, ours - {*images.registered()} - {tag})
 
 
@@ -99,7 +103,7 @@ def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
     return found["RootFS"]["Layers"], found["Config"].get("Env")
 
 
-def ids(
+def common_ids(
     manager: docker.DockerClient, proxies: EngineProxies, nodes: Iterable[str], tag: str
 ) -> dict[str, str]:
     """The id of an image by its tag, where all of `nodes` know it by the same: engines that keep images
@@ -118,12 +122,12 @@ def prune(manager: docker.DockerClient, progress: Progress) -> None:
     no container there uses: the next run copies it again. Raises HostError."""
     with as_host_error("remove images"):
         nodes = swarm_nodes.nodes(manager) if swarm_nodes.manages(manager.info()) else []
-        if len(nodes) < 2 or not _copied():
+        if len(nodes) < 2 or not _read_copied():
             return
         base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
         with temporary_proxies(manager, nodes, base, "images") as proxies:
             for node in proxies.others:
-                for tag in sorted(_remove(proxies, node.id, _copied().get(node.id, ()))):
+                for tag in sorted(_remove(proxies, node.id, _read_copied().get(node.id, ()))):
                     progress(f"{tag}: removed from {node.name}")
 
 
@@ -135,11 +139,11 @@ def _remove(proxies: EngineProxies, node: str, tags: Collection[str]) -> set[str
             with suppress(ImageNotFound):
                 proxies.engines[node].images.remove(tag)
             gone.add(tag)
-    _remember(node, set(_copied().get(node, ())) - gone)
+    _remember(node, set(_read_copied().get(node, ())) - gone)
     return gone
 
 
-def _copied() -> dict[str, list[str]]:
+def _read_copied() -> dict[str, list[str]]:
     """Tags of what this user has copied to nodes, by the node's id."""
     try:
         found = json.loads(_path().read_bytes())
@@ -149,7 +153,7 @@ def _copied() -> dict[str, list[str]]:
 
 
 def _remember(node: str, tags: Collection[str]) -> None:
-    kept = {**_copied(), node: sorted(tags)}
+    kept = {**_read_copied(), node: sorted(tags)}
     cache.keep(_path(), json.dumps({one: tags for one, tags in kept.items() if tags}))
 
 

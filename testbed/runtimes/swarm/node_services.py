@@ -63,7 +63,7 @@ class NodeAgents:
         control = context.volume("control", agent_configs.CONTROL_FOLDER)
         trust = services.create_config(
             context.manager,
-            context.named("broker-pem"),
+            context.object_name("broker-pem"),
             certificate.encode(),
             context.labels,
             "/testbed/broker.pem",
@@ -97,10 +97,10 @@ class NodeAgents:
                 continue
             container = node_container(
                 component,
-                context.named(component),
+                context.object_name(component),
                 context.base,
                 {**context.labels, COMPONENT_LABEL: component},
-                (Attachment(context.named("control"), aliases),),
+                (Attachment(context.object_name("control"), aliases),),
             )
             service = context.proxies.service(
                 container,
@@ -113,7 +113,7 @@ class NodeAgents:
             made[service] = component, count
         return made
 
-    def started(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+    def record_tasks(self, tasks: Sequence[Mapping[str, Any]]) -> None:
         """Take note of the running `tasks` of the services that `create` has made."""
         for task in tasks:
             self._containers[task["NodeID"]] = task["Status"]["ContainerStatus"]["ContainerID"]
@@ -126,16 +126,16 @@ class NodeAgents:
                 name = self._context.names.get(node, node)
                 raise HostError(f"the node agent of {name} has ended: see its log")
 
-    def put(self, node: str, name: str, content: bytes) -> None:
+    def put_file(self, node: str, name: str, content: bytes) -> None:
         """Put a file into the control folder of a node."""
         engine, where = self._context.proxies.engines[node], agent_configs.CONTROL_FOLDER
-        executor.put(engine, self._containers[node], where, {name: content})
+        executor.put_files(engine, self._containers[node], where, {name: content})
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
         """Until each of `nodes` has an estimate of this one's clock; this one's own is exact. Raises
         HostError."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
-        self.put(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
+        self.put_file(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         for node in nodes:
             while self._clock(node) is None:
@@ -208,7 +208,7 @@ class Routers:
             own = replace(
                 router,
                 component=component,
-                name=context.named(component),
+                name=context.object_name(component),
                 labels={**router.labels, COMPONENT_LABEL: component},
                 group=0,
                 command=("sh", "-c", _WHEN_FILES_READY, "sh", *router.command),
@@ -217,7 +217,7 @@ class Routers:
             options = ServiceOptions(nodes=(f"node.id == {node}",), volumes=[volume])
             made[context.create(own, options)] = component
             self._components[node] = component
-        for service, found in context.running(dict.fromkeys(made, 1), made).items():
+        for service, found in context.await_tasks(dict.fromkeys(made, 1), made).items():
             self.containers[made[service]] = context.container_of(found[0])
         return {
             node: context.addresses(node)[self.containers[component].id]
@@ -246,4 +246,6 @@ class Routers:
             dump(config, file)
             name = Path(agent_configs.ROUTER_CONFIG).name
             files: dict[str, bytes | Path] = {name: file, _FILES_READY: b""}
-            executor.put(self.containers[component].engine, self.containers[component].id, FILES, files)
+            executor.put_files(
+                self.containers[component].engine, self.containers[component].id, FILES, files
+            )

@@ -23,7 +23,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.specifications import name_of
+from testbed.runtimes.docker.specifications import object_name
 from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.engine_proxies import COMPONENTS, IMAGE_LABEL, EngineProxies, is_proxy
 
@@ -34,10 +34,12 @@ all that the Swarm still has of the run, so that `down` finds it. (Its value is 
 _PARALLEL = 8
 
 
-def things(manager: docker.DockerClient, run: str | None = None) -> Iterator[tuple[str, dict[str, str]]]:
+def objects(
+    manager: docker.DockerClient, run: str | None = None
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Kind and labels of all that this Swarm has of `run`, of all runs."""
     api: Any = manager.api
-    filters = services.labelled(run)
+    filters = services.label_filter(run)
     for kind, found in (
         ("service", api.services(filters=filters)),
         ("secret", api.secrets(filters=filters)),
@@ -78,7 +80,7 @@ def remove(
     with as_host_error("remove the services"):
         others = [
             one
-            for one in services.listed(manager, run)
+            for one in services.list_services(manager, run)
             if one["Spec"]["Labels"].get(COMPONENT_LABEL) not in COMPONENTS
         ]
         services.remove_services(manager, others)
@@ -92,12 +94,12 @@ def remove(
                 _await_networks(engine, run)
     proxies.close(spare=failed)
     with as_host_error("remove the services"):
-        services.remove_services(manager, services.listed(manager, run))
+        services.remove_services(manager, services.list_services(manager, run))
         executor.remove_containers(manager, run)
         services.remove_rest(manager, run)
         if failed:
             labels = {RUN_LABEL: run, _PENDING_LABEL: ",".join(failed), IMAGE_LABEL: proxies.image}
-            services.create_config(manager, name_of(run, "pending"), b"-", labels, "")
+            services.create_config(manager, object_name(run, "pending"), b"-", labels, "")
     if told := "; ".join([*unsaved, *failed.values()]):
         raise HostError(
             f"{run} is removed from the Swarm, but something of it may be left on a node, or logs and "
@@ -132,7 +134,7 @@ def _pending(
     with as_host_error("list the nodes"):
         names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}
         pending = {*proxies.unreachable}
-        for config in api.configs(filters=services.labelled(run)):
+        for config in api.configs(filters=services.label_filter(run)):
             pending |= {*config["Spec"]["Labels"].get(_PENDING_LABEL, "").split(",")}
     for node in sorted(pending & names.keys() - proxies.engines.keys()):
         yield node, f"{names[node]} does not answer (if it never will again: docker node rm --force)"

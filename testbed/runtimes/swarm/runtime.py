@@ -48,7 +48,7 @@ from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes import LiveRun
 from testbed.runtimes.docker import container_files, executor
-from testbed.runtimes.docker.container_actions import Devices
+from testbed.runtimes.docker.container_actions import DeviceStates
 from testbed.runtimes.docker.containers import (
     COMPONENT_LABEL,
     DIRECTORY_LABEL,
@@ -68,7 +68,7 @@ from testbed.runtimes.swarm.context import (
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
 from testbed.runtimes.swarm.meter import SwarmMeter
 from testbed.runtimes.swarm.node_services import FILES, NodeAgents, Routers
-from testbed.runtimes.swarm.services import ServiceOptions, short
+from testbed.runtimes.swarm.services import ServiceOptions, short_name
 from testbed.view import View
 
 _MTU = 1450
@@ -78,7 +78,7 @@ _ANSWER_TIMEOUT_SECONDS = 20
 """Within which a node has to answer while a run goes: the scenario waits meanwhile."""
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether an engine answers within 2 s and manages a Swarm."""
     with _manager() as manager:
         return manager is not None
@@ -112,7 +112,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
             )
         built = container_files.ensure_images(client, spec, view.progress)
         registry = spec.topology.runtime.registry
-        built = node_images.pushed(client, built, registry, view.progress)
+        built = node_images.push(client, built, registry, view.progress)
         spec.directory.write_manifest(images=asdict(built))
         runtime = SwarmRuntime(client, nodes, built, spec, view)
         spec.directory.write_manifest(
@@ -134,14 +134,14 @@ def live_runs() -> list[LiveRun]:
         components: Counter[str] = Counter()
         directories: dict[str, str | None] = {}
         with as_host_error("list the services"):
-            for kind, labels in removal.things(manager):
+            for kind, labels in removal.objects(manager):
                 run = labels[RUN_LABEL]
                 if directories.get(run) is None:
                     directories[run] = labels.get(DIRECTORY_LABEL)
                 proxy = labels.get(COMPONENT_LABEL) in engine_proxies.COMPONENTS
                 components[run] += kind == "service" and not proxy
     return [
-        LiveRun.labelled(run, "swarm", components[run], folder) for run, folder in directories.items()
+        LiveRun.from_labels(run, "swarm", components[run], folder) for run, folder in directories.items()
     ]
 
 
@@ -151,11 +151,11 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
         if manager is None:
             return False
         with as_host_error("list the services"):
-            if not any(removal.things(manager, run)):
+            if not any(removal.objects(manager, run)):
                 return True
         nodes = swarm_nodes.nodes(manager)
         current = images.current_tags(images.FOLDER, images.AGENTS)
-        image = engine_proxies.image_of(manager, run) or current["base"]
+        image = engine_proxies.proxy_image(manager, run) or current["base"]
         with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
             # The keys of proxies that may be there are those of the process that started them.
             suffix = f"-{secrets.token_hex(2)}"
@@ -180,7 +180,7 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
         api: Any = manager.api
         texts = {}
         with as_host_error("read the logs"):
-            for one in services.listed(manager, run):
+            for one in services.list_services(manager, run):
                 component = one["Spec"]["Labels"][COMPONENT_LABEL]
                 if component not in engine_proxies.COMPONENTS:
                     text = api.service_logs(one["ID"], stdout=True, stderr=True, tail=tail, is_tty=False)
@@ -230,7 +230,7 @@ class SwarmRuntime:
         )
         self._node_agents, self._routers = NodeAgents(self._context), Routers(self._context)
         self._containers = RunningContainers()
-        self._devices = Devices(spec, self._containers.exit_code, self._set_limits)
+        self._devices = DeviceStates(spec, self._containers.exit_code, self._set_limits)
         self.meter = SwarmMeter(self._context, self._containers, self._node_agents)
         self._services: dict[str, str] = {}
         """Of broker and aggregator, by component."""
@@ -267,7 +267,7 @@ class SwarmRuntime:
             self._routers.send_configs(self._containers, accounts, places, identity.certificate)
             self._node_agents.await_clocks(used)
             for node in used:
-                self._node_agents.put(node, agent_configs.ISOLATED, b"")
+                self._node_agents.put_file(node, agent_configs.ISOLATED, b"")
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
 
     def _broker_socket(self) -> str:
@@ -279,14 +279,14 @@ class SwarmRuntime:
         """Copy the images of agents and of device groups to the nodes that lack them."""
         for image in dict.fromkeys((self._images.agent, *self._images.groups.values())):
             node_images.copy(self._manager, self._proxies, nodes, image, self._view.progress)
-            self._context.ids.update(node_images.ids(self._manager, self._proxies, nodes, image))
+            self._context.ids.update(node_images.common_ids(self._manager, self._proxies, nodes, image))
         here = (self._proxies.here,)
         broker = self._images.broker
-        self._context.ids.update(node_images.ids(self._manager, self._proxies, here, broker))
+        self._context.ids.update(node_images.common_ids(self._manager, self._proxies, here, broker))
 
     def _make_networks(self) -> None:
         for network in self._launch.networks:
-            bridge = network.name == self._context.named("data")
+            bridge = network.name == self._context.object_name("data")
             options = {"com.docker.network.driver.mtu": f"{_MTU}"} if bridge else {}
             services.create_network(self._manager, replace(network, internal=True, options=options))
 
@@ -296,17 +296,17 @@ class SwarmRuntime:
         servers = (self._launch.broker, self._launch.aggregator)
         made = {self._context.create(one, options): (one.component, 1) for one in servers}
         made |= self._node_agents.create(certificate)
-        found = self._context.running(
+        found = self._context.await_tasks(
             {one: count for one, (_, count) in made.items()},
             {one: component for one, (component, _) in made.items()},
         )
         tasks = {component: found[one] for one, (component, _) in made.items()}
         self._services = {component: one for one, (component, _) in made.items()}
         for container in servers:
-            self._server_started(container.component, tasks.pop(container.component)[0])
-        self._node_agents.started([task for agents in tasks.values() for task in agents])
+            self._record_server(container.component, tasks.pop(container.component)[0])
+        self._node_agents.record_tasks([task for agents in tasks.values() for task in agents])
 
-    def _server_started(self, component: str, task: Mapping[str, Any]) -> None:
+    def _record_server(self, component: str, task: Mapping[str, Any]) -> None:
         """Take note of the `task` of broker or aggregator, and limit its CPU."""
         container = self._launch.broker if component == BROKER else self._launch.aggregator
         self._containers[component] = self._context.container_of(task)
@@ -324,7 +324,7 @@ class SwarmRuntime:
                 strict=True,
             )
         )
-        for service, found in self._context.running(dict.fromkeys(made, 1), made).items():
+        for service, found in self._context.await_tasks(dict.fromkeys(made, 1), made).items():
             self._containers[made[service]] = self._context.container_of(found[0])
         list(self._pool.map(self._send_files, self._launch.devices))
 
@@ -334,7 +334,7 @@ class SwarmRuntime:
         configs = [
             services.create_secret(
                 self._manager,
-                self._context.named(f"{name}-{kind}"),
+                self._context.object_name(f"{name}-{kind}"),
                 self._directory.config(config).read_bytes(),
                 container.labels,
                 target,
@@ -369,12 +369,12 @@ class SwarmRuntime:
         disk, client = Path(agent_configs.DISK).name, agent_configs.CLIENT_USER
         kept = self._directory.disk(container.component)  # of an earlier segment of the run
         files |= {f"{disk}/{path.name}": path for path in kept.iterdir() if path.is_file()}
-        executor.put(made.engine, made.id, FILES, files, folders={disk: client})
+        executor.put_files(made.engine, made.id, FILES, files, folders={disk: client})
 
     def _isolate(self, node: str) -> None:
         """Isolate the devices of a node from each other."""
         engine = self._proxies.engines[node]
-        network = short(self._context.named("data"))
+        network = short_name(self._context.object_name("data"))
         ids = {self._containers[name].id for name in self._context.devices_on(node)}
         found = executor.addresses(engine, network)
         endpoints = {key: each for key, each in found.items() if key in ids}
@@ -406,12 +406,12 @@ class SwarmRuntime:
                 f"{sum(shares.values()):g} cores, and it has {node.capacity:g} for them"
             )
 
-    def ended(self) -> dict[str, int]:
+    def exit_codes(self) -> dict[str, int]:
         listed = []
         for node, engine in self._proxies.engines.items():
             with self._context.requests_to(node):
                 listed += executor.containers(engine, self._run)
-        self._node_agents.check(self._containers.note(listed))
+        self._node_agents.check(self._containers.update_states(listed))
         routers = self._routers.containers
         return {
             ROUTER if name in routers else name: code for name, code in self._containers.codes.items()
@@ -420,14 +420,14 @@ class SwarmRuntime:
     def restart(self, component: str) -> int | None:
         with as_host_error(f"start the {component} again"):
             self._pool.submit(self._start_again, component).result()
-        self._containers.restarted(component)
+        self._containers.forget_exit(component)
         return None  # the broker has the same socket here
 
     def _start_again(self, component: str) -> None:
         service = self._services[component]
-        earlier = services.start_again(self._manager, service)
-        found = self._context.running({service: 1}, {service: component}, earlier)
-        self._server_started(component, found[service][0])
+        earlier = services.restart(self._manager, service)
+        found = self._context.await_tasks({service: 1}, {service: component}, earlier)
+        self._record_server(component, found[service][0])
 
     def stop(self) -> None:
         self._proxies.set_timeout()

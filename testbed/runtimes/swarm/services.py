@@ -21,7 +21,7 @@ from docker.errors import APIError, NotFound
 from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.rundir.directory import last_lines
-from testbed.runtimes.docker.containers import RUN_LABEL, Container, Network
+from testbed.runtimes.docker.containers import RUN_LABEL, BridgeNetwork, Container
 from testbed.runtimes.process.log_writer import LOG_BYTES
 
 _MOST_CHARACTERS = 63
@@ -79,7 +79,7 @@ class ServiceOptions:
     """Reserved, so that no other service gets them promised."""
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """`name` as objects of a Swarm may be called."""
     name = name.replace(".", "_")
     if len(name) <= _MOST_CHARACTERS:
@@ -88,12 +88,12 @@ def short(name: str) -> str:
     return f"testbed-{digest}-{name[-40:].lstrip('-')}"
 
 
-def network_arguments(made: Network) -> dict[str, Any]:
+def network_arguments(made: BridgeNetwork) -> dict[str, Any]:
     """Arguments of `create_network`: an overlay, or, where it has options of a bridge, a bridge on each
     node, for itself."""
     local = bool(made.options)
     return {
-        "name": short(made.name),
+        "name": short_name(made.name),
         "driver": "bridge" if local else "overlay",
         "scope": "swarm",
         "internal": made.internal,
@@ -123,11 +123,11 @@ def service_arguments(container: Container, options: ServiceOptions) -> dict[str
                 "Options": {"max-size": f"{LOG_BYTES}", "max-file": "2"},
             },
             "Networks": [
-                {"Target": short(one.network), "Aliases": list(one.aliases)}
+                {"Target": short_name(one.network), "Aliases": list(one.aliases)}
                 for one in container.networks
             ],
         },
-        "name": short(container.name),
+        "name": short_name(container.name),
         "labels": labels,
         "mode": {"Global": {}} if options.everywhere else {"Replicated": {"Replicas": 1}},
         # Names lead to the task itself: a virtual address would need the kernel's ip_vs on each node.
@@ -178,12 +178,12 @@ def _container(
     }
 
 
-def labelled(run: str | None) -> dict[str, str]:
+def label_filter(run: str | None) -> dict[str, str]:
     """The filter for objects of `run`, of all runs."""
     return {"label": RUN_LABEL if run is None else f"{RUN_LABEL}={run}"}
 
 
-def create_network(manager: docker.DockerClient, made: Network) -> None:
+def create_network(manager: docker.DockerClient, made: BridgeNetwork) -> None:
     manager.api.create_network(**network_arguments(made))
 
 
@@ -196,16 +196,16 @@ def create_secret(
     **file: int,
 ) -> ServiceFile:
     """Make a secret of `data`, which appears in a container at `target`."""
-    made = manager.api.create_secret(short(name), data, dict(labels))
-    return ServiceFile(id=made["ID"], name=short(name), target=target, **file)
+    made = manager.api.create_secret(short_name(name), data, dict(labels))
+    return ServiceFile(id=made["ID"], name=short_name(name), target=target, **file)
 
 
 def create_config(
     manager: docker.DockerClient, name: str, data: bytes, labels: Mapping[str, str], target: str
 ) -> ServiceFile:
     """The same of a configuration, which is no secret."""
-    made = manager.api.create_config(short(name), data, dict(labels))
-    return ServiceFile(id=made["ID"], name=short(name), target=target, mode=0o444)
+    made = manager.api.create_config(short_name(name), data, dict(labels))
+    return ServiceFile(id=made["ID"], name=short_name(name), target=target, mode=0o444)
 
 
 def create(manager: docker.DockerClient, container: Container, options: ServiceOptions) -> str:
@@ -215,9 +215,9 @@ def create(manager: docker.DockerClient, container: Container, options: ServiceO
     return created
 
 
-def listed(manager: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
+def list_services(manager: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
     api: Any = manager.api
-    found: list[dict[str, Any]] = api.services(filters=labelled(run))
+    found: list[dict[str, Any]] = api.services(filters=label_filter(run))
     return found
 
 
@@ -231,7 +231,7 @@ def tasks(manager: docker.DockerClient, of: Iterable[str]) -> dict[str, list[dic
     return wanted
 
 
-def running(
+def await_tasks(
     manager: docker.DockerClient,
     expected: Mapping[str, int],
     named: Callable[[str], str],
@@ -257,7 +257,7 @@ def running(
                     where = nodes.get(task.get("NodeID", ""), "any node")
                     raise HostError(
                         f"{named(one)} could not start on {where}: "
-                        f"{status.get('Err') or status.get('Message')}{log(manager, one)}"
+                        f"{status.get('Err') or status.get('Message')}{log_tail(manager, one)}"
                     )
             up = [task for task in found if task["Status"]["State"] in ("running", "complete")]
             if len(up) >= left[one]:
@@ -278,7 +278,7 @@ def running(
         time.sleep(_POLL_SECONDS)
 
 
-def start_again(manager: docker.DockerClient, service: str) -> set[str]:
+def restart(manager: docker.DockerClient, service: str) -> set[str]:
     """Have the Swarm start a task of `service` in place of that which has ended; return the ids of the
     earlier ones."""
     before = {task["ID"] for task in tasks(manager, [service])[service]}
@@ -294,20 +294,22 @@ def start_again(manager: docker.DockerClient, service: str) -> set[str]:
     return before
 
 
-def log(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
+def log_tail(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
     """The last lines that the service `name` has printed, for an error message."""
     api: Any = manager.api
     try:
-        text: bytes = api.service_logs(short(name), stdout=True, stderr=True, tail=lines, is_tty=False)
+        text: bytes = api.service_logs(
+            short_name(name), stdout=True, stderr=True, tail=lines, is_tty=False
+        )
     except docker_engine.ERRORS:
         return ""
     return "".join(f"\n{line}" for line in last_lines(text, lines))
 
 
-def address(task: Mapping[str, Any], network_name: str) -> str:
+def task_address(task: Mapping[str, Any], network_name: str) -> str:
     """IPv4 address of a task on a network of the Swarm."""
     for one in task.get("NetworksAttachments", ()):
-        if one["Network"]["Spec"]["Name"] == short(network_name):
+        if one["Network"]["Spec"]["Name"] == short_name(network_name):
             return str(one["Addresses"][0].partition("/")[0])
     raise HostError(f"the Swarm has given no address on {network_name}")
 
@@ -315,24 +317,24 @@ def address(task: Mapping[str, Any], network_name: str) -> str:
 def remove_services(manager: docker.DockerClient, found: Iterable[Mapping[str, Any]]) -> None:
     api: Any = manager.api
     for one in found:
-        _gone(api.remove_service, one["ID"])
+        _remove_if_exists(api.remove_service, one["ID"])
 
 
 def remove_rest(manager: docker.DockerClient, run: str) -> None:
     """Remove the networks, secrets and configurations of `run`, once no task uses them. Raises
     ERRORS."""
     api: Any = manager.api
-    filters = labelled(run)
+    filters = label_filter(run)
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     while True:
         try:  # a request that Ctrl-C broke off may be done only now
-            remove_services(manager, listed(manager, run))
+            remove_services(manager, list_services(manager, run))
             for secret in api.secrets(filters=filters):
-                _gone(api.remove_secret, secret["ID"])
+                _remove_if_exists(api.remove_secret, secret["ID"])
             for config in api.configs(filters=filters):
-                _gone(api.remove_config, config["ID"])
+                _remove_if_exists(api.remove_config, config["ID"])
             for one in api.networks(filters=filters):
-                _gone(api.remove_network, one["Id"])
+                _remove_if_exists(api.remove_network, one["Id"])
         except APIError:
             if time.monotonic() > deadline:
                 raise
@@ -342,6 +344,6 @@ def remove_rest(manager: docker.DockerClient, run: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _gone(remove: Callable[[str], object], what: str) -> None:
+def _remove_if_exists(remove: Callable[[str], object], what: str) -> None:
     with suppress(NotFound):
         remove(what)
