@@ -233,7 +233,7 @@ def test_node_lost_since_the_plan_is_reported_and_a_new_one_is_ignored(
         return RunSpec(RunDirectory.create(tmp_path, name), read, made, {"first": 1})
 
     gone = replace(other, id="gone", name="the-gone-one")
-    with pytest.raises(HostError, match="the-gone-one can take no work"):
+    with pytest.raises(HostError, match="the-gone-one does not accept work"):
         launcher(planned("gone", here, gone), View()).__enter__()
 
     spec = planned("come", here)

@@ -123,7 +123,7 @@ class Availability(Model):
 def _check_trace(trace: tuple[Moment, ...], loop: float | None) -> None:
     times = [at for at, _ in trace]
     if not trace or times[0] != 0:
-        found = f"begins at {times[0]:g} s" if trace else "is empty"
+        found = f"begins at {times[0]:g} s" if trace else "has no entry"
         raise ValueError(f"trace {found}, expected its first time to be 0s such as [0s, on]")
     for before, after in itertools.pairwise(times):
         if after <= before:

@@ -202,7 +202,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
         if group.gflops is not None and task.flops_per_step is None:
             yield (
                 ("devices", index, "gflops"),
-                "gflops needs the number of operations per step: add task.flops_per_step, such as "
+                "needs the number of operations per step: add task.flops_per_step, such as "
                 "flops_per_step: 1e6",
             )
     if task.build().fits:

@@ -154,9 +154,7 @@ class Link(ServerLink):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if (self.jitter or 0.0) > (self.rtt or 0.0) / 2 and self.kind is None:
-            raise ValueError(
-                "jitter is more than the delay of one direction, rtt/2: lower it, or raise rtt"
-            )
+            raise ValueError("jitter exceeds the delay of one direction, rtt/2: lower it, or raise rtt")
         return self
 
     def plain(self) -> config.Link:

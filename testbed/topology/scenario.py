@@ -171,7 +171,7 @@ class ScenarioEntry(Model):
             value = self.for_ if key == "for" else getattr(self, key)
             if value is not None and verb not in verbs:
                 fix = _INSTEAD.get((key, verb), "remove it")
-                raise ValueError(f"{key} is for {' and '.join(verbs)}, not for {verb}: {fix}")
+                raise ValueError(f"{key} applies to {' and '.join(verbs)}, not to {verb}: {fix}")
         if verb == "set" and self.cpu is None and self.link is None:
             raise ValueError("set changes nothing: add cpu or link, such as cpu: 0.05")
         if verb in _VERBS_OF_KEY["for"] and self.for_ is None:

@@ -43,11 +43,11 @@ def _of_no_interest(_: Nanoseconds) -> None:
 class Flow(Protocol):
     """What uses a pipe."""
 
-    def through(self, pipe: Pipe) -> None:
+    def on_done(self, pipe: SharedPipe) -> None:
         """It has got from `pipe` what it entered it for."""
 
 
-class Pipe:
+class SharedPipe:
     """A rate that the flows in it share equally at each moment: processor sharing, computed exactly.
 
     All flows get the same, so one sum gives the progress of each: the bits that a flow has got that has
@@ -121,7 +121,7 @@ class Pipe:
             done.append(flow)
         self._plan()
         for flow in done:
-            flow.through(self)
+            flow.on_done(self)
 
 
 class Direction:
@@ -135,7 +135,7 @@ class Direction:
     def __init__(
         self,
         queue: EventQueue,
-        shared: tuple[Pipe, ...],
+        shared: tuple[SharedPipe, ...],
         latency: Callable[[], Nanoseconds],
         *,
         steady: bool,
@@ -152,12 +152,12 @@ class Direction:
         self._rate: float | None = None
         self._burst: Nanoseconds = 0
         """How long its own rate takes to fill the bucket."""
-        self._own: Pipe | None = None
+        self._own: SharedPipe | None = None
         """With that rate, once it is needed."""
         self._open = True
         self._messages: list[tuple[float, Callable[[Nanoseconds], None]]] = []
         """Bits that are left of each message, and what happens when it is through."""
-        self._in: list[Pipe] = []
+        self._in: list[SharedPipe] = []
         """Those that the first one is in."""
         self._last: Nanoseconds = 0
         """When the last one arrives."""
@@ -204,7 +204,7 @@ class Direction:
         self._in = []
         return left
 
-    def through(self, pipe: Pipe) -> None:
+    def on_done(self, pipe: SharedPipe) -> None:
         self._in.remove(pipe)
         if not self._in:
             self._arrive()
@@ -216,7 +216,7 @@ class Direction:
             bits = self._messages[0][0]
             pipes = dict.fromkeys(self._shared, bits) if bits else {}
             if bits and self._rate and (own := self._held(bits, self._rate)):
-                self._own = self._own or Pipe(self._events, self._rate)
+                self._own = self._own or SharedPipe(self._events, self._rate)
                 pipes[self._own] = own
             self._in = list(pipes)
             for pipe, needs in pipes.items():
@@ -256,7 +256,7 @@ class Line:
         self,
         queue: EventQueue,
         link: Link,
-        shared: tuple[tuple[Pipe, ...], tuple[Pipe, ...]],
+        shared: tuple[tuple[SharedPipe, ...], tuple[SharedPipe, ...]],
         generator: Callable[[], np.random.Generator],
         *,
         steady: bool,
@@ -300,11 +300,11 @@ class Line:
             there.send(8 * size, then)
             return
 
-        def through(at: Nanoseconds) -> None:
+        def arrives(at: Nanoseconds) -> None:
             then(at)
             back.send(8 * acknowledged(size), _of_no_interest)
 
-        there.send(8 * on_link(size or SMALL), through)
+        there.send(8 * on_link(size or SMALL), arrives)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
         """Fields of `agents.config.Link`, for what is under way too; what is through its pipes by now
@@ -339,7 +339,7 @@ class Line:
         return from_seconds(hops + timing.latency(link.rtt, link.jitter, link.loss, self._draws))
 
 
-class Network:
+class VirtualNetwork:
     """All links of a run."""
 
     def __init__(
@@ -359,7 +359,7 @@ class Network:
         self._seed = seed
         link = server_link or _FREE
         self._server = self._pipes(link.down), self._pipes(link.up)  # what comes up is its download
-        self._cells: dict[str, tuple[tuple[Pipe, ...], tuple[Pipe, ...]]] = {}
+        self._cells: dict[str, tuple[tuple[SharedPipe, ...], tuple[SharedPipe, ...]]] = {}
 
     def line(self, device: PlannedDevice) -> Line:
         """A new device's line."""
@@ -373,5 +373,5 @@ class Network:
         link, steady = device.link or _FREE, self._steady
         return Line(self._events, link, (up, down), generator, steady=steady, packets=self._packets)
 
-    def _pipes(self, rate: int | None) -> tuple[Pipe, ...]:
-        return () if rate is None else (Pipe(self._events, rate),)
+    def _pipes(self, rate: int | None) -> tuple[SharedPipe, ...]:
+        return () if rate is None else (SharedPipe(self._events, rate),)

@@ -69,12 +69,12 @@ class Objective(Protocol):
     partial: bool
     """Whether, since `on`, a loss has not depended on some parameter."""
 
-    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+    def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
         """The gradient on mini-batches: that of job k at step t has the samples that the first
         `sizes[t, k]` of `rows[t, k]` name. Shapes (steps, jobs) and (steps, jobs, b)."""
         ...
 
-    def at_once(self, batch_size: int) -> int:
+    def stack_size(self, batch_size: int) -> int:
         """How many jobs are best trained together."""
         ...
 
@@ -111,17 +111,17 @@ class Softmax:
         self._shape, self._bias = (layer.out_features, layer.in_features), layer.bias is not None
         self._pixels, self._floats = Scratch(self._x.dtype), Scratch(np.float32)
 
-    def at_once(self, batch_size: int) -> int:
+    def stack_size(self, batch_size: int) -> int:
         classes, inputs = self._shape
         return max(1, _CACHED_MODELS // (8 * classes * (inputs + 1)))
 
-    def gathered_at_once(self, width: int) -> int:
+    def gather_size(self, width: int) -> int:
         """Of how many jobs the mini-batches of `width` samples are gathered together."""
         return max(1, _CACHED_SAMPLES // (width * self._shape[1] * (4 + self._x.itemsize)))
 
-    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+    def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
         _, jobs, width = rows.shape
-        classes, block = self._shape[0], self.gathered_at_once(width)
+        classes, block = self._shape[0], self.gather_size(width)
         # Where the probability of a sample's own class is, in a block's probabilities taken as flat.
         own = self._y.take(rows) * width
         own += (np.arange(jobs) % block * classes * width)[:, None] + np.arange(width)
@@ -180,10 +180,10 @@ class Squares:
     def __init__(self, train: Shard) -> None:
         self._x = train.x.astype(np.float32) * np.float32(train.scale)
 
-    def at_once(self, batch_size: int) -> int:
+    def stack_size(self, batch_size: int) -> int:
         return max(1, _CACHED_SAMPLES // (4 * batch_size * int(self._x.shape[1])))
 
-    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+    def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
         weights = _weights(sizes, rows.shape[2])
 
         def gradient(step: int, w: Floats, out: Floats) -> Floats:
@@ -244,10 +244,10 @@ class AnyModule:
             else:
                 self.refusal = "the gradients differ"
 
-    def at_once(self, batch_size: int) -> int:
+    def stack_size(self, batch_size: int) -> int:
         return self._stacked
 
-    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+    def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
         self.partial = self._always_partial
 
         def gradient(step: int, w: Floats, out: Floats) -> Floats:

@@ -55,13 +55,13 @@ from testbed.rundir.directory import RunDirectory
 from testbed.topology import Virtual
 from testbed.view import View
 from testbed.virtual import slices
-from testbed.virtual.device import Device
+from testbed.virtual.device import VirtualDevice
 from testbed.virtual.event_queue import EventQueue
-from testbed.virtual.network import Network
+from testbed.virtual.network import VirtualNetwork
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
 from testbed.virtual.stacked_training import BatchTrainer
-from testbed.virtual.timing import Speed
+from testbed.virtual.timing import ComputeTimes
 
 _REFRESH_EVERY = 0.1
 """Seconds of wall time from one refresh of the view, with what was recorded written out, to the next."""
@@ -73,7 +73,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     Raises RunFailedError where it cannot end, KeyboardInterrupt when interrupted. In either case the
     run directory is whole.
     """
-    recorder = Recorder(spec.directory, view)
+    recorder = FileRecorder(spec.directory, view)
     own_code.use(None if spec.topology.own_code is None else str(spec.directory.code))
     gc.freeze()  # what is there by now stays, and need not be looked through time and again
     try:
@@ -96,7 +96,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     return recorder.ended
 
 
-class Recorder:
+class FileRecorder:
     """Implements `testbed.virtual.simulation.Recorder`: events.jsonl, models/, and the view."""
 
     def __init__(self, directory: RunDirectory, view: View) -> None:
@@ -140,7 +140,7 @@ class Recorder:
         self.view.refresh(time.monotonic())
 
 
-def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorder) -> Simulation:
+def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRecorder) -> Simulation:
     topology, run_id = spec.topology, spec.directory.run
     task = own_code.build(topology.task.named, TASKS, Task)
     side: ClientSide = topology.rule.build().client_side
@@ -220,7 +220,7 @@ class _Fleet:
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
         runtime = spec.topology.runtime
-        self._network = Network(
+        self._network = VirtualNetwork(
             queue,
             spec.topology.seed,
             link,
@@ -235,7 +235,7 @@ class _Fleet:
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
         self._common = spec.topology.update_steps
 
-    def device(self, name: str, last: Device | None = None) -> Device:
+    def device(self, name: str, last: VirtualDevice | None = None) -> VirtualDevice:
         """A life of a device; what is on its disk, what was set of its share and link, and how far its
         durations are drawn, outlives the `last` one."""
         index, planned = self._planned[name]
@@ -261,14 +261,14 @@ class _Fleet:
 
         if last is None:
             line = self._network.line(planned)
-            speed = Speed(planned, self._cost)
+            speed = ComputeTimes(planned, self._cost)
             timing = making.timing(setup)
         else:
             line, speed, timing = last.line, last.speed, last.timing
         memory = None if last is None else last.memory
         done_to_updates = making.steps(setup, self._model[2].size, simulated=True)
         exchanges = (step.simulated_exchange for step in done_to_updates)
-        return Device(
+        return VirtualDevice(
             index=index,
             name=name,
             core=making.core(
@@ -318,8 +318,8 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         beginning = start_of(topology, spec.directory)
         trainer_of(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
         code = None if topology.own_code is None else str(spec.directory.code)
-        whole, sliced = slices.measured(
-            slices.Work(
+        whole, sliced = slices.measure_step(
+            slices.MeasuredTraining(
                 task=topology.task.named, code=code, shard=shard, local=device.local, start=beginning
             )
         )

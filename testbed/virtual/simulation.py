@@ -30,7 +30,7 @@ from agents.wire import payloads
 from testbed.errors import RunFailedError
 from testbed.topology.action_timeline import Step
 from testbed.virtual import faults
-from testbed.virtual.device import Device, Work
+from testbed.virtual.device import OngoingTraining, VirtualDevice
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
 
 _DEADLOCK = "nothing happens any more: the rule waits for its clients, and the clients wait for the rule"
@@ -65,7 +65,7 @@ class Simulation:
         queue: EventQueue,
         core: AggregatorCore,
         server: Server,
-        devices: Callable[[str, Device | None], Device],
+        devices: Callable[[str, VirtualDevice | None], VirtualDevice],
         evaluate: Callable[[int, Vector, Buffers], Evaluation],
         recorder: Recorder,
         *,
@@ -90,7 +90,7 @@ class Simulation:
         self._absent = absent
         self._evaluates_at_once = evaluates_alone or stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, VirtualDevice] = {}
         self._snapshot: tuple[int, Vector] | None = None
         self._thread = ThreadPoolExecutor(1, "evaluation")
         self._evaluation: Future[Evaluation] | None = None
@@ -139,7 +139,7 @@ class Simulation:
         for _ in range(_MAX_EVENTS_AT_ONCE * (1 + len(self._server.population))):
             if self._finished:
                 return
-            if (callback := self._events.due()) is not None:
+            if (callback := self._events.pop_due()) is not None:
                 callback()
                 continue
             timer = self._core.next_timer
@@ -173,10 +173,10 @@ class Simulation:
 
     # These implement `testbed.virtual.faults.World`.
 
-    def when_reachable(self, device: Device, callback: Callable[[], None]) -> None:
+    def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
         self._message(self._events.now, device, callback, to_device=True)
 
-    def at(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
+    def call_at(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
         if time <= self._events.now:
             callback()
         else:
@@ -189,8 +189,8 @@ class Simulation:
     def now(self) -> Nanoseconds:
         return self._events.now
 
-    def say_last(
-        self, device: Device, words: Sequence[payloads.UpdateMessage], heard: Callable[[], None]
+    def send_last(
+        self, device: VirtualDevice, words: Sequence[payloads.UpdateMessage], heard: Callable[[], None]
     ) -> None:
         def say(size: int, then: Callable[[], None]) -> None:
             device.line.upload(size, lambda at: self._message(at, device, then, to_device=False))
@@ -204,14 +204,14 @@ class Simulation:
         size = self._update_size if message.encoded is None else self.device(name).update_size
         self._handle(inputs.UpdateArrived(now, name, size, now, message))
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> VirtualDevice:
         return self._devices.get(name) or self.new_device(name)
 
-    def new_device(self, name: str) -> Device:
+    def new_device(self, name: str) -> VirtualDevice:
         device = self._devices[name] = self._make(name, self._devices.get(name))
         return device
 
-    def work_on(self, device: Device, work: Work) -> None:
+    def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
         device.working_on = work
         work.training.due = work.ended
         now = self._events.now
@@ -225,9 +225,9 @@ class Simulation:
                 self._obey(device, device.core.trained(trained))
 
         left = work.ended - device.running_time(now)
-        self._local(device.awake(now) + left, device, end)
+        self._local(device.last_awake(now) + left, device, end)
 
-    def _local(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
+    def _local(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
         """Plan what the client's process does at `time`, or later by what it is frozen until then."""
         lost = device.lost_to_pauses
 
@@ -241,17 +241,17 @@ class Simulation:
             else:
                 callback()
 
-        self.at(time, device, due)
+        self.call_at(time, device, due)
 
     def _message(
-        self, time: Nanoseconds, device: Device, callback: Callable[[], None], *, to_device: bool
+        self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None], *, to_device: bool
     ) -> None:
         """Plan what is done with a message from or to `device` that arrives at `time`."""
 
         def due() -> None:
             if not device.alive and (to_device or not device.leaving):
                 return
-            if device.cut_off:
+            if device.is_cut_off:
                 device.held_by_network.append(due)
             elif to_device and device.frozen_at is not None:
                 device.held_by_pause.append(due)
@@ -260,7 +260,7 @@ class Simulation:
 
         # A goodbye that takes no time is no arrival: it belongs to the step that says leave.
         if to_device or (device.leaving and not device.under_way):
-            self.at(time, device, due)
+            self.call_at(time, device, due)
         else:
             self._events.plan(time, ARRIVAL, device.index, due)
 
@@ -331,7 +331,7 @@ class Simulation:
         self._download(device, self._model_size, lambda now: device.core.model(model, now))
 
     def _download(
-        self, device: Device, size: int, handle: Callable[[Nanoseconds], client.Actions]
+        self, device: VirtualDevice, size: int, handle: Callable[[Nanoseconds], client.Actions]
     ) -> None:
         """Send `size` bytes to `device`, whose core handles them when they are there."""
 
@@ -354,7 +354,7 @@ class Simulation:
 
     # Actions of a client's core
 
-    def _obey(self, device: Device, actions: client.Actions) -> None:
+    def _obey(self, device: VirtualDevice, actions: client.Actions) -> None:
         for action in actions:
             match action:
                 case client.Train(model, sequence):
@@ -364,14 +364,14 @@ class Simulation:
                 case client.CutShort():
                     assert device.working_on is not None  # noqa: S101  (a training goes on)
                     work = device.working_on.cut_short(device.running_time(self._events.now))
-                    self.work_on(device, work)
+                    self.set_work(device, work)
                 case client.SendUpdate(sequence, message):
-                    device.trainings.pop(sequence).wanted()
+                    device.trainings.pop(sequence).request_result()
                     self._upload(device, message)
                 case client.Remember(memory):
                     device.memory = memory
 
-    def _train(self, device: Device, model: payloads.ModelMessage, sequence: int) -> None:
+    def _train(self, device: VirtualDevice, model: payloads.ModelMessage, sequence: int) -> None:
         device.timing.begin()
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
@@ -381,17 +381,17 @@ class Simulation:
             messages = self._prepare(device, device.exchange, model.dispatch, preparing)
             sending = device.speed.passing_on(messages)
         begun = device.running_time(self._events.now) + preparing
-        work = Work(
+        work = OngoingTraining(
             training=training,
             started=self._events.now + preparing,
             since=begun,
             computed=begun + device.speed.computing(training.steps) + sending,
             floor=begun - preparing + device.timing.floor,
         )
-        self.work_on(device, work)
+        self.set_work(device, work)
 
     def _prepare(
-        self, device: Device, exchange: SimulatedExchange, dispatch: int, took: Nanoseconds
+        self, device: VirtualDevice, exchange: SimulatedExchange, dispatch: int, took: Nanoseconds
     ) -> int:
         """`device` prepares the update that will answer `dispatch`, which takes so long, and sends a
         message to all who are there; to how many."""
@@ -405,13 +405,13 @@ class Simulation:
         self._local(self._events.now + took, device, send)
         return count
 
-    def _computes(self, device: Device, duration: Nanoseconds) -> None:
+    def _computes(self, device: VirtualDevice, duration: Nanoseconds) -> None:
         """`device` computes something else: a training that goes on takes so much longer."""
         at, work = device.running_time(self._events.now), device.working_on
         if duration and work is not None and work.ended > at:
-            self.work_on(device, work.later(at, duration))
+            self.set_work(device, work.delayed(at, duration))
 
-    def _pass_on(self, sender: Device, size: int, recipient: str, dispatch: int) -> None:
+    def _pass_on(self, sender: VirtualDevice, size: int, recipient: str, dispatch: int) -> None:
         """A message goes up the line of `sender` and down that of `recipient`."""
 
         def passed_on() -> None:
@@ -426,7 +426,7 @@ class Simulation:
 
         sender.line.upload(size, lambda at: self._message(at, sender, passed_on, to_device=False))
 
-    def _ask_for_shares(self, device: Device, number: int, updates: Wanted) -> None:
+    def _ask_for_shares(self, device: VirtualDevice, number: int, updates: Wanted) -> None:
         """`device` answers what the server wants to know of it and the others."""
 
         def asked(_: Nanoseconds) -> client.Actions:
@@ -447,7 +447,7 @@ class Simulation:
 
         self._download(device, 32 * len(updates), asked)
 
-    def _think(self, device: Device, duration: Nanoseconds) -> None:
+    def _think(self, device: VirtualDevice, duration: Nanoseconds) -> None:
         work = device.working_on
 
         def end() -> None:
@@ -456,7 +456,7 @@ class Simulation:
 
         self._local(self._events.now + duration, device, end)
 
-    def _upload(self, device: Device, message: Callable[[], payloads.UpdateMessage]) -> None:
+    def _upload(self, device: VirtualDevice, message: Callable[[], payloads.UpdateMessage]) -> None:
         def arrive() -> None:
             device.line.acknowledge()
             while (sent := device.under_way.pop(0)) is not message:

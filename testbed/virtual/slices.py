@@ -49,7 +49,7 @@ _WINDOW = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class MeasuredTraining:
     """The training whose step is measured; all that a new process needs."""
 
     task: Named
@@ -60,7 +60,7 @@ class Work:
     start: Start
 
 
-def measured(work: Work) -> tuple[float, float]:
+def measure_step(work: MeasuredTraining) -> tuple[float, float]:
     """Seconds of CPU time of a step: on a whole core of this host, and in slices at `SLICED_SHARE` of
     it, where it takes no less. This takes some seconds. Raises HostError."""
     with keep_awake():
@@ -80,7 +80,7 @@ def measured(work: Work) -> tuple[float, float]:
 
 
 def main() -> None:
-    work: Work = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
+    work: MeasuredTraining = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
     process.keep_freed_memory()
     own_code.use(work.code)
     task = own_code.build(work.task, TASKS, Task)
@@ -93,35 +93,35 @@ def main() -> None:
         return trainer.train(begin, np.random.default_rng(0), stopped=stopped).steps
 
     # They begin now, and wait: torch's autograd cannot fork once it has run.
-    others = [_waiting(partial(_train_at, share, train)) for share in _OTHERS]
+    others = [_start_stopped(partial(_train_at, share, train)) for share in _OTHERS]
     slicing = mmap.mmap(-1, 1)  # shared with the process that does it
-    slicer = _waiting(partial(_stop_after_slices, os.getpid(), slicing))
+    slicer = _start_stopped(partial(_stop_after_slices, os.getpid(), slicing))
     try:
         trainer.warm_up()
         gc.collect()
         gc.freeze()  # as the client does
         whole, sliced = _windows(train), list[float]()
         for _ in range(0 if task.fits else _ROUNDS):  # a `fit` may take minutes
-            _tell([*others, slicer], signal.SIGCONT)
+            _signal([*others, slicer], signal.SIGCONT)
             slicing[0] = True
             sliced += _windows(train)
             slicing[0] = False
-            _tell(others, signal.SIGSTOP)  # but not the slicer, which may have stopped this process
+            _signal(others, signal.SIGSTOP)  # but not the slicer, which may have stopped this process
             whole += _windows(train)
     finally:
-        _tell([*others, slicer], signal.SIGTERM)
-        _tell([*others, slicer], signal.SIGCONT)
+        _signal([*others, slicer], signal.SIGTERM)
+        _signal([*others, slicer], signal.SIGCONT)
         for pid in (*others, slicer):
             os.waitpid(pid, 0)
     sys.stdout.write(f"{median(whole)} {median(sliced or whole)}")
 
 
-def _tell(processes: Iterable[int], number: signal.Signals) -> None:
+def _signal(processes: Iterable[int], number: signal.Signals) -> None:
     for pid in processes:
         os.kill(pid, number)
 
 
-def _waiting(work: Callable[[], object]) -> int:
+def _start_stopped(work: Callable[[], object]) -> int:
     """A process that does `work` from when it is told to go on (SIGCONT) until SIGTERM."""
     parent = os.getpid()
     pid = os.fork()

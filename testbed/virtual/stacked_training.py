@@ -60,7 +60,7 @@ class Job:
     """Take the gradient of one mini-batch at `start`, ℓ2 term included, and no step."""
 
 
-class _Kind(enum.Enum):
+class _JobKind(enum.Enum):
     """How a job is done."""
 
     STACKED = enum.auto()
@@ -83,25 +83,25 @@ class BatchTrainer:
         """So many jobs are worth handing in together: what is trained one after the other is not made
         faster by more than its threads need, and at the end of a run nobody asks for it."""
         self._threads: ThreadPoolExecutor | None = None
-        self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._workers: queue.SimpleQueue[_TrainingWorker] = queue.SimpleQueue()
 
         def single() -> _Single:
             return _Single(task, train, start, device)
 
         if task.fits:
             self.together = 1
-            self._workers.put(_Worker(None, task.l2, single))
+            self._workers.put(_TrainingWorker(None, task.l2, single))
             self.remark = (
                 "Clients are trained one after the other, by the task's own code; in virtual time each "
                 "training takes as long as timing says, or one step, whatever that code does"
             )
             return
         first = objective(task, train, start, device)
-        self._at_once = first.at_once
-        self._workers.put(_Worker(first, task.l2, single))
+        self._stack_size = first.stack_size
+        self._workers.put(_TrainingWorker(first, task.l2, single))
         if isinstance(first, AnyModule):
             self._draws = first.draws
-            if self._draws or first.at_once(1) == 1:
+            if self._draws or first.stack_size(1) == 1:
                 self.together = 1
             if first.refusal is not None:
                 self.remark = (
@@ -112,7 +112,7 @@ class BatchTrainer:
             # A client is one thread's: shared out within each operation, the work scales worse.
             threads = torch.get_num_threads()
             for _ in range(threads - 1):
-                self._workers.put(_Worker(objective(task, train, start), task.l2, single))
+                self._workers.put(_TrainingWorker(objective(task, train, start), task.l2, single))
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
             if self.together == 1 and threads > 1:
                 self.together = _JOBS_PER_THREAD * threads
@@ -123,30 +123,30 @@ class BatchTrainer:
         order = sorted(range(len(jobs)), key=steps.__getitem__, reverse=True)
         each = map if self._threads is None else self._threads.map
         results: dict[int, Outcome] = {}
-        for kind in _Kind:
+        for kind in _JobKind:
             places = [place for place in order if self._kind(jobs[place]) is kind]
             chosen = [jobs[place] for place in places]
-            chunks = [[job] for job in chosen] if kind is _Kind.SINGLE else self._chunks(chosen)
+            chunks = [[job] for job in chosen] if kind is _JobKind.SINGLE else self._chunks(chosen)
             with torch.random.fork_rng(devices=[]):  # a client's own trainer seeds it
                 done = [*itertools.chain.from_iterable(each(partial(self._chunk, kind), chunks))]
             results.update(zip(places, done, strict=True))
         return [results[place] for place in range(len(jobs))]
 
-    def _kind(self, job: Job) -> _Kind:
+    def _kind(self, job: Job) -> _JobKind:
         if self._draws or job.buffers or not job.local.is_plain:
-            return _Kind.SINGLE
-        return _Kind.GRADIENT if job.gradient else _Kind.STACKED
+            return _JobKind.SINGLE
+        return _JobKind.GRADIENT if job.gradient else _JobKind.STACKED
 
     def _chunks(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
         """Parts of `jobs` that are trained together: few enough for their memory, about equally many."""
         if not jobs:
             return []
         width = max(min(job.local.batch_size, len(job.indices)) for job in jobs)
-        parts = -(-len(jobs) // self._at_once(width))
+        parts = -(-len(jobs) // self._stack_size(width))
         size = -(-len(jobs) // parts)
         return [jobs[first : first + size] for first in range(0, len(jobs), size)]
 
-    def _chunk(self, kind: _Kind, jobs: Sequence[Job]) -> list[Outcome]:
+    def _chunk(self, kind: _JobKind, jobs: Sequence[Job]) -> list[Outcome]:
         worker = self._workers.get()
         try:
             with np.errstate(all="ignore"):  # a client that diverges is the aggregator's to judge
@@ -158,7 +158,7 @@ class BatchTrainer:
             self._workers.put(worker)
 
 
-class _Worker:
+class _TrainingWorker:
     """What one thread trains with."""
 
     def __init__(self, objective: Objective | None, l2: float, single: Callable[[], _Single]) -> None:
@@ -167,13 +167,13 @@ class _Worker:
         self._l2 = np.float32(l2)
         self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
 
-    def run(self, kind: _Kind, jobs: Sequence[Job]) -> list[Outcome]:
+    def run(self, kind: _JobKind, jobs: Sequence[Job]) -> list[Outcome]:
         match kind:
-            case _Kind.GRADIENT:
+            case _JobKind.GRADIENT:
                 return self.gradients(jobs)
-            case _Kind.STACKED:
+            case _JobKind.STACKED:
                 return self.train(jobs)
-            case _Kind.SINGLE:
+            case _JobKind.SINGLE:
                 return self._singles(jobs)
 
     def _singles(self, jobs: Sequence[Job]) -> list[Outcome]:
@@ -183,7 +183,7 @@ class _Worker:
         """Gradient and loss of each job's first mini-batch."""
         w, out = self._stacked(jobs)
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
-        gradient = self._objective.on(*_batches(jobs, [1] * len(jobs)))
+        gradient = self._objective.gradient_on(*_batches(jobs, [1] * len(jobs)))
         losses = self._differentiate(gradient, 0, w, out)
         if self._l2:
             out += self._l2 * w
@@ -195,7 +195,7 @@ class _Worker:
         losses = np.zeros(len(jobs))
         steps = [job.steps for job in jobs]
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
-        gradient = self._objective.on(*_batches(jobs, steps))
+        gradient = self._objective.gradient_on(*_batches(jobs, steps))
         descent = _Descent(jobs, w, self._l2)
         skips = any(self._skips(job.local) for job in jobs)
         n = len(jobs)

@@ -332,7 +332,7 @@ WRONG = [
     (
         "label: y}",
         "label: y, split: {gap: 3}}",
-        "4:55: task.data.split.gap: needs order: file beside it",
+        "4:55: task.data.split.gap: needs order: file",
     ),
     (
         "label: y}",
@@ -348,7 +348,7 @@ WRONG = [
     (
         "timing: 1s",
         "timing: 1s, data: {labels: [0, 1]}",
-        "8:53: devices[0].data.labels: needs samples beside it: say how many",
+        "8:53: devices[0].data.labels: needs samples",
     ),
     (
         "timing: 1s",

@@ -41,7 +41,7 @@ def test_secure_settings_for_the_agents() -> None:
         ("colluding: 1", "colluding: 3", "needed: found 3, expected above colluding (T), 3"),
         ("needed: 3", "needed: 3, bits: 24", "4 updates × weights up to 64 × a range of 2^24 is more"),
         ("needed: 3", "needed: 3, bits: 31", "bits: found 31, expected from 2 to 30"),
-        ("buffer_size: 4", "buffer_size: 1", "a sum of one update is that update"),
+        ("buffer_size: 4", "buffer_size: 1", "a sum of one update reveals that update"),
         ("staleness: inverse_sqrt", "trim: median", "trim sorts the single updates: remove it"),
         ("staleness: inverse_sqrt", "reply: after_aggregation", "take reply: immediate"),
         ("fedbuff, buffer_size: 4, staleness: inverse_sqrt", "port", "each update by its direction"),
@@ -83,7 +83,7 @@ def test_sum_needs_shares_of_more_than_half_of_the_clients() -> None:
 def test_rule_that_may_sum_a_single_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of the user's own may say it; ours say so themselves."""
     monkeypatch.setattr(FedBuff, "sums", lambda _: Sums(1))
-    with pytest.raises(BadInputError, match="a sum of one update is that update: take sums of two"):
+    with pytest.raises(BadInputError, match="a sum of one update reveals that update"):
         topology.parse(BASE)
 
 
@@ -129,7 +129,7 @@ def test_differential_privacy_settings() -> None:
         topology.parse(compressed.replace("noise: 2", "noise: 2, at: server"))
     fedasync = DIFFERENTIAL.replace("fedbuff, buffer_size: 4, staleness: inverse_sqrt", "fedasync")
     assert topology.parse(fedasync).differential
-    with pytest.raises(BadInputError, match="no sum of a buffer to which noise could be added"):
+    with pytest.raises(BadInputError, match="does not sum up buffered updates"):
         topology.parse(fedasync.replace("noise: 2", "noise: 2, at: server"))
 
 

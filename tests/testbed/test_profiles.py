@@ -96,7 +96,7 @@ def test_written_profiles_are_read_back() -> None:
         ),
         (
             "devices:\n  pi: {training: {convolution: 1, depthwise: 1, memory: 1}}",
-            "2:18: devices.pi.training: has no matrix, and gflops are not given: add one of them",
+            "2:18: devices.pi.training: has no matrix, and there are no gflops: add one of the two",
         ),
         (
             "devices:\n  pi: {gflops: 1, training: {convolution: 1, memory: 1}}",
@@ -106,7 +106,7 @@ def test_written_profiles_are_read_back() -> None:
         ("link:\n  a: {up: 1mbit}", "1:1: link: unknown key; did you mean links?"),
         ("links:\n  a: {up: 5MB}", "2:11: links.a.up: found '5MB', expected bits per second"),
         ("links:\n  a: {loss: 2}", "2:13: links.a.loss: found 2, expected a share from 0 to 1"),
-        ("links:\n  a: {up: 1mbit}\n  a: {up: 2mbit}", "3:3: links.a: is on line 2 too"),
+        ("links:\n  a: {up: 1mbit}\n  a: {up: 2mbit}", "3:3: links.a: is also on line 2"),
         ("- links", "1:1: expected devices: or links:"),
     ],
 )

@@ -29,7 +29,7 @@ from testbed.runtimes.docker.specifications import UNLIMITED, planned_limits, st
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceState:
+class ContainerDevice:
     """A device's state after the actions so far."""
 
     planned: PlannedDevice
@@ -41,14 +41,14 @@ class DeviceState:
 class Response:
     """Result of an action: the device's new state, orders to other processes, and new CPU limits."""
 
-    device: DeviceState
+    device: ContainerDevice
     orders: list[AddressedOrder]
     limits: CpuLimits | None = None
     """New CPU limits of the device's container; None: unchanged."""
 
 
 def respond(
-    spec: RunSpec, device: DeviceState, action: Action, exit_code: int | None = None
+    spec: RunSpec, device: ContainerDevice, action: Action, exit_code: int | None = None
 ) -> Response:
     """Return the response to `action`. Pure.
 
@@ -97,7 +97,7 @@ def _link_orders(
     return orders
 
 
-class DeviceStates:
+class ContainerDevices:
     """States of the devices of a run.
 
     `exit_code` returns the exit code of a device's container, None while it runs. `set_limits` makes the
@@ -113,7 +113,7 @@ class DeviceStates:
         self._exit_code = exit_code
         self._set_limits = set_limits
         absent = spec.plan.absent
-        self.states = {d.name: DeviceState(d, d.name in absent) for d in spec.plan.devices}
+        self.states = {d.name: ContainerDevice(d, d.name in absent) for d in spec.plan.devices}
         self._limited: set[str] = set()
 
     def limit(self, name: str) -> None:

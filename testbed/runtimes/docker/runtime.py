@@ -29,7 +29,7 @@ from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
 from testbed.runtimes.docker import container_files, executor
-from testbed.runtimes.docker.container_actions import DeviceStates
+from testbed.runtimes.docker.container_actions import ContainerDevices
 from testbed.runtimes.docker.containers import DIRECTORY_LABEL, RUN_LABEL, Container
 from testbed.runtimes.docker.executor import as_host_error
 from testbed.runtimes.docker.meter import DockerMeter
@@ -120,7 +120,7 @@ class DockerRuntime:
             cgroup_driver=executor.cgroup_driver(client),
         )
         self._containers = RunningContainers()
-        self._devices = DeviceStates(spec, self._containers.exit_code, self._containers.limit)
+        self._devices = ContainerDevices(spec, self._containers.exit_code, self._containers.limit)
         self.meter = DockerMeter(spec, self._containers)
         self._pool = ThreadPoolExecutor(executor.PARALLEL)
 

@@ -48,7 +48,7 @@ from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes import LiveRun
 from testbed.runtimes.docker import container_files, executor
-from testbed.runtimes.docker.container_actions import DeviceStates
+from testbed.runtimes.docker.container_actions import ContainerDevices
 from testbed.runtimes.docker.containers import (
     COMPONENT_LABEL,
     DIRECTORY_LABEL,
@@ -231,7 +231,7 @@ class SwarmRuntime:
         )
         self._node_agents, self._routers = NodeAgents(self._context), Routers(self._context)
         self._containers = RunningContainers()
-        self._devices = DeviceStates(spec, self._containers.exit_code, self._set_limits)
+        self._devices = ContainerDevices(spec, self._containers.exit_code, self._set_limits)
         self.meter = SwarmMeter(self._context, self._containers, self._node_agents)
         self._services: dict[str, str] = {}
         """Ids of the services of broker and aggregator, by component."""
