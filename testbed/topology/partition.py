@@ -100,7 +100,7 @@ class Dirichlet:
             return _deal(partitioner, labels, clients, seed)
         except ValueError as error:
             raise BadInputError(
-                f"task.partition: in every draw of dirichlet with alpha {min(alphas):g}, some of the "
+                f"task.partition: in every draw of dirichlet with alpha {min(alphas):g} some of the "
                 f"{len(clients)} devices get fewer than {self.min_samples} samples. Raise "
                 "task.partition.alpha, lower task.partition.min_samples, or use fewer devices."
             ) from error

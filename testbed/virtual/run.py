@@ -1,4 +1,4 @@
-"""One run in virtual time: the run directory becomes what any other runtime would have made of it."""
+"""One run in virtual time, with the same run directory as in any other runtime."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ from testbed.virtual.stacked_training import BatchTrainer
 from testbed.virtual.timing import ComputeTimes
 
 _REFRESH_EVERY = 0.1
-"""Seconds of wall time from one refresh of the view, with what was recorded written out, to the next."""
+"""Seconds of wall time between two refreshes of the view, at which records are written to the disk."""
 
 
 def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     """Simulate the run of `spec` to its end; return how it ended.
 
-    Raises RunFailedError where it cannot end, KeyboardInterrupt when interrupted. In either case the
-    run directory is whole.
+    Raises RunFailedError if it cannot end, KeyboardInterrupt if it is interrupted. In both cases the run
+    directory is complete.
     """
     recorder = FileRecorder(spec.directory, view)
     own_code.use(None if spec.topology.own_code is None else str(spec.directory.code))
-    gc.freeze()  # what is there by now stays, and need not be looked through time and again
+    gc.freeze()  # existing objects stay, so that the garbage collector need not scan them
     try:
         with interrupt_flag() as interrupted:
             simulation = _simulation(spec, prepared, view, recorder)
@@ -92,7 +92,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     if interrupted():
         raise KeyboardInterrupt
     if recorder.ended is None:
-        raise RunFailedError("the run ended without saying why")
+        raise RunFailedError("the run ended without a record of its end")
     return recorder.ended
 
 
@@ -115,7 +115,7 @@ class FileRecorder:
             self.ended = record
 
     def keep_inputs(self, setup: Setup) -> None:
-        """From now on keep all inputs of the core of `setup`."""
+        """Record all inputs of the core of `setup` from now on."""
         self._recording = Recording(self.directory.inputs, setup)
 
     def input(self, event: Input) -> None:
@@ -189,12 +189,12 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         stop=stop,
         steps=steps(topology, spec.plan),
         absent=spec.plan.absent,
-        evaluates_alone=task.fits,  # own code may draw from generators of which a process has one
+        evaluates_alone=task.fits,  # own code may use random generators that a process has only once
     )
 
 
 class _Fleet:
-    """Makes devices as they are needed."""
+    """Makes devices when they are needed."""
 
     def __init__(
         self,
@@ -207,10 +207,11 @@ class _Fleet:
         model: tuple[str, str, Vector, Buffers],
         view: View,
     ) -> None:
-        """`model`: run, schema and vector, of which messages are made."""
+        """`model` has the run id, and schema, vector and buffers of the model, from which messages are
+        made."""
         self._model = model
         self._sizes: dict[str, int] = {}
-        """Bytes of an update on the wire, by what is done to it."""
+        """Bytes of an update on the wire, by its steps."""
         self._spec = spec
         self._prepared = prepared
         self._side = side
@@ -236,8 +237,8 @@ class _Fleet:
         self._common = spec.topology.update_steps
 
     def device(self, name: str, last: VirtualDevice | None = None) -> VirtualDevice:
-        """A life of a device; what is on its disk, what was set of its share and link, and how far its
-        durations are drawn, outlives the `last` one."""
+        """Make a device, or restart it after its state `last`, from which it takes its disk, link, CPU
+        share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
         setup = client_setup(self._spec, planned, self._common)
@@ -266,13 +267,13 @@ class _Fleet:
         else:
             line, speed, timing = last.line, last.speed, last.timing
         memory = None if last is None else last.memory
-        done_to_updates = making.steps(setup, self._model[2].size, simulated=True)
-        exchanges = (step.simulated_exchange for step in done_to_updates)
+        client_steps = making.steps(setup, self._model[2].size, simulated=True)
+        exchanges = (step.simulated_exchange for step in client_steps)
         return VirtualDevice(
             index=index,
             name=name,
             core=making.core(
-                *(setup, len(indices), lambda _: timing.thinking, done_to_updates),
+                *(setup, len(indices), lambda _: timing.thinking, client_steps),
                 memory=memory,
             ),
             line=line,
@@ -296,8 +297,8 @@ class _Fleet:
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
-    """The devices, with the links that they have when the first models are sent, at 0 s: a trace begins
-    there."""
+    """The devices with their links at time 0, when the first models are sent: with the first values of
+    their traces."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
     for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].after(step.action)
@@ -307,8 +308,8 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
 
 
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:
-    """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
-    not give it, it is measured, and kept in the run's directory: from there it is the same again."""
+    """Cost of a step. If a `cpu` share needs the time of a step and the topology does not have it, it is
+    measured and written to the run directory, so that the run can be repeated with it."""
     topology, plan = spec.topology, spec.plan
     virtual = plan.virtual
     if plan.measures_steps:
@@ -316,7 +317,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
         beginning = start_of(topology, spec.directory)
-        trainer_of(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
+        trainer_of(task, shard, device.local, beginning).warm_up()  # raises if own code fails
         code = None if topology.own_code is None else str(spec.directory.code)
         whole, sliced = slices.measure_step(
             slices.MeasuredTraining(
@@ -336,7 +337,8 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
 
 
 def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
-    """`virtual` with what an exchange between clients was measured to cost, unless it says so."""
+    """Return `virtual` with the measured costs of an exchange between clients, for keys without a
+    value."""
     measured = {"mask_time": cost.prepare, "share_time": cost.share, "answer_time": cost.answer}
     found = {name: value for name, value in measured.items() if value}
     for name, value in found.items():

@@ -198,7 +198,10 @@ def test_commands_write_traces_that_topologies_read(testbed: Testbed, tmp_path: 
         (("trace", "ucc", tmp_path / "bus.log"), "bus.log: line 1: found no column"),
         (("devices", tmp_path / "capacity"), "give --cpu"),
         (("devices", tmp_path / "none", "--cpu", 1), "none: No such file"),
-        (("devices", tmp_path / "capacity", "--cpu", 1, "--devices", 3), "has 2 clients, and 3 are"),
+        (
+            ("devices", tmp_path / "capacity", "--cpu", 1, "--devices", 3),
+            "has 2 clients, fewer than the 3",
+        ),
     ):
         refused = testbed("new", *wrong)
         assert refused.code == 2
