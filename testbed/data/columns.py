@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agents.shards import Shard
 from testbed.errors import BadInputError
-from testbed.topology.data_settings import Data
+from testbed.topology.data_settings import DataSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -85,7 +85,7 @@ class Samples:
 
 def read(
     split: RawSplit,
-    data: Data,
+    data: DataSettings,
     train: Samples | None = None,
     count: Callable[[int], object] = lambda _: None,
 ) -> Samples:
@@ -157,7 +157,7 @@ def _as_classes(numbers: Array, names: Names, train: Samples | None, split: str)
     return np.array([place[name] for name in names.known], np.int64)[numbers]
 
 
-def _input(column: Any, data: Data, place: str, first: int) -> Array:
+def _input(column: Any, data: DataSettings, place: str, first: int) -> Array:
     """A column of inputs. Flat lists of bytes may be tokens or pixels: they are tokens where `length` is
     given, and refused where it is not."""
     array = _array(column, data, place, first)
@@ -173,7 +173,7 @@ def _input(column: Any, data: Data, place: str, first: int) -> Array:
     return array.astype(np.int16)
 
 
-def _inputs(arrays: Sequence[Array], data: Data, split: str, first: int) -> Array:
+def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int) -> Array:
     """A model's inputs, before they are scaled."""
     if len(arrays) > 1 or (arrays[0].ndim == 1 and arrays[0].dtype.kind != "U"):
         for name, array in zip(data.input or (), arrays, strict=True):
@@ -216,7 +216,9 @@ def _compact(tokens: Array) -> Array:
     return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))
 
 
-def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, named: bool) -> Array:
+def _labels(
+    array: Array, data: DataSettings, names: Names, place: str, first: int, *, named: bool
+) -> Array:
     """`named`: texts are names of classes, also those of one character."""
     kind = array.dtype.kind
     if kind == "U":
@@ -250,7 +252,7 @@ def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, n
     return array.astype(np.int64)
 
 
-def _characters(texts: Array, data: Data, split: str, first: int) -> Array:
+def _characters(texts: Array, data: DataSettings, split: str, first: int) -> Array:
     """Places of the characters in the alphabet, shape (n, length)."""
     width = texts.dtype.itemsize // 4
     lengths = np.char.str_len(texts)
@@ -275,7 +277,7 @@ def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
     return np.where(letters[found] == codes, found, -1)
 
 
-def _array(column: Any, data: Data, place: str, first: int) -> Array:
+def _array(column: Any, data: DataSettings, place: str, first: int) -> Array:
     """A column of Arrow or numpy as an array; texts as numpy's, of the longest one's width."""
     if isinstance(column, np.ndarray):
         if column.dtype.kind in "OS":
@@ -307,7 +309,7 @@ def _array(column: Any, data: Data, place: str, first: int) -> Array:
     raise DataError("input", f"{place} holds {kind}, expected images, texts, numbers, or lists of these")
 
 
-def _lists(column: Any, data: Data, place: str, first: int) -> Array:
+def _lists(column: Any, data: DataSettings, place: str, first: int) -> Array:
     from pyarrow import compute
 
     values = column.flatten()

@@ -17,7 +17,7 @@ import numpy as np
 from testbed.console import Progress, Report, silent
 from testbed.data.columns import DataError, RawSplit
 from testbed.errors import BadInputError, HostError
-from testbed.topology.data_settings import Data
+from testbed.topology.data_settings import DataSettings
 
 _ROWS = 1_000
 """That are decoded at a time."""
@@ -40,7 +40,7 @@ class Splits:
         return (*self.train, *self.test, *self.validation)
 
 
-def local(data: Data, root: Path | None) -> Splits | None:
+def local(data: DataSettings, root: Path | None) -> Splits | None:
     """The files of `data` on this machine; None where it has to be fetched from the hub.
 
     Raises DataError where a folder of the user's has none, BadInputError for a `root` that is none.
@@ -64,7 +64,7 @@ def local(data: Data, root: Path | None) -> Splits | None:
     return whole[0] if whole else None
 
 
-def _in_folder(folder: Path, data: Data) -> Splits:
+def _in_folder(folder: Path, data: DataSettings) -> Splits:
     if folder.is_file():
         return Splits((folder,), (), ())
     train, test, validation = (
@@ -85,7 +85,7 @@ def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob(pattern)))
 
 
-def _nothing_in(folder: Path, data: Data) -> str:
+def _nothing_in(folder: Path, data: DataSettings) -> str:
     if not folder.exists():
         return f"there is no {folder}: the path is relative to the topology's folder"
     return (
@@ -175,7 +175,7 @@ def _named(paths: Sequence[Path]) -> str:
 
 
 @contextlib.contextmanager
-def fetched(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
+def fetched(data: DataSettings, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
     """The splits of a dataset of the hub, by name; `report` is told how much of it has come. Raises
     HostError."""
     # Read when these libraries are imported: no usage statistics from a user's experiment.
@@ -223,7 +223,7 @@ class _Stage:
         return min(size, self.total)
 
 
-def _stages(builder: Any, known: Iterable[Any], data: Data) -> list[_Stage]:
+def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Stage]:
     """What `builder` fetches and then unpacks, as far as its size is known. `known`: what the hub tells
     of the dataset's files."""
     from huggingface_hub import constants
@@ -270,7 +270,7 @@ def _watched(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
         thread.join()
 
 
-def _get_it(data: Data, reason: str) -> str:
+def _get_it(data: DataSettings, reason: str) -> str:
     folder = f"{data.hub}/{data.config}" if data.config else data.hub
     return (
         f"{data.hub} cannot be fetched from the Hugging Face hub ({reason}). Get a network, or the "

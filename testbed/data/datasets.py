@@ -33,7 +33,7 @@ from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.own_code.stand_ins import TaskStandIn
 from testbed.topology import Topology
-from testbed.topology.data_settings import Data, Split
+from testbed.topology.data_settings import DataSettings, Split
 from testbed.topology.partition import Indices
 
 
@@ -63,7 +63,7 @@ class Found:
 class Columns:
     """A dataset as columns of files, or of the Hugging Face hub."""
 
-    data: Data
+    data: DataSettings
     shape: tuple[int, ...] | None = None
     """Of one sample in x; None: nothing can be said of a step before the data are read."""
     tokens: bool = False
@@ -110,7 +110,7 @@ class Columns:
         total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.Progress(report, f"Decoding {self.name}"), 0
 
-        def decoded(split: RawSplit, data: Data, train: Samples | None = None) -> Samples:
+        def decoded(split: RawSplit, data: DataSettings, train: Samples | None = None) -> Samples:
             nonlocal read
             samples = columns.read(split, data, train, lambda done: progress(read + done, total))
             read += split.rows
@@ -278,7 +278,7 @@ class OfTask:
         )
         assert train is not None  # noqa: S101  (it is checked where own code runs)
         label, client = (name if name in splits["train"] else None for name in ("y", "client"))
-        data = Data(path=self.name, input=("x",), label=label, client=client)
+        data = DataSettings(path=self.name, input=("x",), label=label, client=client)
         return Columns(data).read(train, test, validation, report)
 
 
@@ -290,7 +290,7 @@ _CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghij
 DATASETS: dict[str, Source] = {
     "digits": Digits(),
     "flwrlabs/shakespeare": Columns(
-        Data(
+        DataSettings(
             hub="flwrlabs/shakespeare",
             input=("x",),
             label="y",
@@ -304,11 +304,14 @@ DATASETS: dict[str, Source] = {
     ),
     "synthetic-sentences": SyntheticSentences(),
     "uoft-cs/cifar10": Columns(
-        Data(hub="uoft-cs/cifar10", input=("img",), label="label"), shape=(3, 32, 32)
+        DataSettings(hub="uoft-cs/cifar10", input=("img",), label="label"), shape=(3, 32, 32)
     ),
-    "ylecun/mnist": Columns(Data(hub="ylecun/mnist", input=("image",), label="label"), shape=(28, 28)),
+    "ylecun/mnist": Columns(
+        DataSettings(hub="ylecun/mnist", input=("image",), label="label"), shape=(28, 28)
+    ),
     "zalando-datasets/fashion_mnist": Columns(
-        Data(hub="zalando-datasets/fashion_mnist", input=("image",), label="label"), shape=(28, 28)
+        DataSettings(hub="zalando-datasets/fashion_mnist", input=("image",), label="label"),
+        shape=(28, 28),
     ),
 }
 

@@ -19,7 +19,7 @@ from testbed.speed.calibration import Calibration, seconds, share
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, link_traces, profiles
 from testbed.topology.devices import DeviceGroup
-from testbed.topology.link_traces import Trace
+from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
 
@@ -41,7 +41,7 @@ class Catalog:
     """All that a plan takes from beside the topology and the host."""
 
     profiles: Profiles = field(default_factory=Profiles)
-    traces: Mapping[str, tuple[Trace, ...]] = field(default_factory=dict)
+    traces: Mapping[str, tuple[LinkSeries, ...]] = field(default_factory=dict)
     """The link traces of each group that has some."""
     hints: tuple[str, ...] = ()
     """Sentences on words of the version before this one in the files of these."""

@@ -17,7 +17,7 @@ from testbed.plan.placement import PlannedNode
 from testbed.plan.shaper import Shaper
 from testbed.topology import Virtual
 from testbed.topology.fields import Thermal
-from testbed.topology.link_traces import Trace
+from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import Profiles
 from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
@@ -54,7 +54,7 @@ class PlannedDevice:
     """Speed of a core of its machine, in cores of this host."""
     link: Link | None = None
     """Its own, as the run begins."""
-    trace: tuple[Trace, ...] = ()
+    trace: tuple[LinkSeries, ...] = ()
     """What that link does in the course of the run."""
     access: Access | None = None
     """Its access link, shared with others."""

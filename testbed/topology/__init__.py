@@ -19,16 +19,16 @@ from testbed.own_code.code import Code
 from testbed.own_code.inspector import RaisedError
 from testbed.own_code.stand_ins import Kind, StandIn, stand_in
 from testbed.topology import consistency, old_words, validation_errors, yamlfile
-from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local
+from testbed.topology.devices import MAX_DEVICES, DeviceGroup, LocalSettings
 from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
-from testbed.topology.schema import OWN_CODE, SOURCE, RuntimeSettings, Stop, Topology, Virtual
+from testbed.topology.schema import OWN_CODE, SOURCE, RuntimeSettings, StopSettings, Topology, Virtual
 from testbed.topology.yamlfile import Document, Problem
 
 __all__ = [
     "RESERVED",
     "RuntimeSettings",
-    "Stop",
+    "StopSettings",
     "Topology",
     "Virtual",
     "json_schema",
@@ -129,7 +129,7 @@ def _read_own_code(
     return code, classes, problems
 
 
-def _spelled_out(group: DeviceGroup, local: Local) -> DeviceGroup:
+def _spelled_out(group: DeviceGroup, local: LocalSettings) -> DeviceGroup:
     changes: dict[str, Any] = {"local": local.changed_by(group.local)}
     if group.profile is None:  # else the profile may give the memory
         changes["memory"] = group.memory or group.default_memory

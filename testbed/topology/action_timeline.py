@@ -98,13 +98,13 @@ def timeline(
     """
     by_name = devices_by_name(groups)
     ends = _ends(scenario, by_name)
-    scripted = _scripted(scenario, by_name)
-    streams: list[Iterable[_CausedStep]] = [scripted, _heated(scripted, heat)]
-    for device, drawn in _drawn(churn, groups, by_name, seed):
+    scripted = _scenario_steps(scenario, by_name)
+    streams: list[Iterable[_CausedStep]] = [scripted, _heat_steps(scripted, heat)]
+    for device, drawn in _random_steps(churn, groups, by_name, seed):
         # A device that has left for good needs no more drawn steps; dropping them later never ends.
         streams.append(_before(ends.get(device), drawn))
     merged = heapq.merge(*streams, key=_time)
-    return _effective(_before(horizon, merged), absent_at_start(scenario, groups))
+    return _effective_steps(_before(horizon, merged), absent_at_start(scenario, groups))
 
 
 def _time(due: _CausedStep) -> Nanoseconds:
@@ -123,7 +123,7 @@ def _ends(
     return {device: from_seconds(entry.at) for device, entry in last.items() if entry.verb != "join"}
 
 
-def _scripted(
+def _scenario_steps(
     scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
 ) -> list[_CausedStep]:
     dues: list[_CausedStep] = []
@@ -141,7 +141,7 @@ def _scripted(
     return sorted(dues, key=_time)  # stable: keeps the order of the file
 
 
-def _heated(scripted: Iterable[_CausedStep], heat: Mapping[str, Heat]) -> list[_CausedStep]:
+def _heat_steps(scripted: Iterable[_CausedStep], heat: Mapping[str, Heat]) -> list[_CausedStep]:
     """One `SetCpu` per device at its `thermal.after`: the CPU share that it has then, times
     `thermal.to`. A share that the scenario sets later is not reduced."""
     cpu = {device: one.cpu for device, one in heat.items()}
@@ -166,7 +166,7 @@ def _span(
     )
 
 
-def _drawn(
+def _random_steps(
     churn: Churn | None, groups: Sequence[DeviceGroup], by_name: Mapping[str, tuple[str, ...]], seed: int
 ) -> Iterator[tuple[str, Iterator[_CausedStep]]]:
     """Steps drawn at random for each device: churn first, then availability."""
@@ -175,14 +175,14 @@ def _drawn(
         churned = frozenset(expand(named, by_name))
         for device in (device for group in groups for device in group.device_names):
             if device in churned:
-                yield device, _churn(churn, seed, device)
+                yield device, _churn_steps(churn, seed, device)
     for group in groups:
         if group.availability is not None:
             for device in group.device_names:
-                yield device, _availability(group.availability, seed, device)
+                yield device, _availability_steps(group.availability, seed, device)
 
 
-def _churn(churn: Churn, seed: int, device: str) -> Iterator[_CausedStep]:
+def _churn_steps(churn: Churn, seed: int, device: str) -> Iterator[_CausedStep]:
     # Two generators, so that another downtime does not change the times between crashes.
     between = seeds.generator(seed, device, "churn")
     downtime = durations.sampler(churn.downtime.plain(), seeds.generator(seed, device, "downtime"))
@@ -194,13 +194,13 @@ def _churn(churn: Churn, seed: int, device: str) -> Iterator[_CausedStep]:
         at += down
 
 
-def _availability(availability: Availability, seed: int, device: str) -> Iterator[_CausedStep]:
+def _availability_steps(availability: Availability, seed: int, device: str) -> Iterator[_CausedStep]:
     cause = object()  # one for all: a device is not off twice at the same time
     for at, is_on in availability.changes(seed, device):
         yield _CausedStep(Step(at, device, Reconnect() if is_on else Disconnect()), cause)
 
 
-def _effective(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
+def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
     """The steps that have an effect: overlaps are merged, steps of absent devices are dropped."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)

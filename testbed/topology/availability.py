@@ -90,17 +90,19 @@ class Availability(Model):
         remainder as in a stationary process; for exponential durations that is the same.
         """
         was_on = True
-        for at, is_on in self._drawn(seed, device) if self.trace is None else self._traced(self.trace):
+        for at, is_on in (
+            self._random_changes(seed, device) if self.trace is None else self._trace_changes(self.trace)
+        ):
             if is_on != was_on:
                 yield at, is_on
             was_on = is_on
 
-    def _traced(self, trace: tuple[Moment, ...]) -> Iterator[tuple[Nanoseconds, bool]]:
+    def _trace_changes(self, trace: tuple[Moment, ...]) -> Iterator[tuple[Nanoseconds, bool]]:
         for number in (0,) if self.loop is None else itertools.count():
             begin = number * from_seconds(self.loop or 0.0)
             yield from ((begin + from_seconds(at), state == "on") for at, state in trace)
 
-    def _drawn(self, seed: int, device: str) -> Iterator[tuple[Nanoseconds, bool]]:
+    def _random_changes(self, seed: int, device: str) -> Iterator[tuple[Nanoseconds, bool]]:
         assert self.on is not None  # noqa: S101  (see _one_form)
         assert self.off is not None  # noqa: S101
         on, off = self.on.build(), self.off.build()

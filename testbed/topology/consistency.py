@@ -82,7 +82,7 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             "would be added to another: write durability: update",
         )
     if wanted.at == "server":
-        for place in _compressed(topology):
+        for place in _compression_places(topology):
             yield (
                 place,
                 "compression comes after clipping and may make an update's norm larger than clip, which "
@@ -138,7 +138,7 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             "with privacy.secure the server sees no single update whose norm it could bound: remove "
             "this, and bound it at the client with task.local.clip",
         )
-    for place in _compressed(topology):
+    for place in _compression_places(topology):
         yield (
             place,
             "masked updates look random and cannot be compressed: remove this; a lower "
@@ -146,7 +146,7 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
         )
 
 
-def _compressed(topology: Topology) -> Iterator[Where]:
+def _compression_places(topology: Topology) -> Iterator[Where]:
     """Places of compression, and of further steps of a group that may change updates."""
     for index, group in enumerate(topology.devices):
         if group.link is not None and group.link.compression is not None:
@@ -180,7 +180,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 "choose a rule that does (see testbed rules)",
             )
     accesses: dict[str, config.Access] = {}
-    for place in _compressed(topology) if side.kind == "residual" else ():
+    for place in _compression_places(topology) if side.kind == "residual" else ():
         yield (
             place,
             f"clients of {topology.rule.name} rely on their updates being applied unchanged: remove "

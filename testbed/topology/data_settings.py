@@ -99,7 +99,7 @@ class Split(Model):
         return self
 
 
-class Data(Model):
+class DataSettings(Model):
     """Dataset to train on, in place of the task's own. Needs hub or path."""
 
     hub: Annotated[
@@ -193,7 +193,7 @@ class Transform(Model):
     )
 
 
-class DeviceData(Model):
+class DeviceDataSettings(Model):
     """Training samples that each device of the group gets, in place of task.partition."""
 
     samples: Count | None = Field(

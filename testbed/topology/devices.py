@@ -24,7 +24,7 @@ from agents.timing import durations
 from agents.timing.durations import Distribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
-from testbed.topology.data_settings import DeviceData
+from testbed.topology.data_settings import DeviceDataSettings
 from testbed.topology.fields import (
     Cpu,
     Duration,
@@ -62,10 +62,10 @@ than PyTorch itself."""
 
 
 @with_fields_of(config.Local)
-class Local(Parameters):
+class LocalSettings(Parameters):
     """Local training of one round on the device's shard. Needs steps or epochs."""
 
-    def changed_by(self, other: Local) -> Local:
+    def changed_by(self, other: LocalSettings) -> LocalSettings:
         """Return a copy with the settings that are set in `other`. If `other` sets steps or epochs, it
         replaces both."""
         changes = {name: getattr(other, name) for name in other.model_fields_set}
@@ -115,14 +115,14 @@ class LinkTrace(Model):
         return self
 
 
-class Compression(Variant):
+class CompressionSettings(Variant):
     """Compression of a device's updates."""
 
     tag: ClassVar[str] = "kind"
     kind: str
 
 
-class Link(ServerLink):
+class LinkSettings(ServerLink):
     """Access link of each device of the group."""
 
     up: Rate | None = Field(
@@ -146,7 +146,7 @@ class Link(ServerLink):
     )
     loss: Share | None = Field(default=None, description="Share of packets lost, in each direction")
     trace: LinkTrace | None = None
-    compression: Annotated[Compression, OneOf(METHODS)] | None = Field(
+    compression: Annotated[CompressionSettings, OneOf(METHODS)] | None = Field(
         default=None,
         description="Compression of the updates that the device sends. Default: none, float32 values",
     )
@@ -162,7 +162,7 @@ class Link(ServerLink):
 
 
 @with_fields_of(config.Access)
-class Access(Parameters):
+class AccessSettings(Parameters):
     """Link shared by all devices whose groups name it, such as a Wi-Fi cell. Needs up, down, or both."""
 
 
@@ -210,14 +210,14 @@ Speed = Annotated[
 ]
 
 
-class Byzantine(Variant):
+class ByzantineSettings(Variant):
     """Attack: how attackers change an update before they send it."""
 
     tag: ClassVar[str] = "kind"
     kind: str
 
 
-class Gpu(Model):
+class GpuSettings(Model):
     """Part of one of the host's GPUs that each device of the group gets."""
 
     share: PositiveShare = Field(
@@ -238,8 +238,8 @@ class Gpu(Model):
 def _gpu(value: Any) -> Any:
     """Accept `true` for a whole GPU and `false` for none."""
     if isinstance(value, bool):
-        return Gpu() if value else None
-    if value is not None and not isinstance(value, dict | Gpu):
+        return GpuSettings() if value else None
+    if value is not None and not isinstance(value, dict | GpuSettings):
         raise ValueError("expected true, or a part of a GPU such as {share: 25%, memory: 2GiB}")
     return value
 
@@ -306,7 +306,9 @@ class DeviceGroup(Model):
         description="Memory limit. Default: that of the profile, reduced if the host has less; without "
         "a profile 512MiB, with gpu 2GiB",
     )
-    gpu: Annotated[Gpu | None, BeforeValidator(_gpu, json_schema_input_type=bool | Gpu | None)] = Field(
+    gpu: Annotated[
+        GpuSettings | None, BeforeValidator(_gpu, json_schema_input_type=bool | GpuSettings | None)
+    ] = Field(
         default=None,
         exclude_if=lambda gpu: gpu is None,
         description="Train on a GPU of the host. true: a whole one. In runtime docker only",
@@ -317,14 +319,14 @@ class DeviceGroup(Model):
         description="Image of the devices: a tag, or the path of a Dockerfile relative to the topology "
         "file. Either must build on the testbed's agent image (docs/images.md). In containers only",
     )
-    link: Annotated[Link | None, BeforeValidator(_link, json_schema_input_type=str | Link | None)] = (
-        Field(
-            default=None,
-            description="Access link of each device. A text is the name of a link class: lte is short "
-            "for {class: lte}",
-        )
+    link: Annotated[
+        LinkSettings | None, BeforeValidator(_link, json_schema_input_type=str | LinkSettings | None)
+    ] = Field(
+        default=None,
+        description="Access link of each device. A text is the name of a link class: lte is short "
+        "for {class: lte}",
     )
-    access: Access | None = Field(
+    access: AccessSettings | None = Field(
         default=None,
         description="Link shared with all devices whose group has an access of the same name",
     )
@@ -340,8 +342,8 @@ class DeviceGroup(Model):
     thermal: Thermal | None = Field(
         default=None, description="Slow-down by heat. Default: that of the profile"
     )
-    data: DeviceData | None = Field(default=None, exclude_if=lambda data: data is None)
-    byzantine: Annotated[Byzantine, OneOf(ATTACKS)] | None = Field(
+    data: DeviceDataSettings | None = Field(default=None, exclude_if=lambda data: data is None)
+    byzantine: Annotated[ByzantineSettings, OneOf(ATTACKS)] | None = Field(
         default=None, description="Attack of the devices of this group. Default: they are honest"
     )
     steps: dict[str, dict[str, Any]] = Field(
@@ -361,8 +363,8 @@ class DeviceGroup(Model):
         exclude_if=lambda placement: placement is None,
         description="Labels that a node must have for the devices to run on it, such as {rack: a}",
     )
-    local: Local = Field(
-        default_factory=Local, description="Settings of local training that override task.local"
+    local: LocalSettings = Field(
+        default_factory=LocalSettings, description="Settings of local training that override task.local"
     )
 
     @model_validator(mode="after")
@@ -426,9 +428,9 @@ class DeviceGroup(Model):
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        return (self.name,) if self.count is None else _numbered(self.name, self.count)
+        return (self.name,) if self.count is None else _numbered_names(self.name, self.count)
 
 
 @lru_cache(maxsize=16)  # planning calls this dozens of times, with up to 100,000 names
-def _numbered(name: str, count: int) -> tuple[str, ...]:
+def _numbered_names(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}-{number}" for number in range(1, count + 1))

@@ -168,7 +168,8 @@ def device_groups(
 def _availability(
     client: TracedClient, begin: float, length: float | None, speed_up: float
 ) -> dict[str, Any]:
-    """Of one whose times are known: on and off in the part that is asked for."""
+    """Key `availability` of a device group: the client's states in the requested part of the trace;
+    empty if it is always available."""
     whole = length is None
     length = client.pass_s if length is None else length
     moments: list[tuple[float, str]] = []

@@ -313,7 +313,7 @@ class OneOf:
         return found
 
 
-class Choice:
+class NameChoice:
     """Annotation of a field of type str: one of `names`, which are known at run time only."""
 
     def __init__(self, *names: str) -> None:
@@ -468,7 +468,7 @@ def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
     return hint
 
 
-class _Duration(Variant):
+class _RandomDuration(Variant):
     """Random duration, drawn each time from a distribution."""
 
     tag: ClassVar[str] = "distribution"
@@ -479,7 +479,7 @@ class _Duration(Variant):
 
 
 Duration = Annotated[
-    _Duration,
+    _RandomDuration,
     OneOf(DISTRIBUTIONS),
     OrConstant(
         (str,),

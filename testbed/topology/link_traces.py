@@ -53,7 +53,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class LinkSeries:
     """Piecewise constant values: each holds from its time to the next one."""
 
     times: array[float]
@@ -82,7 +82,7 @@ class Trace:
                 return
 
 
-def read(trace: LinkTrace, folder: Path) -> list[Trace]:
+def read(trace: LinkTrace, folder: Path) -> list[LinkSeries]:
     """Read the traces in the files of `trace`, whose paths are relative to `folder`. Raises OSError, and
     ValueError that names the file."""
     found = []
@@ -102,7 +102,7 @@ def read(trace: LinkTrace, folder: Path) -> list[Trace]:
     return found
 
 
-def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) -> Trace:
+def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) -> LinkSeries:
     """Read a mahimahi trace of one `direction` (`up` or `down`) as rates over steps of about `step_s`
     seconds.
 
@@ -135,7 +135,7 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
     return _trace(times, {direction: rates}, period_ms / 1000)
 
 
-def read_csv(lines: Iterable[str], *, loop: bool = False) -> Trace:
+def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
     """Read the trace of a CSV file.
 
     With `loop`, it repeats, and its last row holds as long as the one before it. Raises ValueError with
@@ -171,7 +171,7 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> Trace:
     return replace(trace, hints=(hint,))
 
 
-def merge(traces: Sequence[Trace]) -> Iterator[tuple[float, dict[str, float]]]:
+def merge(traces: Sequence[LinkSeries]) -> Iterator[tuple[float, dict[str, float]]]:
     """Yield the merged `changes` of several traces, such as one for each direction. If several have a
     column, the first trace's value counts."""
     changes = [zip(itertools.repeat(number), trace.changes()) for number, trace in enumerate(traces)]
@@ -187,7 +187,7 @@ def _time(numbered_change: tuple[int, tuple[float, dict[str, float]]]) -> float:
     return numbered_change[1][0]
 
 
-def link_at_start(link: config.Link, traces: Sequence[Trace]) -> config.Link:
+def link_at_start(link: config.Link, traces: Sequence[LinkSeries]) -> config.Link:
     """Return `link` with the traces' values at time 0. An outage at time 0 is left out."""
     if not traces:
         return link
@@ -198,12 +198,12 @@ def link_at_start(link: config.Link, traces: Sequence[Trace]) -> config.Link:
     )
 
 
-def has_loss(traces: Iterable[Trace]) -> bool:
+def has_loss(traces: Iterable[LinkSeries]) -> bool:
     """Whether any of the traces loses packets at some time."""
     return any(any(one.columns.get("loss", ())) for one in traces)
 
 
-def steps(device: str, traces: Sequence[Trace]) -> Iterator[Step]:
+def steps(device: str, traces: Sequence[LinkSeries]) -> Iterator[Step]:
     """Yield each change of `device`'s link in the order of time; endless if a trace repeats."""
     for at, values in merge(traces):
         yield Step(from_seconds(at), device, SetLink(_link_changes(values)))
@@ -274,7 +274,7 @@ def _whole_rate(rate: float) -> int:
     return max(1, round(rate)) if rate else 0
 
 
-def _trace(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> Trace:
+def _trace(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> LinkSeries:
     """Make a trace; one whose values never change does not repeat."""
     changes = any(len(set(column)) > 1 for column in columns.values())
-    return Trace(times, columns, period if changes else None)
+    return LinkSeries(times, columns, period if changes else None)

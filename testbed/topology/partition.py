@@ -30,8 +30,8 @@ class Scheme(Protocol):
     """A scheme with its parameters; the constructor raises ValueError for invalid ones."""
 
     by: ClassVar[Key]
-    """What the scheme looks at: the class of a sample, the client it belongs to, or nothing but the
-    number of samples."""
+    """Property of a sample that the scheme uses: its class, the client it belongs to, or nothing (only
+    the number of samples counts)."""
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         """Return the indices of each client's samples.

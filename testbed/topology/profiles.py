@@ -54,8 +54,8 @@ bandwidth. Heat is emulated if thermal says how a device slows down."""
 _ABOUT = ("description", "source")
 
 
-class _Profile(Model):
-    description: str = Field(default="", description="What it is, in words")
+class _ProfileEntry(Model):
+    description: str = Field(default="", description="Description in words")
     source: str = Field(default="", description="Source of the figures")
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class TrainingSpeeds(Model):
     )
 
 
-class DeviceProfile(_Profile):
+class DeviceProfile(_ProfileEntry):
     """A type of device. Keys without a value are unknown."""
 
     gflops: Positive | None = Field(
@@ -109,7 +109,7 @@ class DeviceProfile(_Profile):
         return self
 
 
-class LinkClass(_Profile):
+class LinkClass(_ProfileEntry):
     """A type of access link."""
 
     down: Rate | None = Field(
@@ -137,7 +137,7 @@ def _entries(value: Any) -> Any:
     return value or {}
 
 
-E = TypeVar("E", bound=_Profile)
+E = TypeVar("E", bound=_ProfileEntry)
 _Entries = Annotated[dict[Name, E], BeforeValidator(_entries)]
 
 
@@ -255,7 +255,7 @@ def _profiles(document: Document) -> Profiles:
     return profiles
 
 
-def _table(kind: str, entries: Mapping[str, _Profile]) -> str:
+def _table(kind: str, entries: Mapping[str, _ProfileEntry]) -> str:
     """A line for each entry, with a column for each figure that one of them has."""
     known = {name: entry.figures() for name, entry in entries.items()}
     for figures in known.values():
@@ -270,7 +270,7 @@ def _table(kind: str, entries: Mapping[str, _Profile]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
-def _block(name: str, entry: _Profile) -> Iterator[str]:
+def _block(name: str, entry: _ProfileEntry) -> Iterator[str]:
     yield name
     facts = {**entry.figures(), "source": entry.source}
     for text in (f"{key}: {_format(value)}" for key, value in facts.items() if value):

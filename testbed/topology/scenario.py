@@ -22,7 +22,7 @@ from pydantic import (
 
 from agents.timing.nanoseconds import from_seconds
 from testbed.topology import units
-from testbed.topology.devices import DeviceGroup, Link
+from testbed.topology.devices import DeviceGroup, LinkSettings
 from testbed.topology.fields import Cpu, Duration, Model, PositiveSeconds, Seconds
 from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Problem, Source, Where
@@ -81,7 +81,7 @@ Targets = Annotated[
 """Names of devices and groups, as written."""
 
 
-class LinkChange(Link):
+class LinkChange(LinkSettings):
     """Changes of a link. Keys left out keep their values; a rate of null becomes unlimited."""
 
     @model_validator(mode="after")
@@ -277,7 +277,7 @@ def problems(
                 unknown += 1
                 if unknown > _MAX_UNKNOWN:
                     return
-                yield source.problem(place, f"found {name!r}, {_expected(name, by_name)}")
+                yield source.problem(place, f"found {name!r}, {_expected_target(name, by_name)}")
             elif name in ambiguous:
                 yield source.problem(
                     place, f"found {name!r}, which is both a device and a group: rename one of the two"
@@ -306,7 +306,7 @@ def _too_early(
         )
 
 
-def _expected(name: str, by_name: Mapping[str, tuple[str, ...]]) -> str:
+def _expected_target(name: str, by_name: Mapping[str, tuple[str, ...]]) -> str:
     known = list(itertools.islice(by_name, _MAX_COMPARED))  # groups come first
     guess = did_you_mean(name, known)
     return "expected a device or a group" + (f"; {guess}" if guess else f" such as {known[0]}")

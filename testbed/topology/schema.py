@@ -16,14 +16,14 @@ from agents.rules import RULES
 from agents.tasks import TASKS
 from testbed.own_code.code import Code
 from testbed.topology import yamlfile
-from testbed.topology.data_settings import Data
-from testbed.topology.devices import DeviceGroup, Local, ServerLink
+from testbed.topology.data_settings import DataSettings
+from testbed.topology.devices import DeviceGroup, LocalSettings, ServerLink
 from testbed.topology.fields import (
-    Choice,
     Count,
     FilePath,
     Model,
     Name,
+    NameChoice,
     OneOf,
     Parameters,
     Positive,
@@ -41,7 +41,7 @@ from testbed.topology.yamlfile import Source
 from testbed.traits import RUNTIMES
 
 
-def _with_length(local: Local) -> Local:
+def _with_length(local: LocalSettings) -> LocalSettings:
     if local.build().steps is None and local.build().epochs is None:
         raise ValueError("found neither steps nor epochs, expected one of them such as steps: 20")
     return local
@@ -54,7 +54,7 @@ class Partition(Variant):
     scheme: str
 
 
-class Task(Variant):
+class TaskSettings(Variant):
     """Learning task: model, data and local training."""
 
     name: str
@@ -63,13 +63,13 @@ class Task(Variant):
         description="Weight of each client in the objective: equal (1/N), or in proportion to its "
         "number of samples",
     )
-    data: Data | None = Field(default=None, exclude_if=lambda data: data is None)
+    data: DataSettings | None = Field(default=None, exclude_if=lambda data: data is None)
     partition: Annotated[Partition, OneOf(SCHEMES)] = Field(
         default={"scheme": "iid"},
         validate_default=True,
         description="How the training samples are divided among the devices",
     )
-    local: Annotated[Local, AfterValidator(_with_length)]
+    local: Annotated[LocalSettings, AfterValidator(_with_length)]
     initial: FilePath | None = Field(
         default=None,
         description="File with the initial model, relative to the topology file: safetensors, a state "
@@ -90,13 +90,13 @@ class Task(Variant):
         return self.build().dataset is None
 
 
-class Rule(Variant):
+class RuleSettings(Variant):
     """Aggregation rule: how updates change the global model."""
 
     name: str
 
 
-class Server(Model):
+class ServerSettings(Model):
     """The server, on which the aggregator runs. In virtual time only."""
 
     link: ServerLink | None = Field(
@@ -110,7 +110,7 @@ def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
     return groups
 
 
-class Evaluate(Model):
+class EvaluationSettings(Model):
     """How often the global model is evaluated, on what, and when."""
 
     every: PositiveSeconds = Field(
@@ -157,34 +157,36 @@ class Evaluate(Model):
 
 
 @with_fields_of(config.Stop)
-class Stop(Parameters):
+class StopSettings(Parameters):
     """When the run ends: at the first of these conditions that is met. Needs at least one."""
 
 
 @with_fields_of(config.Bounds)
-class Bounds(Parameters):
+class BoundsSettings(Parameters):
     """Upper bounds of updates; an update above a bound is dropped, with a recorded reason, or
     clipped."""
 
 
 @with_fields_of(settings.Secure)
-class Secure(Parameters):
+class SecureSettings(Parameters):
     """Secure aggregation: the server learns sums of updates, but no single update."""
 
 
 @with_fields_of(differential.Differential)
-class Differential(Parameters):
+class DifferentialSettings(Parameters):
     """Differential privacy of each client: updates are clipped, and Gaussian noise is added."""
 
 
-class Privacy(Model):
+class PrivacySettings(Model):
     """Protection of the clients' data (docs/privacy.md)."""
 
-    secure: Secure | None = Field(default=None, exclude_if=lambda secure: secure is None)
-    differential: Differential | None = Field(default=None, exclude_if=lambda found: found is None)
+    secure: SecureSettings | None = Field(default=None, exclude_if=lambda secure: secure is None)
+    differential: DifferentialSettings | None = Field(
+        default=None, exclude_if=lambda found: found is None
+    )
 
 
-class Start(Model):
+class StartSettings(Model):
     """When the run clock starts: as soon as all clients are ready, or at the timeout if a quorum of them
     is ready."""
 
@@ -199,7 +201,7 @@ class Start(Model):
     )
 
 
-class Broker(Model):
+class BrokerSettings(Model):
     """The MQTT broker of the run."""
 
     tls: bool = Field(
@@ -210,7 +212,7 @@ class Broker(Model):
 class RuntimeSettings(Model):
     """Where and how the devices run."""
 
-    name: Annotated[str, Choice("auto", *RUNTIMES)] = Field(
+    name: Annotated[str, NameChoice("auto", *RUNTIMES)] = Field(
         default="auto",
         description="docker: containers on this host; process: local processes; swarm: containers on a "
         "Docker Swarm; virtual: simulated time. auto: docker if an engine answers, else process",
@@ -321,14 +323,14 @@ class Topology(Model):
             "agents' image"
         ),
     ] = ()
-    task: Annotated[Task, OneOf(TASKS, own="task")]
-    rule: Annotated[Rule, OneOf(RULES, own="rule")]
+    task: Annotated[TaskSettings, OneOf(TASKS, own="task")]
+    rule: Annotated[RuleSettings, OneOf(RULES, own="rule")]
     devices: Annotated[
         tuple[DeviceGroup, ...],
         Field(json_schema_extra={"minItems": 1}),
         AfterValidator(_at_least_one),
     ]
-    server: Server = Server()
+    server: ServerSettings = ServerSettings()
     dilation: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=1)],
         Field(
@@ -341,12 +343,12 @@ class Topology(Model):
         default=(), description="Actions on devices, with their times"
     )
     churn: Churn | None = Field(default=None, description="Random crashes. Default: none")
-    evaluate: Evaluate = Evaluate()
-    stop: Stop
-    start: Start = Start()
-    bounds: Bounds = Bounds()
-    privacy: Privacy | None = Field(default=None, exclude_if=lambda privacy: privacy is None)
-    broker: Broker = Broker()
+    evaluate: EvaluationSettings = EvaluationSettings()
+    stop: StopSettings
+    start: StartSettings = StartSettings()
+    bounds: BoundsSettings = BoundsSettings()
+    privacy: PrivacySettings | None = Field(default=None, exclude_if=lambda privacy: privacy is None)
+    broker: BrokerSettings = BrokerSettings()
     durability: config.Durability = Field(
         default="update",
         description="What a crash of the aggregator loses. none: the run; checkpoint: everything since "
@@ -360,7 +362,7 @@ class Topology(Model):
 
     @property
     def source(self) -> Source:
-        """Its file, for errors that point to places in it."""
+        """The file it was read from, for errors that point to places in it."""
         return self._source
 
     @property

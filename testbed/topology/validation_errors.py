@@ -111,14 +111,14 @@ def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, st
         case "missing":
             return source.problem(where[:-1], _missing(str(where[-1])))
         case "union_tag_not_found":
-            return source.problem(where, _missing(_quoted(context["discriminator"])[0]))
+            return source.problem(where, _missing(_quoted_words(context["discriminator"])[0]))
         case "union_tag_invalid":
-            (tag,) = _quoted(context["discriminator"])
-            expected = _one_of(details["input"][tag], _quoted(context["expected_tags"]))
+            (tag,) = _quoted_words(context["discriminator"])
+            expected = _one_of(details["input"][tag], _quoted_words(context["expected_tags"]))
             where, found = (*where, tag), details["input"][tag]
         case "literal_error":
             found = details["input"]
-            choices = _quoted(context["expected"]) or re.split(", | or ", context["expected"])
+            choices = _quoted_words(context["expected"]) or re.split(", | or ", context["expected"])
             expected = _one_of(found, choices)
         case "value_error" if not str(context["error"]).startswith("expected"):
             return conflict(document, where, context["error"])
@@ -169,7 +169,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def _quoted(text: str) -> list[str]:
+def _quoted_words(text: str) -> list[str]:
     return re.findall(r"'([^']*)'", text)
 
 

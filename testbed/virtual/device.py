@@ -50,7 +50,7 @@ class OngoingTraining:
     """Device time of its start."""
     since: Nanoseconds
     """Running time at which `done` steps were done; the others are spread evenly from then to
-    `ended`."""
+    `end_time`."""
     done: Fraction = Fraction()
     """Steps done at `since`."""
     computed: Nanoseconds
@@ -59,14 +59,14 @@ class OngoingTraining:
     """Running time before which the training does not end, because of the device's `timing`."""
 
     @property
-    def ended(self) -> Nanoseconds:
+    def end_time(self) -> Nanoseconds:
         """Running time at which the training ends."""
         return max(self.computed, self.floor)
 
     def progress(self, at: Nanoseconds) -> Fraction:
         """Number of steps done at running time `at`."""
-        steps, duration = self.training.steps, self.ended - self.since
-        if at >= self.ended:
+        steps, duration = self.training.steps, self.end_time - self.since
+        if at >= self.end_time:
             return Fraction(steps)
         at = max(at, self.since)
         return self.done + (steps - self.done) * Fraction(at - self.since, duration)
@@ -89,7 +89,7 @@ class OngoingTraining:
         ended = at
         if steps > self.done:
             share = (steps - self.done) / (self.training.steps - self.done)
-            ended = self.since + math.ceil(share * (self.ended - self.since))
+            ended = self.since + math.ceil(share * (self.end_time - self.since))
         self.training.shorten(steps)
         return replace(self, computed=ended, floor=ended)
 

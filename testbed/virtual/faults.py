@@ -217,5 +217,5 @@ def _set_share(world: World, device: VirtualDevice, share: float, now: Nanosecon
     like later ones; the minimum duration by `timing` stays."""
     factor = device.speed.set_share(share)
     work, running = device.working_on, device.running_time(now)
-    if work is not None and device.alive and work.ended > running:
+    if work is not None and device.alive and work.end_time > running:
         world.set_work(device, work.slowed_down(running, factor))

@@ -217,7 +217,7 @@ class Simulation:
 
     def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
         device.working_on = work
-        work.training.due = work.ended
+        work.training.due = work.end_time
         now = self._events.now
 
         def end() -> None:
@@ -228,7 +228,7 @@ class Simulation:
                 )
                 self._obey(device, device.core.trained(trained))
 
-        left = work.ended - device.running_time(now)
+        left = work.end_time - device.running_time(now)
         self._local(device.last_awake(now) + left, device, end)
 
     def _local(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
@@ -412,7 +412,7 @@ class Simulation:
     def _computes(self, device: VirtualDevice, duration: Nanoseconds) -> None:
         """Make `device` compute something else for `duration`, which delays a training in progress."""
         at, work = device.running_time(self._events.now), device.working_on
-        if duration and work is not None and work.ended > at:
+        if duration and work is not None and work.end_time > at:
             self.set_work(device, work.delayed(at, duration))
 
     def _pass_on(self, sender: VirtualDevice, size: int, recipient: str, dispatch: int) -> None:

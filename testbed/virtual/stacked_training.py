@@ -187,7 +187,7 @@ class _TrainingWorker:
 
     def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Compute gradient and loss of each job's first mini-batch."""
-        w, out = self._stacked(jobs)
+        w, out = self._stack_models(jobs)
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
         gradient = self._objective.gradient_on(*_batches(jobs, [1] * len(jobs)))
         losses = self._differentiate(gradient, 0, w, out)
@@ -198,7 +198,7 @@ class _TrainingWorker:
     def train(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Train each job; return its resulting model and mean loss. Jobs must be sorted by descending
         number of steps."""
-        w, g = self._stacked(jobs)
+        w, g = self._stack_models(jobs)
         losses = np.zeros(len(jobs))
         steps = [job.steps for job in jobs]
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
@@ -215,7 +215,7 @@ class _TrainingWorker:
             descent.step(w[:n], g[:n])
         triples = zip(jobs, w, losses.tolist(), strict=True)
         return [
-            Outcome(_clipped(job, end), loss / job.steps if job.steps else math.nan)
+            Outcome(_clip(job, end), loss / job.steps if job.steps else math.nan)
             for job, end, loss in triples
         ]
 
@@ -225,7 +225,7 @@ class _TrainingWorker:
         every = self._l2 or local.proximal  # then the loss depends on all parameters
         return not every and bool(local.weight_decay or local.momentum)
 
-    def _stacked(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
+    def _stack_models(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
         """The jobs' initial models, shape (jobs, d), and memory of the same shape for their
         gradients."""
         starts = [job.start for job in jobs]
@@ -318,7 +318,7 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
     return rows, sizes
 
 
-def _clipped(job: Job, end: Vector) -> Vector:
+def _clip(job: Job, end: Vector) -> Vector:
     """Return a copy of `end`, moved towards the job's start if the update exceeds `clip`."""
     if job.local.clip is None:
         return end.copy()

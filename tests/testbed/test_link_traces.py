@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.topology import link_traces
-from testbed.topology.link_traces import Trace
+from testbed.topology.link_traces import LinkSeries
 
 EXAMPLES = Path(__file__).parents[2] / "topologies" / "traces"
 CSV = "time,up,down,rtt,loss\n0,1e6,5000000,0.08,0\n2,0,0,0.2,0.5\n3,2000000,5e6,0.08,0\n"
 
 
-def _mahimahi(*stamps: int, step: float = link_traces.STEP_S) -> Trace:
+def _mahimahi(*stamps: int, step: float = link_traces.STEP_S) -> LinkSeries:
     return link_traces.read_mahimahi((f"{stamp}\n" for stamp in stamps), "down", step)
 
 
-def _csv(text: str, *, loop: bool = False) -> Trace:
+def _csv(text: str, *, loop: bool = False) -> LinkSeries:
     return link_traces.read_csv(text.splitlines(keepends=True), loop=loop)
 
 
-def _at(trace: Trace, time: float) -> dict[str, float]:
+def _at(trace: LinkSeries, time: float) -> dict[str, float]:
     """The values that hold at `time`."""
     *_, (_, values) = itertools.takewhile(lambda change: change[0] <= time, trace.changes())
     return values

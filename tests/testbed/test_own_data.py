@@ -24,7 +24,7 @@ from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
-from testbed.topology.data_settings import Data, Split
+from testbed.topology.data_settings import DataSettings, Split
 from testbed.view import View
 from tests.running import TOPOLOGIES, Testbed
 
@@ -70,7 +70,7 @@ def prepared(path: Path) -> Prepared:
 
 
 def read(folder: Path, **settings: Any) -> Dataset:
-    data = Data(path=str(folder), **{"input": ("x",), **settings})
+    data = DataSettings(path=str(folder), **{"input": ("x",), **settings})
     return datasets.load_from(Columns(data), None)
 
 
@@ -281,7 +281,7 @@ def test_files_of_a_dataset_configuration_are_in_its_folder(tmp_path: Path) -> N
     for name in ("one", "two"):
         for split in ("train", "test"):
             write(tmp_path / "a" / "b" / name / split, {"x": [1.0], "y": [len(name)]}, "0000.parquet")
-    whole = Data(hub="a/b", input=("x",), label="y")
+    whole = DataSettings(hub="a/b", input=("x",), label="y")
     one = datasets.load_from(Columns(whole.model_copy(update={"config": "one"})), tmp_path)
     assert one.train.y.tolist() == [3]
     with pytest.raises(BadInputError, match="has several configurations: add one of one, two"):

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.errors import BadInputError
 from testbed.topology import profiles, yamlfile
-from testbed.topology.devices import Link
+from testbed.topology.devices import LinkSettings
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 
 LINK = "links:\n  lte: {down: 1mbit}\n"
@@ -44,7 +44,7 @@ def test_each_entry_has_a_description_and_sources() -> None:
 @pytest.mark.parametrize("name", ["2g", "3g", "3g-fast", "4g", "lte", "cable", "dsl", "edge"])
 def test_link_class_parses_like_a_topology_link(name: str) -> None:
     link = profiles.load().link(name)
-    read = Link.model_validate(link.figures())
+    read = LinkSettings.model_validate(link.figures())
     assert (read.up, read.down, read.rtt) == (link.up, link.down, link.rtt)
 
 

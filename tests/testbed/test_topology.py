@@ -340,8 +340,8 @@ def test_schema_has_the_parameters_of_every_rule_and_task() -> None:
     rules = schema["properties"]["rule"]["discriminator"]["mapping"]
     assert sorted(rules) == sorted(RULES)
     assert schema["$defs"]["FedBuff"]["properties"]["buffer_size"]["description"] == "K."
-    assert schema["$defs"]["Local"]["properties"]["lr"]["description"] == "Step size."
-    assert schema["$defs"]["Evaluate"]["properties"]["every"]["default"] == "2s"
+    assert schema["$defs"]["LocalSettings"]["properties"]["lr"]["description"] == "Step size."
+    assert schema["$defs"]["EvaluationSettings"]["properties"]["every"]["default"] == "2s"
     json.dumps(schema)
 
 

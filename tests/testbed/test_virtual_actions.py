@@ -287,11 +287,11 @@ def _working(*, computed: float) -> World:
 def test_half_the_share_doubles_the_remaining_time() -> None:
     world = _working(computed=10)
     world.play((4, SetCpu(0.25)))
-    assert [work.ended for work in world.works] == [16 * SECOND]
+    assert [work.end_time for work in world.works] == [16 * SECOND]
     assert world.lives[0].speed.computing(1) == 4 * SECOND
     paused = _working(computed=10)
     paused.play((3, Pause()), (4, SetCpu(0.25)), (5, Resume()), (6, SetCpu(0.5)))
-    assert [work.ended for work in paused.works] == [17 * SECOND, 10.5 * SECOND]
+    assert [work.end_time for work in paused.works] == [17 * SECOND, 10.5 * SECOND]
 
 
 def test_share_does_not_change_finished_work() -> None:

@@ -35,8 +35,8 @@ def test_work_without_duration_is_done_at_once() -> None:
 
 
 def test_minimum_duration_applies_if_it_ends_later() -> None:
-    assert _work(computed=110, floor=120).ended == 120
-    assert _work(computed=110, floor=105).ended == 110
+    assert _work(computed=110, floor=120).end_time == 120
+    assert _work(computed=110, floor=105).end_time == 110
     assert _work(computed=110, floor=120).progress(105) == 1
 
 
@@ -52,8 +52,8 @@ def test_slower_cpu_prolongs_the_remaining_work() -> None:
 
 
 def test_slower_cpu_does_not_prolong_the_minimum_duration() -> None:
-    assert _work(computed=104, floor=110).slowed_down(102, 3).ended == 110  # computed at 108
-    assert _work(computed=104, floor=110).slowed_down(102, 5).ended == 112
+    assert _work(computed=104, floor=110).slowed_down(102, 3).end_time == 110  # computed at 108
+    assert _work(computed=104, floor=110).slowed_down(102, 5).end_time == 112
     computed = _work(computed=104, floor=110).slowed_down(106, 5)
     assert (computed.computed, computed.floor, computed.done) == (106, 110, Fraction(24, 10))
 
@@ -85,14 +85,14 @@ def test_interrupt_after_a_change_of_speed() -> None:
     assert work.done == 1
     cut = work.cut_short(111)
     assert cut.done == 1
-    assert (cut.training.steps, cut.since, cut.ended) == (2, 110, 120)
-    assert work.slowed_down(110, 1).cut_short(110).ended == 110
+    assert (cut.training.steps, cut.since, cut.end_time) == (2, 110, 120)
+    assert work.slowed_down(110, 1).cut_short(110).end_time == 110
 
 
 def test_training_cut_to_zero_steps_ends_at_once() -> None:
     work = _work().cut_short(100)
     assert work.progress(100) == 0
-    assert work.cut_short(100).ended == 100
+    assert work.cut_short(100).end_time == 100
 
 
 def test_paused_time_is_not_running_time() -> None:

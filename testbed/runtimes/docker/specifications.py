@@ -156,8 +156,8 @@ class _SpecificationBuilder:
             self._container(BROKER, self.images.broker),
             command=mosquitto_command("mosquitto", f"{BROKER_FILES}/{MOSQUITTO_CONF}", "/tmp/log"),  # noqa: S108
             networks=(
-                self._on("control", agent_configs.CONTROL),
-                self._on(self._server, agent_configs.SERVER, agent_configs.ROUTED_BROKER),
+                self._attachment("control", agent_configs.CONTROL),
+                self._attachment(self._server, agent_configs.SERVER, agent_configs.ROUTED_BROKER),
             ),
             published=(MQTT_PORT,),
             mounts=(
@@ -181,7 +181,7 @@ class _SpecificationBuilder:
                 "agents.aggregator.main",
                 agent_configs.AGGREGATOR_CONFIG,
             ),
-            networks=(self._on(self._server, AGGREGATOR),),
+            networks=(self._attachment(self._server, AGGREGATOR),),
             mounts=(
                 Mount(str(run.config(AGGREGATOR)), agent_configs.AGGREGATOR_CONFIG),
                 Mount(str(run.test_set), agent_configs.TEST_SET),
@@ -208,7 +208,7 @@ class _SpecificationBuilder:
                 **dict.fromkeys(agent_configs.THREAD_VARIABLES, str(device.threads)),
                 **limits,
             },
-            networks=(self._on("data", name),),
+            networks=(self._attachment("data", name),),
             mounts=(
                 Mount(str(run.control), agent_configs.CONTROL_FOLDER),
                 Mount(str(run.config(agent_configs.init_name(name))), agent_configs.DEVICE_CONFIG),
@@ -254,9 +254,9 @@ class _SpecificationBuilder:
             command=("python3", "-m", "agents.router.main", agent_configs.ROUTER_CONFIG),
             environment={"XTABLES_LOCKFILE": "/tmp/xtables.lock"},  # noqa: S108  # iptables-legacy's
             networks=(
-                self._on("data", agent_configs.SERVER),
-                self._on("server", ROUTER),
-                self._on("control", ROUTER),
+                self._attachment("data", agent_configs.SERVER),
+                self._attachment("server", ROUTER),
+                self._attachment("control", ROUTER),
             ),
             mounts=(Mount(str(self.spec.directory.config(ROUTER)), agent_configs.ROUTER_CONFIG),),
             cpu=self._infrastructure,
@@ -311,7 +311,7 @@ class _SpecificationBuilder:
     def _network(self, name: str) -> BridgeNetwork:
         return BridgeNetwork(name=self._object_name(name), labels=self._labels(name))
 
-    def _on(self, network: str, *aliases: str) -> Attachment:
+    def _attachment(self, network: str, *aliases: str) -> Attachment:
         return Attachment(self._object_name(network), aliases)
 
     def _container(self, component: str, image: str) -> Container:

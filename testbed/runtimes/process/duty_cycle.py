@@ -115,7 +115,7 @@ class DutyCycle:
         for name, limited in list(self._limited.items()):
             if limited.suspended:
                 self._suspended_s[name] += elapsed
-            limited.budget = step(limited.budget, limited.share, elapsed, limited.used())
+            limited.budget = step(limited.budget, limited.share, elapsed, limited.cpu_used())
             if not limited.members:
                 del self._limited[name]
             elif limited.budget > 0:
@@ -159,7 +159,7 @@ class _LimitedGroup:
         self.members[pid] = _Member(process, cpu_clock(process))
         return self.members[pid]
 
-    def used(self) -> float:
+    def cpu_used(self) -> float:
         """CPU seconds used since the last call. Removes members that have ended."""
         total = 0.0
         for pid, member in list(self.members.items()):

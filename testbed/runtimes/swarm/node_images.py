@@ -27,9 +27,9 @@ class Push(NamedTuple):
     """An image of this host and its name in a registry."""
 
     tag: str
-    """Its tag on this host."""
+    """Tag on this host."""
     repository: str
-    """Its repository in the registry."""
+    """Repository in the registry."""
     version: str
 
 

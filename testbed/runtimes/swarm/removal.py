@@ -65,7 +65,7 @@ def remove(
     unsaved: list[str] = []
 
     @contextmanager
-    def on(node: str) -> Iterator[None]:
+    def requests_to(node: str) -> Iterator[None]:
         try:
             yield
         except docker_engine.ERRORS as error:
@@ -77,7 +77,7 @@ def remove(
 
     if directory is not None and directory.logs.is_dir():
         for node, engine in answering():
-            with on(node):
+            with requests_to(node):
                 unsaved += executor.save_logs(engine, run, directory, is_proxy)
                 unsaved += _save_disks(engine, run, directory)
     with as_host_error("remove the services"):
@@ -88,12 +88,12 @@ def remove(
         ]
         services.remove_services(manager, others)
     for node, engine in answering():
-        with on(node):
+        with requests_to(node):
             executor.remove_containers(engine, run, is_proxy)
             executor.remove_volumes(engine, run)
     for node, engine in answering():
         if node != proxies.here:
-            with on(node):
+            with requests_to(node):
                 _await_networks(engine, run)
     proxies.close(spare=failed)
     with as_host_error("remove the services"):
