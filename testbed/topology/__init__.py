@@ -67,12 +67,10 @@ def json_schema() -> dict[str, Any]:
 
 def validate(document: Document) -> Topology:
     """Validate a parsed file and fill in all defaults. Raises FaultyFileError that lists all errors."""
-    if (other := _other_kind_problem(document)) is not None:  # else each of its keys would be an error
-        raise document.source.error([other])
-    if (
-        too_many := _too_many_devices_problem(document)
-    ) is not None:  # before anything is done for each device
-        raise document.source.error([too_many])
+    # Checked first: else each key of another file, or each of too many devices, would be an error.
+    for problem in (_other_kind_problem(document), _too_many_devices_problem(document)):
+        if problem is not None:
+            raise document.source.error([problem])
     document = old_words.translate(document)
     problems = list(_name_problems(document))
     code, classes, wrong = _read_own_code(document)
@@ -125,7 +123,7 @@ def _read_own_code(
                 message = f"importing it raises\n{message}{hint}"
             problems.append(source.problem((kind, "name"), message))
             if isinstance(error, RaisedError):
-                break  # importing the same code for the rule most likely fails likewise
+                break  # importing the same code for the rule would most likely fail in the same way
     return code, classes, problems
 
 

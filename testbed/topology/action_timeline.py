@@ -101,7 +101,7 @@ def timeline(
     scripted = _scenario_steps(scenario, by_name)
     streams: list[Iterable[_CausedStep]] = [scripted, _heat_steps(scripted, heat)]
     for device, drawn in _random_steps(churn, groups, by_name, seed):
-        # A device that has left for good needs no more drawn steps; dropping them later never ends.
+        # No random steps after a device has left for good: dropping them one by one would never end.
         streams.append(_before(ends.get(device), drawn))
     merged = heapq.merge(*streams, key=_time)
     return _effective_steps(_before(horizon, merged), absent_at_start(scenario, groups))
