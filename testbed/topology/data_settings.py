@@ -146,8 +146,8 @@ class DataSettings(Model):
     )
     length: Count | None = Field(
         default=None,
-        description="For texts and lists: length to cut or to pad with 0 to. Needed if their lengths "
-        "differ",
+        description="Length of texts and lists: longer ones are cut, shorter ones are padded with 0. "
+        "Needed if their lengths differ",
     )
     train: str = Field(default="train", description="Name of the split to train on")
     test: str = Field(default="test", description="Name of the split to evaluate on")

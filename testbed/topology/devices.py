@@ -270,7 +270,7 @@ _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
 class DeviceGroup(Model):
     """A device, or `count` equal devices. Needs at least one of cpu, profile, timing and gflops."""
 
-    name: Name = Field(description="Name of the device; with count, of the group")
+    name: Name = Field(description="Name of the device; with count, of the group of devices")
     count: (
         Annotated[
             int,

@@ -21,7 +21,7 @@ from testbed.topology.fields import Count, Memory, Model, Name, Positive
 class Machine(Model):
     """A machine, or `count` equal machines."""
 
-    name: Name = Field(description="Name of the machine; with count, of the group")
+    name: Name = Field(description="Name of the machine; with count, of the group of machines")
     count: Count | None = Field(
         default=None, description="Number of equal machines, called name-1, name-2, ..."
     )

@@ -33,7 +33,7 @@ class RateSample:
     begin: float
     """Time in seconds, from an arbitrary origin."""
     rate: float
-    """bit/s."""
+    """Rate in bit/s."""
 
 
 def riiser(lines: Iterable[str]) -> Iterator[RateSample]:

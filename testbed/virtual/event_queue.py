@@ -9,7 +9,7 @@ from collections.abc import Callable
 from agents.timing.nanoseconds import Nanoseconds
 
 SCENARIO, LINK, DEVICE, ARRIVAL = range(4)
-"""Ranks, which order the callbacks of the same time."""
+"""Ranks of callbacks: among those planned for the same time, lower ranks come first."""
 
 
 class EventQueue:
