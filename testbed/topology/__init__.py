@@ -1,4 +1,4 @@
-"""The topology: the YAML file that describes a run (docs/topology.md).
+"""The topology: the YAML file that describes a run (docs/guide/topology.md).
 
 `load` reads and validates a file, and fills in all defaults. The keys are defined in
 `testbed.topology.schema`.

@@ -32,7 +32,7 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
     Switching,
-    about,
+    hold_of,
 )
 from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
@@ -214,7 +214,7 @@ def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iter
                     gone.remove(device)
                     yield step
                     for begin in (Pause(), Disconnect()):
-                        if held[device, about(begin)]:
+                        if held[device, hold_of(begin)]:
                             yield Step(step.at, device, begin)
             case Leave():
                 if device not in gone:
@@ -229,12 +229,12 @@ def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iter
             case Crash() if device in gone:
                 pass
             case Crash() | Pause() | Disconnect():
-                causes = held[device, about(action)]
+                causes = held[device, hold_of(action)]
                 causes.add(cause)
                 if len(causes) == 1 and device not in gone:
                     yield step
             case Restart() | Resume() | Reconnect():
-                causes = held[device, about(action)]
+                causes = held[device, hold_of(action)]
                 if cause in causes:  # else its crash was forgotten when the device left
                     causes.remove(cause)
                     if not causes and device not in gone:

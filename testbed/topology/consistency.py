@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from agents import config
 from agents.pipeline import STEPS
-from agents.pipeline.secure import coding, quantised
+from agents.pipeline.secure import coding, quantisation
 from agents.rules.interface import ClientSide
 from agents.wire.messages import MAX_SUMMANDS
 from testbed.topology import scenario, validation_errors
@@ -116,10 +116,12 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     if secure is None:
         return
     clients = len(secure.clients)
-    unfit = coding.unfit(clients, secure.needed, secure.colluding)
-    if (problem := unfit or coding.split(clients, secure.needed)) is not None:
+    unfit = coding.code_problem(clients, secure.needed, secure.colluding)
+    if (problem := unfit or coding.split_problem(clients, secure.needed)) is not None:
         yield (*where, "needed"), problem
-    if (problem := quantised.overflow(secure.updates, secure.largest_weight, secure.bits)) is not None:
+    if (
+        problem := quantisation.overflow(secure.updates, secure.largest_weight, secure.bits)
+    ) is not None:
         yield (*where, "bits"), problem
     if secure.updates < 2:  # possible with a user's own rule
         yield where, "a sum of one update reveals that update: sum up two or more"
@@ -179,7 +181,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 f"the rule {topology.rule.name} does not accept normalised updates: remove this, or "
                 "choose a rule that does (see testbed rules)",
             )
-    accesses: dict[str, config.Access] = {}
+    accesses: dict[str, config.SharedLink] = {}
     for place in _compression_places(topology) if side.kind == "residual" else ():
         yield (
             place,
@@ -240,8 +242,8 @@ def _own_training_conflicts(topology: Topology, side: ClientSide) -> Iterator[tu
             f"{topology.rule.name} needs gradients, but {name} trains by its own code: choose another "
             "rule",
         )
-    plain = config.Local(steps=1)
-    found: list[tuple[Where, config.Local]] = [(("task", "local"), topology.task.local.build())]
+    plain = config.LocalTraining(steps=1)
+    found: list[tuple[Where, config.LocalTraining]] = [(("task", "local"), topology.task.local.build())]
     found += [
         (("devices", index, "local"), group.local.build())
         for index, group in enumerate(topology.devices)

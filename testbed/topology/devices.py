@@ -61,7 +61,7 @@ DEFAULT_MEMORY_WITH_GPU = 2 * 2**30
 than PyTorch itself."""
 
 
-@with_fields_of(config.Local)
+@with_fields_of(config.LocalTraining)
 class LocalSettings(Parameters):
     """Local training of one round on the device's shard. Needs steps or epochs."""
 
@@ -87,8 +87,8 @@ class ServerLink(Model):
             raise ValueError(f"found none of {names}, expected a rate such as up: 5mbit")
         return self
 
-    def plain(self) -> config.Link:
-        return config.Link(self.up, self.down)
+    def plain(self) -> config.AccessLink:
+        return config.AccessLink(self.up, self.down)
 
 
 class LinkTrace(Model):
@@ -157,11 +157,13 @@ class LinkSettings(ServerLink):
             raise ValueError("jitter exceeds the delay of one direction, rtt/2: lower it, or raise rtt")
         return self
 
-    def plain(self) -> config.Link:
-        return config.Link(self.up, self.down, self.rtt or 0.0, self.jitter or 0.0, self.loss or 0.0)
+    def plain(self) -> config.AccessLink:
+        return config.AccessLink(
+            self.up, self.down, self.rtt or 0.0, self.jitter or 0.0, self.loss or 0.0
+        )
 
 
-@with_fields_of(config.Access)
+@with_fields_of(config.SharedLink)
 class AccessSettings(Parameters):
     """Link shared by all devices whose groups name it, such as a Wi-Fi cell. Needs up, down, or both."""
 
@@ -317,7 +319,7 @@ class DeviceGroup(Model):
         default=None,
         exclude_if=lambda image: image is None,
         description="Image of the devices: a tag, or the path of a Dockerfile relative to the topology "
-        "file. Either must build on the testbed's agent image (docs/images.md). In containers only",
+        "file. Either must build on the testbed's agent image (docs/guide/images.md). In containers only",
     )
     link: Annotated[
         LinkSettings | None, BeforeValidator(_link, json_schema_input_type=str | LinkSettings | None)

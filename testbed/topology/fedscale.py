@@ -36,7 +36,7 @@ _TRAINING = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class TracedClient:
+class FedScaleClient:
     """A client of the traces."""
 
     number: str
@@ -78,7 +78,7 @@ def read(data: bytes) -> dict[str, Any]:
 
 def draw_clients(
     capacity: Mapping[str, Any], behaviour: Mapping[str, Any] | None, count: int, seed: int
-) -> list[TracedClient]:
+) -> list[FedScaleClient]:
     """Draw `count` clients from `capacity` without replacement, by `seed`.
 
     Each gets an entry of `behaviour`, drawn with replacement because FedScale has far fewer of these;
@@ -100,7 +100,7 @@ def draw_clients(
         length = 0.0
         if behaviour is not None:
             spans, length = _spans(behaviour[drawn[number]], drawn[number])
-        found.append(TracedClient(name, computation, communication, spans, length))
+        found.append(FedScaleClient(name, computation, communication, spans, length))
     return found
 
 
@@ -112,7 +112,7 @@ def _above_0(entry: Any, name: str, key: str) -> float:
 
 
 def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], float]:
-    """`TracedClient.active` and `pass_s` of a behaviour; overlapping spans are merged."""
+    """`FedScaleClient.active` and `pass_s` of a behaviour; overlapping spans are merged."""
     length = _above_0(entry, name, "finish_time")
     begins, ends = entry.get("active"), entry.get("inactive")
     numbers = isinstance(begins, list | tuple) and isinstance(ends, list | tuple)
@@ -131,7 +131,7 @@ def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], floa
 
 
 def device_groups(
-    chosen: Sequence[TracedClient],
+    chosen: Sequence[FedScaleClient],
     *,
     cpu: float | None = None,
     steps: int | None = None,
@@ -166,7 +166,7 @@ def device_groups(
 
 
 def _availability(
-    client: TracedClient, begin: float, length: float | None, speed_up: float
+    client: FedScaleClient, begin: float, length: float | None, speed_up: float
 ) -> dict[str, Any]:
     """Key `availability` of a device group: the client's states in the requested part of the trace;
     empty if it is always available."""

@@ -187,13 +187,13 @@ def _time(numbered_change: tuple[int, tuple[float, dict[str, float]]]) -> float:
     return numbered_change[1][0]
 
 
-def link_at_start(link: config.Link, traces: Sequence[LinkSeries]) -> config.Link:
+def link_at_start(link: config.AccessLink, traces: Sequence[LinkSeries]) -> config.AccessLink:
     """Return `link` with the traces' values at time 0. An outage at time 0 is left out."""
     if not traces:
         return link
     _, values = next(merge(traces))
     # With an outage from the start, the client could not become ready.
-    return link.changed(
+    return link.with_changes(
         {name: value for name, value in _link_changes(values).items() if value != _OUTAGE}
     )
 
@@ -210,7 +210,7 @@ def steps(device: str, traces: Sequence[LinkSeries]) -> Iterator[Step]:
 
 
 def _link_changes(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Convert values of a trace into fields of `agents.config.Link`."""
+    """Convert values of a trace into fields of `agents.config.AccessLink`."""
     return {
         name: max(int(value), _OUTAGE) if name in ("up", "down") else value
         for name, value in values.items()

@@ -29,7 +29,7 @@ def add(to: Path, entries: str, source: str) -> list[str]:
             )
     new = append_devices(text, entries)
     profiles.parse(new, str(to))
-    with files.whole(to) as partial:
+    with files.atomic_write(to) as partial:
         partial.write_text(new, encoding="utf-8")
     return names
 

@@ -103,7 +103,7 @@ class LinkChange(LinkSettings):
 
     @property
     def changes(self) -> dict[str, float | None]:
-        """New values by field of `agents.config.Link`; a rate of None is unlimited."""
+        """New values by field of `agents.config.AccessLink`; a rate of None is unlimited."""
         plain = self.plain()
         given = (name for name in type(self).model_fields if name in self.model_fields_set - {"kind"})
         return {name: getattr(plain, name) for name in given}

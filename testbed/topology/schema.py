@@ -156,29 +156,29 @@ class EvaluationSettings(Model):
         return self
 
 
-@with_fields_of(config.Stop)
+@with_fields_of(config.StopConditions)
 class StopSettings(Parameters):
     """When the run ends: at the first of these conditions that is met. Needs at least one."""
 
 
-@with_fields_of(config.Bounds)
+@with_fields_of(config.UpdateBounds)
 class BoundsSettings(Parameters):
     """Upper bounds of updates; an update above a bound is dropped, with a recorded reason, or
     clipped."""
 
 
-@with_fields_of(settings.Secure)
+@with_fields_of(settings.SecureParameters)
 class SecureSettings(Parameters):
     """Secure aggregation: the server learns sums of updates, but no single update."""
 
 
-@with_fields_of(differential.Differential)
+@with_fields_of(differential.DifferentialPrivacy)
 class DifferentialSettings(Parameters):
     """Differential privacy of each client: updates are clipped, and Gaussian noise is added."""
 
 
 class PrivacySettings(Model):
-    """Protection of the clients' data (docs/privacy.md)."""
+    """Protection of the clients' data (docs/guide/privacy.md)."""
 
     secure: SecureSettings | None = Field(default=None, exclude_if=lambda secure: secure is None)
     differential: DifferentialSettings | None = Field(
@@ -381,7 +381,7 @@ class Topology(Model):
         updates."""
         if self.privacy is None or self.privacy.secure is None:
             return None
-        wanted: settings.Secure = self.privacy.secure.build()
+        wanted: settings.SecureParameters = self.privacy.secure.build()
         sums = self.rule.build().sums()
         names, noise = self.device_names, self.differential
         return SecureAggregation(
@@ -397,11 +397,11 @@ class Topology(Model):
         )
 
     @property
-    def differential(self) -> differential.Differential | None:
+    def differential(self) -> differential.DifferentialPrivacy | None:
         """Differential privacy; None if the topology has none."""
         if self.privacy is None or self.privacy.differential is None:
             return None
-        wanted: differential.Differential = self.privacy.differential.build()
+        wanted: differential.DifferentialPrivacy = self.privacy.differential.build()
         return wanted
 
     @property

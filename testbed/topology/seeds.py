@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import SeedSequence
 
-from agents import keys
+from agents import generator_keys
 
 
 def generator(seed: int, device: str, purpose: str) -> np.random.Generator:
     """Return a generator that depends only on the arguments; other arguments give an independent one."""
-    key = *keys.of(device), *keys.of(purpose)
+    key = *generator_keys.key_of(device), *generator_keys.key_of(purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

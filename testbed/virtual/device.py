@@ -10,7 +10,7 @@ from typing import Protocol
 
 from agents.client import core as client
 from agents.client.training_times import Timing
-from agents.config import silence
+from agents.config import silence_timeout
 from agents.pipeline.interface import SimulatedExchange
 from agents.rules.client_half import SavedVectors
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
@@ -36,7 +36,7 @@ class LazyTraining(Protocol):
         """Announce that the result will be needed soon."""
 
 
-_PATIENCE = from_seconds(silence())
+_PATIENCE = from_seconds(silence_timeout())
 """Silence after which the broker drops most clients."""
 
 
@@ -177,9 +177,9 @@ class VirtualDevice:
         self.line.plug(connected=connected)
 
     def change_link(self, changes: Mapping[str, float | None]) -> None:
-        """Change fields of `agents.config.Link`. A link that loses every packet, or is too slow for a
-        connection, has the same effect as a disconnection."""
-        self.all_lost = self.line.link.changed(changes).is_outage
+        """Change fields of `agents.config.AccessLink`. A link that loses every packet, or is too slow
+        for a connection, has the same effect as a disconnection."""
+        self.all_lost = self.line.link.with_changes(changes).is_outage
         self._release_if_free()
         self.line.change(changes)
 

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device.link import burst
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
@@ -31,7 +31,7 @@ from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
 
-_FREE = Link()
+_FREE = AccessLink()
 _NANOSECOND = 1e-9
 """Seconds; a flow whose remaining time in a pipe is at most this has passed it."""
 
@@ -259,7 +259,7 @@ class Line:
     def __init__(
         self,
         queue: EventQueue,
-        link: Link,
+        link: AccessLink,
         shared: tuple[tuple[SharedPipe, ...], tuple[SharedPipe, ...]],
         generator: Callable[[], np.random.Generator],
         *,
@@ -312,9 +312,9 @@ class Line:
         there.send(8 * on_link(size or SMALL), arrives)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
-        """Change fields of `agents.config.Link`, also for messages in flight; those that have passed
-        their pipes arrive as planned."""
-        self.link = self.link.changed(changes)
+        """Change fields of `agents.config.AccessLink`, also for messages in flight; those that have
+        passed their pipes arrive as planned."""
+        self.link = self.link.with_changes(changes)
         self._apply_link()
 
     def plug(self, *, connected: bool) -> None:
@@ -351,7 +351,7 @@ class VirtualNetwork:
         self,
         queue: EventQueue,
         seed: int,
-        server_link: Link | None = None,
+        server_link: AccessLink | None = None,
         *,
         steady: bool = False,
         packets: bool = False,

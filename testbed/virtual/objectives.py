@@ -16,9 +16,9 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
-from agents.config import FROM_TASK, Start
+from agents.config import FROM_TASK, InitialModel
 from agents.models.flat import FlatModule, build, learned
-from agents.shards import Shard, inputs
+from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, mean_loss
 from agents.tasks.quadratic import Quadratic
 
@@ -82,7 +82,9 @@ class Objective(Protocol):
         ...
 
 
-def objective(task: Task, train: Shard, start: Start = FROM_TASK, device: str = "cpu") -> Objective:
+def objective(
+    task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
+) -> Objective:
     """Return the fastest objective for `task` on samples of `train`. `device` is PyTorch's; objectives
     in numpy ignore it."""
     if isinstance(task, Quadratic):
@@ -280,7 +282,7 @@ class AnyModule:
         self._flat.load(w)
         self._flat.gradient.zero_()
         batch = torch.from_numpy(rows)
-        x = inputs(self._x[batch], self._scale)
+        x = model_inputs(self._x[batch], self._scale)
         loss = mean_loss(self._task, self._flat.module(x), self._y[batch])
         loss.backward()  # type: ignore[no-untyped-call]
         self.partial = self.partial or bool(self._flat.without_gradient())
@@ -291,7 +293,7 @@ class AnyModule:
         """Return the losses of models `w`, shape (jobs, d), each on its own samples `rows`, shape (jobs,
         b); write their gradients to `out`."""
         batch = torch.from_numpy(rows)
-        x = inputs(self._x[batch], self._scale)
+        x = model_inputs(self._x[batch], self._scale)
         stack, into = torch.from_numpy(w), torch.from_numpy(out)
         models = {name: stack[:, part].view(len(w), *shape) for name, part, shape in self._parts}
         gradients, losses = self._each(models, x, self._y[batch])
@@ -311,7 +313,7 @@ def _stacks_faster(module: nn.Module) -> bool:
     """Whether stacked models train faster on a CPU than one after the other.
 
     Small operations spend most of their time on the call. Convolutions and recurrent layers do enough
-    work per call, and their stacked forms are slower (docs/virtual-time.md).
+    work per call, and their stacked forms are slower (docs/evidence/virtual-time.md).
     """
     return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 

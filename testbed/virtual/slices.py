@@ -25,8 +25,8 @@ from statistics import median
 import numpy as np
 
 from agents import own_code, process
-from agents.client.training import trainer_of
-from agents.config import Local, Named, Start
+from agents.client.training import make_trainer
+from agents.config import InitialModel, LocalTraining, Named
 from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks import TASKS
@@ -60,8 +60,8 @@ class MeasuredTraining:
     code: str | None
     """Folder of the user's own code; None: there is none."""
     shard: Shard
-    local: Local
-    start: Start
+    local: LocalTraining
+    start: InitialModel
 
 
 def measure_step(work: MeasuredTraining) -> tuple[float, float]:
@@ -86,9 +86,9 @@ def measure_step(work: MeasuredTraining) -> tuple[float, float]:
 def main() -> None:
     work: MeasuredTraining = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
     process.keep_freed_memory()
-    own_code.use(work.code)
+    own_code.use_folder(work.code)
     task = own_code.build(work.task, TASKS, Task)
-    trainer = trainer_of(task, work.shard, work.local, work.start)
+    trainer = make_trainer(task, work.shard, work.local, work.start)
     begin = initial(trainer.flat.module)
     if sys.platform == "linux":
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -271,7 +271,7 @@ class _SpecificationBuilder:
 
     def _mps_variables(self, gpu: PlannedGpu) -> dict[str, str]:
         """Environment variables by which a client's CUDA uses MPS within the device's limits."""
-        limits = mps.limits(gpu.share, gpu.memory, len(self.spec.plan.shared_gpus))
+        limits = mps.limit_variables(gpu.share, gpu.memory, len(self.spec.plan.shared_gpus))
         return {**mps.environment(agent_configs.MPS_FOLDER), **limits}
 
     @property

@@ -126,5 +126,5 @@ class _BoundedLog:
             file.seek(size - LOG_BYTES)
             file.readline()  # skip the rest of a cut line
             left = file.read()
-        with files.whole(self._path) as partial:
+        with files.atomic_write(self._path) as partial:
             partial.write_bytes(CUT + left)
