@@ -319,7 +319,8 @@ class DeviceGroup(Model):
         default=None,
         exclude_if=lambda image: image is None,
         description="Image of the devices: a tag, or the path of a Dockerfile relative to the topology "
-        "file. Either must build on the testbed's agent image (docs/guide/images.md). In containers only",
+        "file. Either must build on the testbed's agent image (docs/guide/images.md). In containers "
+        "only",
     )
     link: Annotated[
         LinkSettings | None, BeforeValidator(_link, json_schema_input_type=str | LinkSettings | None)
