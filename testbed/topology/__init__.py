@@ -12,18 +12,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agents import own_code
+from agents import user_code
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.host.gpus import MPS
-from testbed.own_code.code import Code
-from testbed.own_code.inspector import RaisedError
-from testbed.own_code.stand_ins import Kind, StandIn, stand_in
 from testbed.topology import consistency, old_words, validation_errors, yamlfile
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup, LocalSettings
 from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
-from testbed.topology.schema import OWN_CODE, SOURCE, RuntimeSettings, StopSettings, Topology, Virtual
+from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual
 from testbed.topology.yamlfile import Document, Problem
+from testbed.user_code.code import UserCode
+from testbed.user_code.inspector import RaisedError
+from testbed.user_code.stand_ins import Kind, StandIn, stand_in
 
 __all__ = [
     "RESERVED",
@@ -73,10 +73,10 @@ def validate(document: Document) -> Topology:
             raise document.source.error([problem])
     document = old_words.translate(document)
     problems = list(_name_problems(document))
-    code, classes, wrong = _read_own_code(document)
+    code, classes, wrong = _read_user_code(document)
     problems += wrong
     folder = Path(document.source.name).parent.absolute()
-    context = {**classes, FOLDER: folder, SOURCE: document.source, OWN_CODE: code}
+    context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code}
     topology = validation_errors.validate(Topology, document, problems, context, BELONGS)
     problems += [*document.problems, *consistency.conflicts(topology, document)]
     if problems:
@@ -85,9 +85,9 @@ def validate(document: Document) -> Topology:
     return topology.model_copy(update={"devices": devices})
 
 
-def _read_own_code(
+def _read_user_code(
     document: Document,
-) -> tuple[Code | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
+) -> tuple[UserCode | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
     """Read the user's code that a topology, not yet validated, names.
 
     Returns the code (None if there is none), stand-ins for the user's classes by kind (task, rule) and
@@ -96,7 +96,7 @@ def _read_own_code(
     path, code = data.get("code"), None
     if isinstance(path, str):
         try:
-            code = Code.read((Path(source.name).parent / path).absolute())
+            code = UserCode.read((Path(source.name).parent / path).absolute())
         except (ValueError, OSError) as error:
             reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
             return None, {}, [source.problem(("code",), reason)]
@@ -105,14 +105,14 @@ def _read_own_code(
     for kind in _KINDS:
         part = data.get(kind)
         name = part.get("name") if isinstance(part, dict) else None
-        if not isinstance(name, str) or not own_code.is_own(name):
+        if not isinstance(name, str) or not user_code.is_own(name):
             continue
         try:
-            if kind == "rule" and name in own_code.HOSTS:
+            if kind == "rule" and name in user_code.HOSTS:
                 raise ValueError(f"{name} is a task, not a rule: `testbed rules` lists the rules")
             if code is None:
                 if path is None:
-                    what = "runs your own code" if name in own_code.HOSTS else "is a class of your own"
+                    what = "runs your own code" if name in user_code.HOSTS else "is a class of your own"
                     raise ValueError(f"{name} {what}: add code with its file, such as code: mine.py")
                 continue  # `code` is not a text: validation reports it
             classes[kind] = {name: stand_in(code, kind, name)}

@@ -36,7 +36,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from agents import config, own_code
+from agents import config, user_code
 from agents.timing.durations import DISTRIBUTIONS
 from testbed.topology import units
 
@@ -279,7 +279,7 @@ class OneOf:
 
         def validate(value: Any, built_in: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             name = value.get(base.tag) if isinstance(value, Mapping) else None
-            if not isinstance(name, str) or not own_code.is_own(name):
+            if not isinstance(name, str) or not user_code.is_own(name):
                 return built_in(value)
             classes = (info.context or {}).get(self._own, {})
             if name not in classes:  # reading the user's code has reported why
@@ -306,7 +306,7 @@ class OneOf:
                 "description": "module:Class in `code`",
             }
             if self._own == "task":
-                name["pattern"] = rf"^([\w.]+:\w+|{'|'.join(own_code.HOSTS)})$"
+                name["pattern"] = rf"^([\w.]+:\w+|{'|'.join(user_code.HOSTS)})$"
                 name["description"] += "; or flower for a Flower ClientApp in `code`"
             own = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             found["oneOf"].append(own)

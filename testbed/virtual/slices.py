@@ -24,7 +24,7 @@ from statistics import median
 
 import numpy as np
 
-from agents import own_code, process
+from agents import process, user_code
 from agents.client.training import make_trainer
 from agents.config import InitialModel, LocalTraining, Named
 from agents.models.flat import initial
@@ -53,7 +53,7 @@ effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredTraining:
+class StepTrial:
     """The training whose step is measured, with all that a new process needs."""
 
     task: Named
@@ -64,7 +64,7 @@ class MeasuredTraining:
     start: InitialModel
 
 
-def measure_step(work: MeasuredTraining) -> tuple[float, float]:
+def measure_step(work: StepTrial) -> tuple[float, float]:
     """Measure the CPU seconds of a step on a whole core of this host, and in slices at a share of
     `SLICED_SHARE`, where a step takes at least as long. Takes some seconds. Raises HostError."""
     with keep_awake():
@@ -84,10 +84,10 @@ def measure_step(work: MeasuredTraining) -> tuple[float, float]:
 
 
 def main() -> None:
-    work: MeasuredTraining = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
+    work: StepTrial = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
     process.keep_freed_memory()
-    own_code.use_folder(work.code)
-    task = own_code.build(work.task, TASKS, Task)
+    user_code.use_folder(work.code)
+    task = user_code.build(work.task, TASKS, Task)
     trainer = make_trainer(task, work.shard, work.local, work.start)
     begin = initial(trainer.flat.module)
     if sys.platform == "linux":

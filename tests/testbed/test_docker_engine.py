@@ -127,7 +127,7 @@ def make_context(configuration: Path, name: str, url: str, *, use: bool) -> None
     ],
 )
 def test_kinds_of_engines_are_recognised(engine: str, reason: str | None) -> None:
-    found = docker_engine.unfit(info_of(engine))
+    found = docker_engine.unfit_reason(info_of(engine))
     finding = doctor.engine(info_of(engine, DockerRootDir="/"))
     if reason is None:
         assert found is None
@@ -201,7 +201,7 @@ def test_real_podman_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     try:
         eventually(lambda: (folder / "podman.sock").exists())
         with closing(docker_engine.connect()) as client:
-            unfit = docker_engine.unfit(client.info())
+            unfit = docker_engine.unfit_reason(client.info())
     finally:
         service.terminate()
         service.wait()
@@ -211,7 +211,7 @@ def test_real_podman_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("release", ["6.10.14-linuxkit", "5.15.167.4-microsoft-standard-WSL2"])
 def test_engine_on_another_kernel_is_refused(release: str) -> None:
-    found = docker_engine.unfit(info_of("docker-28.5.2", KernelVersion=release))
+    found = docker_engine.unfit_reason(info_of("docker-28.5.2", KernelVersion=release))
     assert found is not None
     assert f"its kernel is {release}, the one here {platform.release()}" in found.reason
 
@@ -224,7 +224,7 @@ def test_kernel_releases_are_compared_with_three_numbers(
     own: str, engines: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.release", lambda: own)
-    assert docker_engine.unfit(info_of("docker-28.5.2", KernelVersion=engines)) is None
+    assert docker_engine.unfit_reason(info_of("docker-28.5.2", KernelVersion=engines)) is None
 
 
 @pytest.mark.parametrize(("name", "fits"), [(socket.gethostname(), True), ("twin", False)])
@@ -236,7 +236,7 @@ def test_engine_of_another_machine_with_the_same_kernel_is_refused(
     with recorded("docker-28.5.2", server, Name=name):
         assert docker_engine.is_available() is fits
         with closing(docker_engine.connect()) as client:
-            found = docker_engine.unfit(client.info())
+            found = docker_engine.unfit_reason(client.info())
     assert fits or (found is not None and "another machine (twin, at tcp://127.0.0.1" in found.reason)
 
 

@@ -105,7 +105,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
+class ContainerLaunch:
     """Everything to launch for a run."""
 
     networks: tuple[BridgeNetwork, ...]

@@ -28,7 +28,7 @@ from docker.errors import APIError, DockerException, NotFound
 
 from agents.node import isolation
 from agents.node.isolation import Endpoint
-from testbed.errors import HostError, of_os
+from testbed.errors import HostError, from_os_error
 from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory, last_lines
@@ -250,7 +250,7 @@ def _as_root(
     engine: docker.DockerClient, image: str, run: str, command: Sequence[str], **rights: Any
 ) -> None:
     """Run `command` in a container as root of this host, with only the `rights` given. Raises ERRORS."""
-    docker_engine.output(engine, image, command, helper_labels(run), user="0:0", **rights)
+    docker_engine.run_output(engine, image, command, helper_labels(run), user="0:0", **rights)
 
 
 def helper_labels(run: str) -> dict[str, str]:
@@ -504,7 +504,7 @@ def save_logs(
         except ERRORS as error:
             unsaved.append(f"{path}: {error}")
         except OSError as error:
-            unsaved.append(str(of_os(error, path)))
+            unsaved.append(str(from_os_error(error, path)))
 
     with ThreadPoolExecutor(PARALLEL) as pool:
         found = [one for one in containers(engine, run) if not spare(one)]

@@ -36,7 +36,7 @@ class LogWriter:
         """Return a file descriptor whose output goes to the log at `path`. The caller closes it."""
         path.touch()
         reading, writing = os.pipe()
-        reading = descriptors.aside(reading)  # one per device, of which there may be thousands
+        reading = descriptors.renumber(reading)  # one per device, of which there may be thousands
         os.set_blocking(reading, False)
         with self._lock:
             self._selector.register(

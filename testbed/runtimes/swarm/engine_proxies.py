@@ -116,7 +116,7 @@ class EngineProxies:
 
     def _client(self, node: Node, url: str) -> docker.DockerClient:
         try:
-            return docker_engine.at(url, _OPEN_TIMEOUT_SECONDS)
+            return docker_engine.connect_to(url, _OPEN_TIMEOUT_SECONDS)
         except HostError as error:
             log = services.log_tail(self._manager, self._object_name(PROXY_CLIENT))
             raise HostError(f"the engine of {node.name} does not answer: {error}{log}") from error

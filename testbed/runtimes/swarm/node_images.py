@@ -93,7 +93,7 @@ def copy(
             _record_copied(node, {*_read_copied().get(node, ()), tag})
             # Images whose names begin otherwise are the user's own.
             built = {one for one in _read_copied()[node] if one.startswith("testbed-")}
-            _remove(proxies, node, built - {*images.registered()} - {tag})
+            _remove(proxies, node, built - {*images.registered_images()} - {tag})
 
 
 def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
