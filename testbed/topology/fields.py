@@ -279,7 +279,7 @@ class OneOf:
 
         def validate(value: Any, built_in: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             name = value.get(base.tag) if isinstance(value, Mapping) else None
-            if not isinstance(name, str) or not user_code.is_own(name):
+            if not isinstance(name, str) or not user_code.is_user_code(name):
                 return built_in(value)
             classes = (info.context or {}).get(self._own, {})
             if name not in classes:  # reading the user's code has reported why
