@@ -64,8 +64,8 @@ def plan(
         measured=Measurements(
             cpu=_measured_cpu(groups, topology, found), virtual=catalog.measured.virtual
         ),
-        virtual=topology.virtual.filled(catalog.measured.virtual),
-        absent=scenario.absent(topology.scenario, topology.devices),
+        virtual=topology.virtual.with_defaults(catalog.measured.virtual),
+        absent=scenario.absent_at_start(topology.scenario, topology.devices),
         is_routed=found.many_hosts
         or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
@@ -306,7 +306,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         cpu=cpu,
         memory=memory_limit,
         local=group.local.build(),
-        link=None if link is None else link_traces.at_start(link, trace),
+        link=None if link is None else link_traces.link_at_start(link, trace),
         trace=trace,
         access=None if group.access is None else group.access.build(),
         think=None if group.think is None else group.think.plain(),

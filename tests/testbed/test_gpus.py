@@ -28,7 +28,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
-from testbed.runtimes.docker.meter import together
+from testbed.runtimes.docker.meter import total_gpu_use
 from testbed.topology import Topology, parse
 
 GIB = 2**30
@@ -73,8 +73,8 @@ def test_device_requests_a_gpu_or_a_fraction() -> None:
     assert whole is not None
     assert part is not None
     assert none is None
-    assert (whole.share, whole.memory, whole.limited) == (1.0, None, False)
-    assert (part.share, part.memory, part.limited) == (0.25, 2 * GIB, True)
+    assert (whole.share, whole.memory, whole.is_limited) == (1.0, None, False)
+    assert (part.share, part.memory, part.is_limited) == (0.25, 2 * GIB, True)
     assert [group.memory for group in topology.devices] == [2 * GIB, 2 * GIB, GIB // 2]
     assert parse(topology.to_yaml()) == topology
     assert "gpu" not in topology.to_yaml().partition("name: none")[2]
@@ -83,7 +83,7 @@ def test_device_requests_a_gpu_or_a_fraction() -> None:
 @pytest.mark.parametrize(
     ("gpu", "column", "message"),
     [
-        ("7", 30, "found 7, expected true, or what it has of a GPU such as {share: 25%, memory: 2GiB}"),
+        ("7", 30, "found 7, expected true, or a part of a GPU such as {share: 25%, memory: 2GiB}"),
         ("{share: 120%}", 38, "found '120%', expected a share from 0 to 1"),
         ("{share: 0}", 38, "found 0, expected a share above 0 and at most 1"),
         ("{memory: 100MiB}", 39, "found '100MiB', expected a size of at least 512MiB"),
@@ -98,7 +98,7 @@ def test_invalid_gpu_settings_are_reported_with_their_place(gpu: str, column: in
 
 
 def test_device_cannot_be_named_mps() -> None:
-    with pytest.raises(BadInputError, match="found 'mps', expected another name"):
+    with pytest.raises(BadInputError, match=r"found 'mps', .* choose another name"):
         fleet("name: mps")
 
 
@@ -373,11 +373,11 @@ def test_gpu_meter_reads_processes_and_mean_utilisation() -> None:
 
 
 def test_gpu_use_of_a_devices_processes_is_summed() -> None:
-    assert together([]) == GpuFigures(0, 0.0)
+    assert total_gpu_use([]) == GpuFigures(0, 0.0)
     mixed = [Use(100, mps=False, sm=0.25), Use(None, mps=False, sm=0.5)]
-    assert together(mixed) == GpuFigures(100, 0.75)
-    assert together([Use(300, mps=True, sm=None)]) == GpuFigures(300, None, mps=True)
-    assert together([Use(None, mps=False, sm=None)]) == GpuFigures()
+    assert total_gpu_use(mixed) == GpuFigures(100, 0.75)
+    assert total_gpu_use([Use(300, mps=True, sm=None)]) == GpuFigures(300, None, mps=True)
+    assert total_gpu_use([Use(None, mps=False, sm=None)]) == GpuFigures()
 
 
 # What they got of what was asked.

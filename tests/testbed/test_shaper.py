@@ -18,7 +18,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.plan.shaper import Shaper, choose_shaper, lack_of_netem
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.docker.container_actions import Device, respond
+from testbed.runtimes.docker.container_actions import ContainerDevice, respond
 from testbed.topology import Topology, parse
 from testbed.traits import RUNTIMES
 
@@ -111,7 +111,7 @@ def test_link_changes_go_to_the_active_shaper(
     tmp_path: Path, host: HostResources, orders: list[Any]
 ) -> None:
     spec = _spec(tmp_path, host)
-    device = Device(spec.plan.devices[0], away=False)
+    device = ContainerDevice(spec.plan.devices[0], away=False)
     found = respond(spec, device, SetLink({"up": None, "rtt": 0.3, "loss": None}))
     assert found.orders == orders
     assert found.limits is None
