@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents import events
-from agents.rules.interface import Request
+from agents.rules.interface import RequestUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Finish:
 Action = (
     Dispatch
     | Broadcast
-    | Request
+    | RequestUpdate
     | AskForReport
     | AskForUnacknowledged
     | AskForShares

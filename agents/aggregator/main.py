@@ -42,10 +42,10 @@ from agents.mqtt.inbox import Inbox
 from agents.mqtt.transport import Connection, ConnectionFailedError, Received
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.rules import RULES
-from agents.rules.interface import Request, Rule
+from agents.rules.interface import RequestUpdate, Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.timing.clock import Clock
+from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.wire import messages, payloads
 
@@ -108,7 +108,7 @@ def main() -> None:
 class Aggregator:
     def __init__(self, cfg: AggregatorConfig) -> None:
         torch.set_num_threads(cfg.threads)
-        self._clock = Clock(cfg.dilation)
+        self._clock = DeviceClock(cfg.dilation)
         task = own_code.build(cfg.task, TASKS, Task)
         rule = own_code.build(cfg.rule, RULES, Rule)
         w, buffers, self._schema = first_model(task, cfg.seed, cfg.start)
@@ -393,7 +393,7 @@ class Aggregator:
                     self._outbox.append((self._topics.model(client), model))
                 case act.Broadcast(version, number):
                     self._outbox.append((self._topics.broadcast, self._model(version, number)))
-                case Request(client, what):
+                case RequestUpdate(client, what):
                     self._send(messages.Request(client, what))
                 case act.AskForReport(client, about):
                     self._send(messages.ReportRequest(client, about))

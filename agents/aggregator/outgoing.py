@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from agents.rules.interface import Request, Send
+from agents.rules.interface import RequestUpdate, Send
 
 
 class Outgoing:
@@ -17,8 +17,8 @@ class Outgoing:
     def __init__(self) -> None:
         self._broadcast = False
         self._sends: dict[str, Send] = {}
-        self._requests: dict[str, Request] = {}
-        self._unsatisfied: dict[str, Request] = {}
+        self._requests: dict[str, RequestUpdate] = {}
+        self._unsatisfied: dict[str, RequestUpdate] = {}
 
     def broadcast(self) -> None:
         self._broadcast = True
@@ -26,7 +26,7 @@ class Outgoing:
     def send(self, send: Send) -> None:
         self._sends[send.client] = send
 
-    def request(self, request: Request) -> None:
+    def request(self, request: RequestUpdate) -> None:
         self._requests[request.client] = self._unsatisfied[request.client] = request
 
     def request_again(self, client: str) -> None:
@@ -50,7 +50,7 @@ class Outgoing:
         self._sends.clear()
         self._requests.clear()
 
-    def take(self) -> tuple[bool, list[Send], list[Request]]:
+    def take(self) -> tuple[bool, list[Send], list[RequestUpdate]]:
         """Whether there is a broadcast, the deferred models, and the requests: they leave now."""
         taken = self._broadcast, [*self._sends.values()], [*self._requests.values()]
         if any(taken):

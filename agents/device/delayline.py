@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from agents.device.nfqueue import PacketQueues
-from agents.timing.realtime import realtime
+from agents.timing.realtime import make_realtime
 
 _LENGTH = 65536
 """Packets a queue holds: 0.5 s at 1 Gbit/s need 42,000 of full size."""
@@ -241,7 +241,7 @@ class DelayServer:
 
     def serve(self) -> None:
         """Hold and accept packets until `stop`; the calling thread becomes a real-time one if it may."""
-        realtime()
+        make_realtime()
         line, queues = self._line, self._queues
         readable = True
         while not self._stopping:

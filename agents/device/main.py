@@ -46,7 +46,7 @@ from agents.device_actions import (
 from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
 from agents.mqtt import topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, Received
-from agents.timing.clock import Clock
+from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire import messages
 from agents.wire.messages import DeviceOrder, Limits, LimitsRequest, MessageError, RemoteAction
@@ -71,7 +71,7 @@ class Init:
 
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
-        self._clock = Clock(1.0, cfg.clock)
+        self._clock = DeviceClock(1.0, cfg.clock)
         self._link: Link | None = None
         """The link last applied; None: the interface has not been changed."""
         self._interface = link.interface()

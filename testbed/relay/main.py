@@ -20,7 +20,7 @@ from agents.config import Access, Broker, Link
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, Received
-from agents.timing.realtime import realtime
+from agents.timing.realtime import make_realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
 from testbed.relay.sockets import Lane, Relay
@@ -151,7 +151,7 @@ def main() -> None:
         sys.exit(f"relay: {error}")
     disturbances.watch(report_standstill)
     relay.repeat(_RECORD_SECONDS, record_uses)
-    realtime()  # else a busy aggregator on the same core makes it some milliseconds late
+    make_realtime()  # else a busy aggregator on the same core makes it some milliseconds late
     relay.serve()
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.aggregator.outgoing import Outgoing
-from agents.rules.interface import Request, Send
+from agents.rules.interface import RequestUpdate, Send
 
 _CLIENTS = st.sampled_from("abc")
 
@@ -19,18 +19,18 @@ def test_all_leaves_once_one_model_and_one_request_of_each_client(
     for number, client in enumerate(sends):
         outgoing.send(Send(client, lr=float(number)))
     for client in requests:
-        outgoing.request(Request(client, "interrupt"))
-        outgoing.request(Request(client, "pull"))
+        outgoing.request(RequestUpdate(client, "interrupt"))
+        outgoing.request(RequestUpdate(client, "pull"))
     if broadcast:
         outgoing.broadcast()
     newest = {client: Send(client, lr=float(number)) for number, client in enumerate(sends)}
-    pulls = [Request(client, "pull") for client in dict.fromkeys(requests)]
+    pulls = [RequestUpdate(client, "pull") for client in dict.fromkeys(requests)]
     assert outgoing.take() == (broadcast, [newest[c] for c in dict.fromkeys(sends)], pulls)
     assert outgoing.take() == (False, [], [])
 
 
 def test_a_request_that_was_not_met_may_be_made_again() -> None:
-    outgoing, pull = Outgoing(), Request("a", "pull")
+    outgoing, pull = Outgoing(), RequestUpdate("a", "pull")
     outgoing.request_again("a")
     assert outgoing.take() == (False, [], [])
     outgoing.request(pull)
@@ -45,7 +45,7 @@ def test_a_request_that_was_not_met_may_be_made_again() -> None:
 def test_what_is_met_in_the_same_instant_does_not_leave() -> None:
     outgoing = Outgoing()
     outgoing.send(Send("a"))
-    outgoing.request(Request("a", "pull"))
+    outgoing.request(RequestUpdate("a", "pull"))
     outgoing.satisfied("a")
     assert outgoing.take() == (False, [Send("a")], [])
 
@@ -54,17 +54,17 @@ def test_who_is_gone_gets_nothing_and_the_others_what_is_theirs() -> None:
     outgoing = Outgoing()
     for client in "ab":
         outgoing.send(Send(client))
-        outgoing.request(Request(client, "pull"))
+        outgoing.request(RequestUpdate(client, "pull"))
     outgoing.broadcast()
     outgoing.forget("a")
     outgoing.request_again("a")
-    assert outgoing.take() == (True, [Send("b")], [Request("b", "pull")])
+    assert outgoing.take() == (True, [Send("b")], [RequestUpdate("b", "pull")])
 
 
 def test_at_the_end_nothing_leaves() -> None:
     outgoing = Outgoing()
     outgoing.send(Send("a"))
-    outgoing.request(Request("a", "pull"))
+    outgoing.request(RequestUpdate("a", "pull"))
     outgoing.broadcast()
     outgoing.clear()
     assert outgoing.take() == (False, [], [])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.timing.clock import Clock
+from agents.timing.clock import DeviceClock
 from agents.timing.clock_sync import Estimate, Exchanges
 
 MS = 10**6
@@ -75,7 +75,7 @@ def test_stamps_are_on_the_other_clock_and_never_go_back(
         os.utime(file, ns=(changed, changed))
 
     estimated(50, 1)
-    clock = Clock(2.0, str(file))
+    clock = DeviceClock(2.0, str(file))
     assert clock.at(1100) == (1100 + 50 + 50) / 2
     monkeypatch.setattr("time.monotonic_ns", lambda: 1200)
     assert clock.now() == (1200 + 50 + 100) / 2

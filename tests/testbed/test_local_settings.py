@@ -83,7 +83,7 @@ def test_settings_that_do_not_go_together_are_refused(text: str, told: str) -> N
 def test_a_pattern_of_no_parameter_is_refused() -> None:
     with pytest.raises(BadInputError, match=r":6:12: task.frozen\[0\]"):
         model_check.check(parse(_text(task="frozen: [2.*]")))
-    with pytest.raises(BadInputError, match="no parameters to learn"):
+    with pytest.raises(BadInputError, match="no parameters to train"):
         model_check.check(parse(_text(task="frozen: [1.*]")))
     assert model_check.check(parse(_text(task="frozen: [1.bias]"))) == 640
 
@@ -114,15 +114,15 @@ def test_a_run_goes_on_from_the_model_of_another_and_both_load_in_torch(
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        ({"1.weight": torch.zeros(10, 64)}, "1.bias is not in"),
+        ({"1.weight": torch.zeros(10, 64)}, "1.bias is missing"),
         ({"1.weight": torch.zeros(10, 63), "1.bias": torch.zeros(10)}, "1.weight has shape [10"),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10), "fc": torch.zeros(1)},
-            "the model has none of that name",
+            "the model has nothing of that name",
         ),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.full((10,), torch.nan)},
-            "1.bias has values there that are not finite",
+            "1.bias has values that are not finite",
         ),
         ([1, 2], "no map of names to tensors"),
     ],
@@ -179,11 +179,11 @@ def test_first_model_that_is_damaged_is_an_error_of_its_place(name: str, tmp_pat
         ({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10).to_sparse()}, "1.bias is sparse"),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10, dtype=torch.complex64)},
-            "1.bias has complex64 there, expected float32",
+            "1.bias has type complex64, expected float32",
         ),
         (
             {"1.weight": torch.zeros(10, 64).double() + 1e300, "1.bias": torch.zeros(10)},
-            "1.weight has values there that are not finite",
+            "1.weight has values that are not finite",
         ),
     ],
     ids=["names", "sparse", "complex", "too large"],

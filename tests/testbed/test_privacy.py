@@ -41,7 +41,7 @@ def test_what_the_agents_are_told() -> None:
         ("colluding: 1", "colluding: 3", "needed: found 3, expected above colluding (T), 3"),
         ("needed: 3", "needed: 3, bits: 24", "4 updates × weights up to 64 × a range of 2^24 is more"),
         ("needed: 3", "needed: 3, bits: 31", "bits: found 31, expected from 2 to 30"),
-        ("buffer_size: 4", "buffer_size: 1", "a sum of one update is that update"),
+        ("buffer_size: 4", "buffer_size: 1", "buffer_size is 1"),
         ("staleness: inverse_sqrt", "trim: median", "trim sorts the single updates: remove it"),
         ("staleness: inverse_sqrt", "reply: after_aggregation", "take reply: immediate"),
         ("fedbuff, buffer_size: 4, staleness: inverse_sqrt", "port", "each update by its direction"),
