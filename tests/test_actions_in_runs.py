@@ -20,7 +20,7 @@ from tests.running import (
 )
 
 
-def test_a_users_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path) -> None:
+def test_actions_by_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_topology(
         tmp_path,
         task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
@@ -73,7 +73,7 @@ def test_a_users_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path) ->
     assert "is not running" in over.err
 
 
-def test_areas_mean_holds_through_crash_outage_and_churn(testbed: Testbed, tmp_path: Path) -> None:
+def test_area_mean_holds_through_crash_outage_and_churn(testbed: Testbed, tmp_path: Path) -> None:
     """A step that was lost, or counted twice, would be in x + u, and so in where it ends, for ever."""
     done = testbed("up", TOPOLOGIES / "faults.yaml", "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.code == 0, done.out + done.err
@@ -86,7 +86,7 @@ def test_areas_mean_holds_through_crash_outage_and_churn(testbed: Testbed, tmp_p
     assert float(w[0]) == pytest.approx(3.0, abs=0.05)
 
 
-def test_who_leaves_takes_its_memory_out_of_areas_mean(testbed: Testbed, tmp_path: Path) -> None:
+def test_leaving_client_is_removed_from_area_mean(testbed: Testbed, tmp_path: Path) -> None:
     """Started again, it is not listened to any more."""
     topology = write_topology(
         tmp_path,

@@ -80,7 +80,7 @@ def model(run: Finished) -> float:
 
 
 @pytest.mark.alone
-def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(up: Up, tmp_path: Path) -> None:
+def test_broadcast_overwrites_the_receive_buffer(up: Up, tmp_path: Path) -> None:
     devices: Devices = [
         {"name": "fast", "timing": "20ms"},
         {"name": "slow", "timing": "20ms", "speed": 0.1},
@@ -105,7 +105,7 @@ def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(up: Up, tmp_pat
     [("process", "hold"), pytest.param("docker", "overwrite", marks=pytest.mark.docker)],
     indirect=["runtime"],
 )
-def test_an_update_waits_in_the_send_buffer_until_it_is_pulled(
+def test_update_waits_in_the_send_buffer_until_pulled(
     up: Up, runtime: str, send_buffer: str, tmp_path: Path
 ) -> None:
     rule = {"name": "defedavg_niid", "sample": 1, "send_buffer": send_buffer}
@@ -129,9 +129,7 @@ def test_an_update_waits_in_the_send_buffer_until_it_is_pulled(
     ],
     ids=lambda rule: str(rule["name"]),
 )
-def test_an_interrupted_client_sends_the_steps_that_it_has_done(
-    up: Up, rule: dict[str, Any], tmp_path: Path
-) -> None:
+def test_interrupted_client_sends_the_steps_done(up: Up, rule: dict[str, Any], tmp_path: Path) -> None:
     devices = [
         {"name": "quick", "timing": "30ms", "local": {"steps": 5}},
         {"name": "endless", "local": {"steps": 10**9}},
@@ -147,7 +145,7 @@ def test_an_interrupted_client_sends_the_steps_that_it_has_done(
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
-def test_a_restarted_client_remembers(runtime: str, tmp_path: Path) -> None:
+def test_restarted_client_keeps_its_memory(runtime: str, tmp_path: Path) -> None:
     """AREA: x + u is the mean of the y_i, as long as each client goes on from its own."""
     devices = [
         {"name": "one", "cpu": 0.8, "timing": "40ms"},  # starts again under its limit
@@ -179,7 +177,7 @@ def test_a_restarted_client_remembers(runtime: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
-def test_a_training_that_a_crash_took_is_done_again_with_the_next_duration(
+def test_training_lost_in_a_crash_is_repeated_with_the_next_duration(
     up: Up, runtime: str, tmp_path: Path
 ) -> None:
     """With the minute of the one that was lost, the run would have one update when it ends."""
@@ -241,7 +239,7 @@ def in_docker(do: Literal["kill", "start"], container: str) -> None:
     ],
     ids=["assigned step size", "gradient"],
 )
-def test_a_client_does_what_the_rule_says(
+def test_client_trains_as_the_rule_requests(
     up: Up, rule: dict[str, Any], local: dict[str, Any], losses: list[float], tmp_path: Path
 ) -> None:
     """Told from the loss that it reports: that of the model it began with."""

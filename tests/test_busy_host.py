@@ -62,7 +62,7 @@ def test_containers_keep_their_shares_beside_busy_processes(
     assert left_in_docker(engine, found.path.name) == []
 
 
-def test_local_processes_beside_busy_ones_are_never_valid(tmp_path: Path) -> None:
+def test_run_of_processes_beside_busy_ones_is_never_valid(tmp_path: Path) -> None:
     with busy(LAST_CORE, 4):
         found = run(tmp_path, "process", after="4s")
     assert found.manifest["validity"]["valid"] is False

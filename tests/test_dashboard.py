@@ -48,7 +48,7 @@ def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def test_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_page_follows_a_running_run(tmp_path: Path) -> None:
     runs, runtime = tmp_path / "runs", "docker" if docker_engine.available() else "process"
     topology = write_small_topology(tmp_path, stop={"after": "10min"}, evaluate={"every": "1s"})
     asked = ("--dashboard", "--metrics-port", "0")
@@ -91,7 +91,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert left_as_processes(path.name) == []
 
 
-def test_the_tables_of_a_report_fit_into_its_width(over: Path, tmp_path: Path) -> None:
+def test_report_tables_fit_the_page_width(over: Path, tmp_path: Path) -> None:
     """Of every device: its profile, its work, its time in five shares."""
     file = tmp_path / "report.html"
     done = cli("report", *map(str, over.iterdir()), "--to", file)
@@ -102,7 +102,7 @@ def test_the_tables_of_a_report_fit_into_its_width(over: Path, tmp_path: Path) -
         assert page.run(f"return {wide}.map(table => table.scrollWidth - table.clientWidth)") == [0] * 5
 
 
-def test_runs_that_are_over_side_by_side(over: Path) -> None:
+def test_page_compares_finished_runs(over: Path) -> None:
     names = [path.name for path in over.iterdir()]
     with served(over) as url, browser.opened("dark") as page:
         page.driver.get(url)
@@ -129,7 +129,7 @@ def test_runs_that_are_over_side_by_side(over: Path) -> None:
         assert page.complaints() == []
 
 
-def test_only_its_own_pages_may_connect(over: Path) -> None:
+def test_dashboard_accepts_only_its_own_pages(over: Path) -> None:
     with served(over) as url:
         own = url.rstrip("/")
         assert handshake(own, own) != 403

@@ -153,7 +153,7 @@ def complaint(arguments: list[str], *, complete: bool) -> str | None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_have_targets(document: Path) -> None:
     assert list(broken_links(document)) == []
 
 
@@ -198,7 +198,7 @@ def test_named_paths_exist(document: Path) -> None:
     assert sorted(path for path in paths(document) if not (ROOT / path).exists()) == []
 
 
-def test_the_map_names_the_folders() -> None:
+def test_architecture_map_names_the_folders() -> None:
     named = paths(ROOT / "ARCHITECTURE.md")
     assert len(named) > 30
     folders = {path.parent for path in (ROOT / "testbed").glob("*/__init__.py")}
@@ -213,7 +213,7 @@ def test_commands_exist_with_their_options(document: Path) -> None:
     assert [(shlex.join(args), wrong) for args, wrong in found if wrong] == []
 
 
-def test_a_wrong_command_is_found(tmp_path: Path) -> None:
+def test_wrong_command_is_detected(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text(
         "`testbed plan` `testbed plot`\n\n    testbed up a.yaml --fast   # comment\n"
@@ -227,7 +227,7 @@ def test_a_wrong_command_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", of_language("yaml"), ids=lambda block: block.document.stem)
-def test_yaml_is_what_the_testbed_takes(block: Block) -> None:
+def test_yaml_examples_are_valid(block: Block) -> None:
     check_yaml(block.text)
 
 
@@ -248,13 +248,13 @@ def check_yaml(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["devices: [{name: pi, cpus: 0.1}]", "rule: {name: fedbuf}", "nodes: [{name: a}]"]
 )
-def test_wrong_yaml_is_found(text: str) -> None:
+def test_wrong_yaml_is_detected(text: str) -> None:
     with pytest.raises(BadInputError):
         check_yaml(text)
 
 
 @pytest.mark.parametrize("block", of_language("python"), ids=lambda block: block.document.stem)
-def test_python_imports_what_exists(block: Block) -> None:
+def test_python_examples_import_existing_names(block: Block) -> None:
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith("__"):
             for name in node.names:
@@ -289,7 +289,7 @@ def test_the_site_has_all_pages_and_needs_no_network(site: Path) -> None:
 
 
 @pytest.mark.browser
-def test_a_page_from_disk_is_searched(site: Path) -> None:
+def test_site_search_works_from_disk(site: Path) -> None:
     if lacking := browser.missing():
         unavailable("browser", f"no {lacking}")
     with browser.opened() as window:
@@ -298,7 +298,7 @@ def test_a_page_from_disk_is_searched(site: Path) -> None:
         eventually(lambda: window.run(results) > 0, 30)
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
+def test_broken_link_is_detected(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text(
         "# A title\n[a](a.md#a-title) [b](b.md) [c](#gone) [d](https://d.e)\n```\n[f](f)\n```\n"

@@ -55,12 +55,12 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("device", ["cpu-5", "cpu-10", "cpu-25", "cpu-50"])
-def test_a_share_is_met(found: Found, device: str) -> None:
+def test_cpu_share_is_met(found: Found, device: str) -> None:
     assert abs(found.devices[device]["cpu"]["error"]) < CPU_ERROR[found.runtime]
 
 
 @pytest.mark.parametrize("device", ["cpu-10", "cpu-25"])
-def test_training_takes_as_long_as_the_share_says(found: Found, device: str) -> None:
+def test_training_time_follows_the_cpu_share(found: Found, device: str) -> None:
     """The CPU time that it used, over its share: how much CPU time a step costs is the host's, and more
     where its cores are busy and the share is small. From the run's first sample, as what is used between
     it and the one before is mostly the device's start, which has no limit, to the last."""
@@ -79,7 +79,7 @@ def test_rates_are_met_within_6_percent(found: Found, device: str) -> None:
 
 
 @pytest.mark.parametrize(("device", "trips"), [("lossy", 500), ("bad", 500)])
-def test_as_many_packets_are_lost_as_was_asked(found: Found, device: str, trips: int) -> None:
+def test_packet_loss_is_met(found: Found, device: str, trips: int) -> None:
     """Within four standard errors of so many round trips; no relay loses any, so they are left out."""
     if found.runtime == "process":
         assert device not in found.devices
@@ -89,7 +89,7 @@ def test_as_many_packets_are_lost_as_was_asked(found: Found, device: str, trips:
     assert abs(loss["got"] - loss["asked"]) < 4 * error
 
 
-def test_delays_spread_as_was_asked(found: Found) -> None:
+def test_jitter_is_met(found: Found) -> None:
     """The standard deviation of 100 round trips, each the sum of two uniform delays, is known to 5.9 %
     (standard error; the kurtosis of such a sum is 2.4)."""
     jitter = found.devices["4g"]["jitter"]
@@ -97,7 +97,7 @@ def test_delays_spread_as_was_asked(found: Found) -> None:
 
 
 @pytest.mark.parametrize("device", ["slow", "3g", "dsl", "lossy", "cable"])
-def test_a_round_trip_takes_what_was_asked(found: Found, device: str) -> None:
+def test_round_trip_time_is_met(found: Found, device: str) -> None:
     """Within 2 ms, a millisecond each way, or 2 %."""
     if device == "lossy" and found.runtime == "process":
         assert device not in found.devices

@@ -54,7 +54,7 @@ def written(folder: Path, **task: Any) -> Path:
     return file
 
 
-def test_a_numpy_client_in_local_processes(tmp_path: Path) -> None:
+def test_numpy_client_runs_in_processes(tmp_path: Path) -> None:
     """Its initial model is what get_parameters returns. From Python, which changes devices too."""
     seen: list[events.Record] = []
     with up(
@@ -76,7 +76,7 @@ def test_a_numpy_client_in_local_processes(tmp_path: Path) -> None:
     assert result.updates["loss"].notna().all()  # the app's train_loss
 
 
-def test_the_message_api_in_virtual_time(tmp_path: Path) -> None:
+def test_message_api_app_runs_in_virtual_time(tmp_path: Path) -> None:
     """The same again from the same seed, though nothing in the app says how."""
     file = written(tmp_path, app="flower_app.message_app:app", net="flower_app.task:Net")
     first, second = (simulate(file, runs=tmp_path / "runs") for _ in range(2))
@@ -85,7 +85,7 @@ def test_the_message_api_in_virtual_time(tmp_path: Path) -> None:
     assert first.evaluations["loss"].tolist() == second.evaluations["loss"].tolist()
 
 
-def test_a_fit_is_what_the_app_does(tmp_path: Path) -> None:
+def test_fit_returns_the_apps_arrays(tmp_path: Path) -> None:
     """The arrays that come out are those of the partition's training, BatchNorm's buffers included."""
     written(tmp_path)
     own_code.use(str(tmp_path))
@@ -122,30 +122,30 @@ def test_a_fit_is_what_the_app_does(tmp_path: Path) -> None:
         ({"local": {"epochs": 2, "lr": 0.1}}, "flower trains by its own code: write steps: 1"),
     ],
 )
-def test_what_is_refused(task: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_apps_are_refused(task: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=message):
         simulate(written(tmp_path, **task), runs=tmp_path / "runs")
 
 
-def test_flower_needs_code(tmp_path: Path) -> None:
+def test_flower_task_needs_a_code_folder(tmp_path: Path) -> None:
     text = written(tmp_path).read_text().replace("code: flower_app\n", "")
     with pytest.raises(BadInputError, match="flower runs code of your own: add code"):
         topology.parse(text)
 
 
-def test_an_app_without_an_initial_model(tmp_path: Path) -> None:
+def test_app_without_an_initial_model_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, app="flower_app.message_app:app")
     with pytest.raises(BadInputError, match="net is missing: an app of the message API has no model"):
         simulate(file, runs=tmp_path / "runs")
 
 
-def test_flower_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_flower_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match="not installed here: python -m pip install flwr"):
         Flower("flower_app.client_app:app").check(2)
 
 
-def test_replies_that_do_not_fit() -> None:
+def test_invalid_replies_of_an_app_are_refused() -> None:
     from flwr.app import ArrayRecord, Message, RecordDict
     from flwr.client import NumPyClient
     from flwr.clientapp import ClientApp
@@ -171,7 +171,7 @@ def test_replies_that_do_not_fit() -> None:
         silent.fit(0, 1, 0.1)
 
 
-def test_the_first_device_is_not_alone_after_it_gave_the_initial_model() -> None:
+def test_device_that_gave_the_initial_model_trains_like_the_others() -> None:
     from flwr.client import NumPyClient
     from flwr.clientapp import ClientApp
 

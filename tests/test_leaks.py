@@ -64,7 +64,7 @@ def test_test_that_leaks_sockets_fails_and_those_beside_it_do_not(tmp_path: Path
     assert re.search(r"ERROR \S*test_sockets\.py::test_leaks - Failed: left to the gar", done.stdout)
 
 
-def test_what_is_closed_or_in_use_is_not_left() -> None:
+def test_closed_or_used_files_are_no_leak() -> None:
     before = leaks.open_files()
     one, other = socket.socketpair()
     with one, other:

@@ -23,7 +23,7 @@ def last_limits(run: Finished, device: str) -> dict[str, Any]:
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_limits_are_read_back_and_what_somebody_else_changes_is_a_reason(
+def test_limits_are_read_back_and_outside_changes_make_the_run_not_valid(
     engine: docker.DockerClient, built: object, tmp_path: Path
 ) -> None:
     topology = write_topology(

@@ -9,11 +9,11 @@ import pytest
 from tests import mutants
 
 
-def test_each_explanation_is_of_a_mutant_that_there_is() -> None:
+def test_explanations_belong_to_existing_mutants() -> None:
     assert mutants.stale(mutants.EQUIVALENT) == []
 
 
-def test_of_another_line_mutation_or_file_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explanation_of_a_missing_mutant_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     key = ("agents/aggregator/evaluation.py", "_NICE = 19", "_NICE = 20")
     old = [
         ("agents/aggregator/evaluation.py", "_NICE = 18", "_NICE = 20"),

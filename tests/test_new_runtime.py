@@ -53,7 +53,7 @@ def row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(traits.RUNTIMES, "new", row)
 
 
-def test_a_run(testbed: Testbed, tmp_path: Path) -> None:
+def test_run_with_a_runtime_added_by_a_user(testbed: Testbed, tmp_path: Path) -> None:
     topology, runs = write_small_topology(tmp_path, stop={"updates": 3}), tmp_path / "runs"
     said = testbed("up", topology, "--runtime", "new", "--runs", runs)
     assert said.code == 0, said.err
@@ -65,7 +65,7 @@ def test_a_run(testbed: Testbed, tmp_path: Path) -> None:
     assert left_as_processes(run.path.name) == []
 
 
-def test_plan_and_what_lives(testbed: Testbed, tmp_path: Path) -> None:
+def test_plan_and_list_with_an_added_runtime(testbed: Testbed, tmp_path: Path) -> None:
     assert (
         "new: 2 devices ask for"
         in testbed("plan", write_small_topology(tmp_path), "--runtime", "new").out

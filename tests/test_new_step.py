@@ -69,7 +69,7 @@ def _row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("rule", ["{name: fedbuff, buffer_size: 1}", "{name: fedasync}"])
-def test_a_run_does_it(rule: str, tmp_path: Path) -> None:
+def test_run_applies_an_added_update_step(rule: str, tmp_path: Path) -> None:
     """Of a delta, and of a model, which comes as the difference to the one that was sent."""
     run = testbed.simulate(TOPOLOGY.replace("RULE", rule), runs=tmp_path)
     first, last = (
@@ -91,7 +91,9 @@ def test_a_run_does_it(rule: str, tmp_path: Path) -> None:
         ("RULE", "{name: area, every: 2}", "applied whole"),
     ],
 )
-def test_what_does_not_fit_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+def test_invalid_settings_of_an_added_step_are_refused(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
     text: Any = TOPOLOGY.replace(old, new).replace("RULE", "{name: fedavg}")
     with pytest.raises(BadInputError, match=message):
         testbed.simulate(text, runs=tmp_path)

@@ -61,7 +61,7 @@ def tags_for(path: Path) -> list[str]:
         "virtual",
     ],
 )
-def test_the_example_runs_and_is_replayed(
+def test_example_of_own_code_runs_and_is_replayed(
     runtime: str, example: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """From another folder; what is beside the topology by then does not count."""

@@ -110,7 +110,7 @@ def python(copy: Path, *arguments: str) -> str:
     return ended.stdout
 
 
-def test_a_rule_a_task_and_a_chart(copy: Path) -> None:
+def test_recipe_adds_a_rule_a_task_and_a_chart(copy: Path) -> None:
     """The rule is the example that `agents/rules/interface.py` says to copy."""
     interface = (copy / "agents/rules/interface.py").read_text(encoding="utf-8")
     example = interface[interface.index("    @dataclass") : interface.index('"""\n\nfrom __future__')]
@@ -147,7 +147,7 @@ def test_a_rule_a_task_and_a_chart(copy: Path) -> None:
     assert (copy / "counts.png").stat().st_size > 1000
 
 
-def test_a_device_action_and_mypy_names_what_does_not_handle_it(copy: Path) -> None:
+def test_recipe_adds_a_device_action_and_mypy_names_unhandled_places(copy: Path) -> None:
     """A class, a member of the union, a row of the table: it has a JSON form and folds like others."""
     actions = copy / "agents/device_actions.py"
     insert(

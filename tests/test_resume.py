@@ -38,7 +38,7 @@ def with_one_device(folder: Path, **settings: str) -> Path:
     )
 
 
-def test_a_resumed_run_goes_on(testbed: Testbed, tmp_path: Path) -> None:
+def test_run_resumes_after_interrupt_and_kill(testbed: Testbed, tmp_path: Path) -> None:
     """Once after an interrupt, and once after SIGKILL for every process: nothing is lost, and nothing is
     applied twice."""
     topology = with_one_device(tmp_path, durability="recording")
@@ -101,7 +101,7 @@ def wait_for_the_last_record(runs: Path) -> Finished:
     return Finished.only_one_in(runs)
 
 
-def test_a_crashed_run_goes_on_from_its_checkpoint(testbed: Testbed, tmp_path: Path) -> None:
+def test_crashed_run_resumes_from_its_checkpoint(testbed: Testbed, tmp_path: Path) -> None:
     """What came after the checkpoint is taken out of the records, and the controller that resumes the
     run reads on all the same, as does the command that waits for the run clock."""
     topology = with_one_device(tmp_path, durability="checkpoint")
@@ -159,7 +159,7 @@ def test_changed_topology_is_not_resumed(testbed: Testbed, interrupted: Finished
     assert done.code == 0, done.out + done.err
 
 
-def test_damaged_log_is_not_resumed_and_odd_files_in_an_outbox_are_set_aside(
+def test_damaged_log_is_not_resumed_and_invalid_outbox_files_are_set_aside(
     testbed: Testbed, interrupted: Finished
 ) -> None:
     log = interrupted.path / "state" / "aggregator" / "inputs.bin"

@@ -56,7 +56,7 @@ def _sent(run: Finished, device: str, begin: float, end: float) -> list[float]:
 
 
 @pytest.mark.docker
-def test_every_action_is_told_with_its_lateness(played: Finished) -> None:
+def test_every_action_is_recorded_with_its_lateness(played: Finished) -> None:
     acted = [record for record in played.records if isinstance(record, events.Acted)]
     assert [(a.device, a.details["action"]) for a in acted] == [
         ("near", "set"),
@@ -86,7 +86,7 @@ def test_every_action_is_told_with_its_lateness(played: Finished) -> None:
         ("near", (9, 17), (17.2, 20), None),
     ],
 )
-def test_a_device_works_but_while_it_is_away(
+def test_device_works_except_while_absent(
     played: Finished,
     device: str,
     before: tuple[float, float] | None,
@@ -99,7 +99,7 @@ def test_a_device_works_but_while_it_is_away(
 
 
 @pytest.mark.docker
-def test_a_changed_link_is_the_link_from_there_on(played: Finished) -> None:
+def test_changed_link_takes_effect(played: Finished) -> None:
     """2.6 kB, a packet of it in the bucket, at 256 kbit/s and 150 ms; then at 2 Mbit/s and 10 ms."""
     took = {u.sent: u.arrived - u.sent for u in played.updates if u.client == "far"}
     slow = [seconds for sent, seconds in took.items() if sent < 3]
@@ -110,7 +110,7 @@ def test_a_changed_link_is_the_link_from_there_on(played: Finished) -> None:
 
 
 @pytest.mark.docker
-def test_the_run_says_what_the_devices_got(played: Finished) -> None:
+def test_run_reports_the_measured_shares_and_links(played: Finished) -> None:
     devices: dict[str, dict[str, Any]] = json.loads((played.path / "fidelity.json").read_text())[
         "devices"
     ]
@@ -123,7 +123,7 @@ def test_the_run_says_what_the_devices_got(played: Finished) -> None:
 
 
 @pytest.mark.docker
-def test_run_directory_tells_the_story(played: Finished) -> None:
+def test_run_directory_has_the_records_of_the_scenario(played: Finished) -> None:
     files = {"topology.yaml", "manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json"}
     files |= {"models", "logs", "inputs.bin"}
     assert {path.name for path in played.path.iterdir()} == files
@@ -138,7 +138,7 @@ def test_run_directory_tells_the_story(played: Finished) -> None:
 
 
 @pytest.mark.docker
-def test_a_replay_is_the_same_to_the_last_bit(testbed: Testbed, played: Finished) -> None:
+def test_replay_is_identical(testbed: Testbed, played: Finished) -> None:
     done = testbed("replay", played.path.name, "--runs", played.path.parent)
     assert done.code == 0, done.out + done.err
     assert f"{len(played.updates)} updates among them" in done.out
@@ -153,14 +153,14 @@ def test_timestamps_are_in_order(played: Finished) -> None:
 
 
 @pytest.mark.docker
-def test_devices_keep_to_their_memory(played: Finished) -> None:
+def test_devices_stay_within_their_memory_limit(played: Finished) -> None:
     samples = [s["memory"] for s in played.telemetry if s["device"] == "near" and "memory" in s]
     assert len(samples) > 5
     assert max(samples) < 300e6
 
 
 @pytest.mark.docker
-def test_secrets_are_gone(played: Finished) -> None:
+def test_no_password_is_left_in_the_run_directory(played: Finished) -> None:
     """Nothing that looks like one of the passwords (32 URL-safe characters) is in any text."""
     for path in played.path.rglob("*"):
         if path.suffix in {".json", ".jsonl", ".log", ".yaml"}:
@@ -168,7 +168,7 @@ def test_secrets_are_gone(played: Finished) -> None:
 
 
 @pytest.mark.docker
-def test_nothing_is_left(played: Finished, engine: docker.DockerClient) -> None:
+def test_nothing_is_left_behind(played: Finished, engine: docker.DockerClient) -> None:
     assert left_in_docker(engine, played.path.name) == []
 
 
@@ -207,7 +207,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.parametrize(("device", "begin", "end"), [("cut", 5.0, 7.0), ("bus", 2.0, 4.0)])
-def test_nothing_passes_a_relay_that_is_cut(
+def test_disconnected_relay_passes_nothing(
     linked: Finished, device: str, begin: float, end: float
 ) -> None:
     assert _sent(linked, device, 0, begin)
@@ -215,14 +215,14 @@ def test_nothing_passes_a_relay_that_is_cut(
     assert _sent(linked, device, end, 10)
 
 
-def test_a_changed_relay_is_the_link_from_there_on(linked: Finished) -> None:
+def test_changed_relay_takes_effect(linked: Finished) -> None:
     """As above."""
     took = {u.sent: u.arrived - u.sent for u in linked.updates if u.client == "far"}
     assert min(seconds for sent, seconds in took.items() if sent < 3) > 0.18
     assert min(seconds for sent, seconds in took.items() if sent > 5) < 0.15
 
 
-def test_relays_are_as_asked(linked: Finished) -> None:
+def test_relays_meet_the_requested_links(linked: Finished) -> None:
     assert linked.manifest["shaper"] == "relay"
     devices = json.loads((linked.path / "fidelity.json").read_text())["devices"]
     assert all(abs(devices["far"][name]["error"]) < 6 for name in ("up", "down", "rtt")), devices["far"]
@@ -231,7 +231,7 @@ def test_relays_are_as_asked(linked: Finished) -> None:
         assert abs(devices[one]["up"]["error"]) < 6, devices[one]
 
 
-def test_relays_count_what_devices_send_and_receive(linked: Finished) -> None:
+def test_relays_count_bytes_sent_and_received(linked: Finished) -> None:
     last = next(s for s in reversed(linked.telemetry) if s["device"] == "a" and "cpu" in s)
     payload = sum(update.bytes for update in linked.updates if update.client == "a")
     assert last["sent"] > payload

@@ -70,7 +70,7 @@ def last_sample(run: Finished) -> float:
 
 
 @pytest.mark.alone
-def test_a_run_ends_when_it_is_to_end_though_its_evaluation_does_not(up: Up) -> None:
+def test_run_ends_in_time_despite_a_slow_evaluation(up: Up) -> None:
     """Its devices end with it, and do not wait for the evaluation."""
     began = time.monotonic()
     run = up(600, timeout=4, stop={"after": "2s"}, evaluate={"every": "1s"})
@@ -90,7 +90,7 @@ def test_a_run_ends_when_it_is_to_end_though_its_evaluation_does_not(up: Up) -> 
     assert replay(RunDirectory(run.path)).updates == len(run.updates) > 0
 
 
-def test_ctrl_c_ends_the_wait(up: Up, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_wait_for_the_last_evaluation(up: Up, tmp_path: Path) -> None:
     interrupted: list[float] = []
 
     def interrupt() -> None:
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_the_wait(up: Up, tmp_path: Path) -> None:
     assert replay(RunDirectory(run.path)).updates == len(run.updates)
 
 
-def test_an_evaluation_that_fails_ends_the_run_at_once_with_its_reason(up: Up) -> None:
+def test_failed_evaluation_ends_the_run_with_its_reason(up: Up) -> None:
     """What was recorded by then is there."""
     run = up("1 / 0", timeout=60, code=1, stop={"after": "60s"})
     assert "ZeroDivisionError" in (run.path / "logs" / "aggregator.log").read_text()
@@ -119,7 +119,7 @@ def test_an_evaluation_that_fails_ends_the_run_at_once_with_its_reason(up: Up) -
 
 
 @pytest.mark.alone
-def test_models_are_evaluated_after_the_run(up: Up) -> None:
+def test_models_may_be_evaluated_after_the_run(up: Up) -> None:
     """All of them, longer than a run would wait otherwise; nothing happens to its devices meanwhile."""
     run = up(
         0.25,

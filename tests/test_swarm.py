@@ -105,7 +105,7 @@ def nothing_is_left(engines: tuple[Engine, Engine]) -> None:
         time.sleep(0.2)
 
 
-def test_a_run_on_both_engines(
+def test_run_on_two_engines_survives_kills_and_is_resumed(
     on_swarm: tuple[Engine, Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a scenario; then the broker is killed, then the controller; the run is resumed, changed by
@@ -182,7 +182,7 @@ def test_a_run_on_both_engines(
     assert {path.stem for path in (run.path / "logs").iterdir()} >= {*NAMES, BROKER, "node.agent"}
 
 
-def test_what_ends_by_itself_ends_the_run_with_its_name(
+def test_unexpected_exit_ends_the_run_and_is_named(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     """A device while the fleet is launched, and a node agent, without which nobody hears of the node's
@@ -204,7 +204,7 @@ def test_what_ends_by_itself_ends_the_run_with_its_name(
     nothing_is_left(on_swarm)
 
 
-def test_a_pending_clean_up_is_done_through_engine_proxies_of_the_same_image(
+def test_pending_cleanup_uses_engine_proxies_of_the_same_image(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     """It may have that from a registry, and under no other name."""
@@ -222,7 +222,7 @@ def test_a_pending_clean_up_is_done_through_engine_proxies_of_the_same_image(
     nothing_is_left(on_swarm)
 
 
-def test_a_node_that_has_gone_since_the_run_was_planned_is_told_and_one_that_has_come_does_no_harm(
+def test_node_lost_since_the_plan_is_reported_and_a_new_one_is_ignored(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     here, other = nodes(on_swarm[0].client)

@@ -158,7 +158,7 @@ def assert_no_effect_on(device: str, run: Finished) -> None:
     assert device not in {one.client for one in rejected}
 
 
-def test_ctrl_c_during_start_up_leaves_nothing(engine: docker.DockerClient, tmp_path: Path) -> None:
+def test_ctrl_c_during_startup_leaves_nothing(engine: docker.DockerClient, tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path)
     with started("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs") as up:
         until_printed(up, "Starting broker")
@@ -199,7 +199,7 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(
         ("shakespeare-lstm", {"scheme": "natural"}, 4 * 133_520),
     ],
 )
-def test_a_papers_model_in_containers(
+def test_large_model_of_a_paper_runs_in_containers(
     testbed: Testbed, task: str, partition: dict[str, Any], size: int, data_root: Path, tmp_path: Path
 ) -> None:
     """Updates of 44.7 MB, buffers among them; sequences of each role."""
@@ -243,7 +243,7 @@ class Greedy(DigitsLogreg):
 """
 
 
-def test_a_device_that_the_kernel_kills_for_lack_of_memory_is_told_as_that(tmp_path: Path) -> None:
+def test_device_killed_for_lack_of_memory_is_reported_as_such(tmp_path: Path) -> None:
     """The other one, with room for it, goes on."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "greedy.py").write_text(GREEDY)
@@ -268,7 +268,9 @@ def test_a_device_that_the_kernel_kills_for_lack_of_memory_is_told_as_that(tmp_p
     assert len(run.of_group("small")) < 6 < len(run.of_group("large"))
 
 
-def test_the_same_fleet_otherwise(testbed: Testbed, data_root: Path, tmp_path: Path) -> None:
+def test_same_topology_runs_with_another_rule_and_runtime(
+    testbed: Testbed, data_root: Path, tmp_path: Path
+) -> None:
     """Another rule and another runtime: the topology is the same, and the run ends well."""
     topology = write_topology(tmp_path, "mnist-fedbuff", rule={"name": "fedasync"}, stop={"updates": 8})
     done = testbed(
@@ -281,7 +283,9 @@ def test_the_same_fleet_otherwise(testbed: Testbed, data_root: Path, tmp_path: P
 
 
 @pytest.mark.alone  # others make networks, too
-def test_down_after_the_controller_was_killed(engine: docker.DockerClient, tmp_path: Path) -> None:
+def test_down_removes_a_run_whose_controller_was_killed(
+    engine: docker.DockerClient, tmp_path: Path
+) -> None:
     """From another directory; with links, so that there is a router and traffic control to clean up."""
     before = _network_state()
     link = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
@@ -306,7 +310,7 @@ def _network_state() -> list[str]:
     return [done.stdout for done in found]
 
 
-def test_twenty_devices(
+def test_twenty_devices_run_in_containers(
     testbed: Testbed,
     engine: docker.DockerClient,
     tmp_path: Path,

@@ -36,7 +36,7 @@ from tests.running import (
 from tests.waiting import eventually
 
 
-def test_runs_to_the_end(tmp_path: Path) -> None:
+def test_run_of_processes_ends_normally(tmp_path: Path) -> None:
     """In rounds; other tests run the other rules. The bias is frozen: it is not sent, and stays 0.
     Devices are evaluated one by one. With `-v` their clients say what they do."""
     task = {"name": "digits-logreg", "frozen": ["1.bias"], "local": {"steps": 20, "lr": 0.1}}
@@ -75,7 +75,7 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_stretched_time_is_told_as_the_devices_have_it(testbed: Testbed, tmp_path: Path) -> None:
+def test_dilated_run_is_reported_in_device_time(testbed: Testbed, tmp_path: Path) -> None:
     devices = [{"name": "a", "cpu": 0.4, "timing": "300ms"}]
     topology = write_topology(tmp_path, devices=devices, dilation=4, stop={"after": "2s"})
     begin = time.monotonic()
@@ -110,7 +110,7 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
 
 
-def test_detached_run_is_seen_and_taken_down(testbed: Testbed, tmp_path: Path) -> None:
+def test_detached_run_is_listed_and_removed(testbed: Testbed, tmp_path: Path) -> None:
     """And one of its clients gets no further at the broker than it should."""
     runs = tmp_path / "runs"
     topology = write_small_topology(tmp_path, broker={"tls": True})
@@ -131,7 +131,7 @@ def test_detached_run_is_seen_and_taken_down(testbed: Testbed, tmp_path: Path) -
     assert manifest["refused"].keys() == {"fast", "?"}
 
 
-def test_killed_controller_takes_its_processes_along(testbed: Testbed, tmp_path: Path) -> None:
+def test_processes_end_with_a_killed_controller(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path)
     with started("up", topology, "--runtime", "process", "--runs", tmp_path / "runs") as up:
         until_printed(up, "the run clock starts")
@@ -153,7 +153,7 @@ def test_killed_controller_takes_its_processes_along(testbed: Testbed, tmp_path:
     assert {one.name for one in path.iterdir()} == kept
 
 
-def test_a_link_that_loses_packets_is_refused(testbed: Testbed, tmp_path: Path) -> None:
+def test_link_with_loss_is_refused_in_processes(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_topology(tmp_path, devices=[{"name": "far", "cpu": 0.5, "link": {"loss": "1%"}}])
     done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.code == 2
@@ -162,7 +162,7 @@ def test_a_link_that_loses_packets_is_refused(testbed: Testbed, tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
-def test_sums_are_all_that_leaves_the_clients(testbed: Testbed, tmp_path: Path) -> None:
+def test_only_sums_leave_the_clients_under_secure_aggregation(testbed: Testbed, tmp_path: Path) -> None:
     """Secure aggregation with noise once per version, among processes with keys and a broker of their
     own; one of three is ended in the middle and comes back, and any two open a sum."""
     topology = write_topology(
@@ -190,7 +190,7 @@ def test_sums_are_all_that_leaves_the_clients(testbed: Testbed, tmp_path: Path) 
     assert left_as_processes(run.path.name) == []
 
 
-def test_a_peer_that_means_harm_costs_the_sums_that_it_takes_part_in_and_no_more(
+def test_malicious_client_only_spoils_the_sums_it_takes_part_in(
     tmp_path: Path,
 ) -> None:
     """It does all of `tests.evil_peer` for 6 of 14 s. No memory grows by what it announces, no honest

@@ -76,24 +76,24 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(python, packages, work)
 
 
-def test_it_takes_no_name_but_its_own(installed: Installed) -> None:
+def test_wheel_installs_only_its_own_packages(installed: Installed) -> None:
     names = {path.name.partition("-")[0] for path in installed.packages.iterdir()}
     assert names - {"agents", "all", "__pycache__"} == {"testbed", "edge_fl_testbed"}
 
 
-def test_it_says_its_version(installed: Installed) -> None:
+def test_wheel_reports_its_version(installed: Installed) -> None:
     (info,) = installed.packages.glob("edge_fl_testbed-*.dist-info")
     assert installed.run("testbed", "--version").split() == ["testbed", info.stem.split("-")[1]]
 
 
-def test_its_images_are_those_of_the_checkout(installed: Installed) -> None:
+def test_wheel_has_the_image_tags_of_the_checkout(installed: Installed) -> None:
     """The tags are hashes of the Dockerfiles and of the code of the agents."""
     program = "from testbed import images as i; print(i.current_tags(i.FOLDER, i.AGENTS))"
     told = installed.run("python", "-c", program)
     assert told.strip() == str(images.current_tags(images.FOLDER, images.AGENTS))
 
 
-def test_examples_are_planned_run_and_looked_at(installed: Installed) -> None:
+def test_examples_of_the_wheel_run_beside_a_foreign_agents_package(installed: Installed) -> None:
     """In a folder with somebody's package `agents`; processes and the notebook find ours."""
     assert "testbed up examples/topologies/quickstart.yaml" in installed.run(
         "testbed", "new", "examples"

@@ -24,19 +24,19 @@ GPU = replace(CPU, device="cuda", gpu_memory=2 * 2**30)
 A2 = SimpleNamespace(name="NVIDIA A2", total_memory=16 * 2**30, multi_processor_count=5)
 
 
-def test_a_client_without_a_gpu_is_left_alone() -> None:
+def test_client_without_a_gpu_is_not_limited() -> None:
     accelerator.prepare(CPU)
     with pytest.raises(torch.OutOfMemoryError), accelerator.memory_named(CPU):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
 
 
-def test_a_client_that_finds_no_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_finds_no_gpu_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match=r"client pi: PyTorch 2\S+ finds no GPU here .*`testbed"):
         accelerator.prepare(GPU)
 
 
-def test_pytorch_takes_no_more_of_the_memory_than_the_device_has(
+def test_pytorch_memory_is_limited_to_that_of_the_device(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken: list[float] = []
@@ -56,7 +56,7 @@ def test_pytorch_takes_no_more_of_the_memory_than_the_device_has(
     assert accelerator.fraction(32 * 2**30, 16 * 2**30) == 1.0
 
 
-def test_a_lack_of_gpu_memory_is_named() -> None:
+def test_out_of_gpu_memory_is_reported() -> None:
     with pytest.raises(SystemExit) as ended, accelerator.memory_named(GPU):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
     assert str(ended.value) == (

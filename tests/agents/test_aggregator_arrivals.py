@@ -27,7 +27,7 @@ def arrivals(*keys: tuple[str, int], buffers: tuple[Buffers, ...] = ()) -> Arriv
     return found
 
 
-def test_the_record_of_one_that_is_applied_is_in_seconds_of_the_run() -> None:
+def test_record_of_an_applied_update_is_in_run_seconds() -> None:
     waiting = arrivals(("a", 1), ("b", 2))
     record = waiting.applied(Contribution("a", 1, base_version=3, weight=0.5), 6, 2 * SECOND).record
     assert record == events.UpdateApplied(
@@ -57,7 +57,7 @@ def test_the_record_of_one_that_is_applied_is_in_seconds_of_the_run() -> None:
     assert [*waiting] == [("b", 2)]
 
 
-def test_of_one_that_is_not_its_round_is_unfinished() -> None:
+def test_round_of_an_update_that_is_not_applied_is_unfinished() -> None:
     waiting = arrivals(("a", 1), ("b", 2), ("a", 3))
     expected = events.RoundUnfinished(
         at=2.0, client="b", base_version=3, dispatched=0.0625, until=1.0, dispatch=2
@@ -67,13 +67,13 @@ def test_of_one_that_is_not_its_round_is_unfinished() -> None:
     assert [log.record for log in waiting.unapplied(3 * SECOND)] == others
 
 
-def test_they_wait_in_the_order_of_their_arrival() -> None:
+def test_updates_wait_in_order_of_arrival() -> None:
     waiting = arrivals(("a", 1), ("b", 2), ("a", 3))
     assert (len(waiting), [*waiting]) == (3, [("a", 1), ("b", 2), ("a", 3)])
     assert (waiting.of("a"), waiting.of("c")) == ((1, 3), ())
 
 
-def test_buffers_are_of_those_that_are_used_and_integers_of_the_last_to_arrive() -> None:
+def test_buffers_average_applied_updates_and_integers_come_from_the_last() -> None:
     made = tuple(
         Buffers(np.array([value], np.float32), np.array([value], np.int64)) for value in (1, 4, 7)
     )

@@ -43,7 +43,7 @@ from tests.agents.helpers import VANILLA, Simulation, done, make_core, message, 
 # Start
 
 
-def test_the_run_starts_with_those_who_are_ready() -> None:
+def test_run_starts_with_the_ready_clients() -> None:
     core, server = make_core(VANILLA, importance={"a": 0.2, "b": 0.3, "c": 0.5})
     assert core.status("c", "ready", 0.0) == []
     assert core.status("a", "ready", 0.0) == []
@@ -59,7 +59,7 @@ def test_the_run_starts_with_those_who_are_ready() -> None:
     assert server.clients == {"a": 0.2, "c": 0.5}
 
 
-def test_nothing_happens_before_the_start() -> None:
+def test_nothing_is_sent_before_the_start() -> None:
     core, _ = make_core(VANILLA)
     assert core.next_timer is None
     assert core.update("a", message("a", 1), 4, 0.0) == []
@@ -105,7 +105,7 @@ def test_an_update_is_applied_recorded_and_answered() -> None:
     ]
 
 
-def test_the_rule_is_told_all_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_gets_all_fields_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of dispatch 1, sent at 0 s; b's second model is version 1's, sent at 1 s."""
     core, _ = started()
     core.update("b", message("b", 2), 4, at=1.0)
@@ -146,7 +146,7 @@ def test_the_rule_is_told_all_of_an_update(monkeypatch: pytest.MonkeyPatch) -> N
         ("a", message("a", 10**400), "answers dispatch 1000"),
     ],
 )
-def test_a_stray_changes_nothing(sender: str, stray: Any, reason: str) -> None:
+def test_stray_update_changes_nothing(sender: str, stray: Any, reason: str) -> None:
     core, server = started()
     (record,) = records(core.update(sender, stray, 4, 1.0))
     assert isinstance(record, events.UpdateRejected)
@@ -189,7 +189,7 @@ NEVER = (from_seconds(99.9), from_seconds(101.1), -1, 2**64, -(2**64))
         ({"downloaded": from_seconds(100.3)}, "times that are not in order"),  # after it was trained on
     ],
 )
-def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
+def test_unusable_update_is_dropped_and_its_client_gets_a_model(
     fields: dict[str, Any], reason: str
 ) -> None:
     core, server = started()
@@ -205,7 +205,7 @@ def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
     assert list(server.clients) == ["a", "b"]
 
 
-def test_a_client_cannot_weigh_more_than_its_shard() -> None:
+def test_samples_of_an_update_are_limited_by_the_shard() -> None:
     core, server = started(samples={"a": 10, "b": 20})
     log, *_, again = core.update("a", message("a", 1, samples=2**40), 4, 1.0)
     (record,) = records([log])
@@ -225,7 +225,7 @@ def test_a_client_cannot_weigh_more_than_its_shard() -> None:
         (Bounds(norm=2.5, staleness=0), 1, "staleness 1, the bound is 0"),  # and is not clipped
     ],
 )
-def test_an_update_over_a_bound_is_dropped_with_the_reason(
+def test_update_over_a_bound_is_dropped_with_the_reason(
     bounds: Bounds, base: int, reason: str | None
 ) -> None:
     core, server = started(bounds=bounds)
@@ -259,7 +259,7 @@ def test_an_update_over_the_norm_is_clipped_to_it(
     assert clipped == ([] if norm is None else [events.UpdateClipped(1.0, "a", norm)])
 
 
-def test_the_distance_of_a_model_is_to_the_one_of_now() -> None:
+def test_norm_bound_of_a_model_is_relative_to_the_current_one() -> None:
     core, server = started(FedAsync(mixing=1.0), w=np.zeros(2, np.float32), bounds=Bounds(norm=1.0))
     server.w[:] = 10.0, 0.0
     core.update("a", message("a", 1, vector=np.array([10.0, 4.0], np.float32), kind="model"), 4, 1.0)
@@ -280,13 +280,13 @@ def test_the_distance_of_a_model_is_to_the_one_of_now() -> None:
         {"loss": -np.inf},
     ],
 )
-def test_what_a_client_may_just_say(fields: dict[str, Any]) -> None:
+def test_extreme_but_valid_fields_are_accepted(fields: dict[str, Any]) -> None:
     core, server = started()
     core.update("a", message("a", 1, **fields), 4, 1.0)
     assert server.version == 1
 
 
-def test_a_round_goes_on_without_an_update_that_diverged() -> None:
+def test_round_continues_without_a_diverged_update() -> None:
     core, server = started(FedAvg())
     core.update("b", message("b", 2, 3.0), 4, 1.0)
     core.update("a", message("a", 1, float("nan")), 4, 1.5)
@@ -298,7 +298,7 @@ def test_a_round_goes_on_without_an_update_that_diverged() -> None:
     assert core.end_of_instant(2.0) == [Dispatch("a", 2, 4), Dispatch("b", 2, 5, acknowledged=2)]
 
 
-def test_a_diverged_client_that_has_another_model_at_hand_is_left_to_it() -> None:
+def test_diverged_client_continues_with_the_newer_model_it_has() -> None:
     core, _ = started(FedAvg(round_timeout=5.0))
     core.due(5.0)
     assert core.end_of_instant(5.0) == [Dispatch("a", 0, 3), Dispatch("b", 0, 4)]
@@ -318,7 +318,7 @@ def test_a_duplicate_is_dropped() -> None:
     assert server.w.tolist() == [1.0]
 
 
-def test_the_vector_of_an_update_that_waits_to_be_applied_is_not_kept() -> None:
+def test_vector_of_a_waiting_update_is_not_kept() -> None:
     core, _ = started(FedBuff(buffer_size=2))
     first = message("a", 1)
     vector = weakref.ref(first.vector)
@@ -329,14 +329,14 @@ def test_the_vector_of_an_update_that_waits_to_be_applied_is_not_kept() -> None:
     assert (record.client, record.arrived, record.applied) == ("a", 1.0, 2.0)  # type: ignore[union-attr]
 
 
-def test_only_the_last_round_has_a_timer() -> None:
+def test_only_the_current_round_has_a_timer() -> None:
     core, _ = started(FedAvg(round_timeout=5.0))
     core.update("a", message("a", 1), 4, 1.0)
     core.update("b", message("b", 2), 4, 1.0)
     assert core.next_timer == 6.0
 
 
-def test_what_the_rule_ignores_is_recorded() -> None:
+def test_update_ignored_by_the_rule_is_recorded() -> None:
     core, server = started(FedAvg(round_timeout=5.0))
     core.update("b", message("b", 2, 3.0), 4, 1.0)
     core.due(5.0)
@@ -349,13 +349,13 @@ def test_what_the_rule_ignores_is_recorded() -> None:
     assert server.w.tolist() == [3.0]
 
 
-def test_garbage_is_counted() -> None:
+def test_invalid_messages_are_counted() -> None:
     core, _ = started()
     garbage = events.UpdateRejected(1.0, "a", "shorter than a header")
     assert core.reject("a", "shorter than a header", 1.0) == [Log(garbage)]
 
 
-def test_of_many_messages_that_answer_nothing_some_are_recorded_and_the_others_are_counted() -> None:
+def test_only_the_first_of_many_stray_messages_are_recorded() -> None:
     core, _ = started()
     told = [len(core.reject("a", "shorter than a header", 1.0)) for _ in range(1000)]
     assert told == [1] * 100 + [0] * 900
@@ -371,7 +371,7 @@ def test_of_many_messages_that_answer_nothing_some_are_recorded_and_the_others_a
 # Who is present
 
 
-def test_a_client_joins_late() -> None:
+def test_client_joins_during_the_run() -> None:
     core, server = make_core(VANILLA)
     core.status("b", "ready", 0.0)
     core.start(1e9, 100.0)
@@ -380,7 +380,7 @@ def test_a_client_joins_late() -> None:
     assert list(server.clients) == ["a", "b"]
 
 
-def test_a_client_leaves_and_its_late_update_is_dropped() -> None:
+def test_late_update_of_a_departed_client_is_dropped() -> None:
     core, server = started()
     assert records(core.status("a", "offline", 1.0)) == [
         events.ClientStatus(1.0, "a", "offline"),
@@ -392,7 +392,7 @@ def test_a_client_leaves_and_its_late_update_is_dropped() -> None:
     assert server.w.tolist() == [0.0]
 
 
-def test_an_absent_client_joins_by_being_ready_and_by_nothing_else() -> None:
+def test_absent_client_joins_only_with_status_ready() -> None:
     core, server = started()
     core.status("a", "offline", 1.0)
     for state in ("training", "joining"):
@@ -400,7 +400,7 @@ def test_an_absent_client_joins_by_being_ready_and_by_nothing_else() -> None:
     assert list(server.clients) == ["b"]
 
 
-def test_a_client_that_comes_back_answers_its_new_dispatch_only() -> None:
+def test_returning_client_can_answer_only_its_new_dispatch() -> None:
     core, server = started()
     core.status("a", "offline", 1.0)
     assert of(Dispatch, core.status("a", "ready", 2.0)) == [Dispatch("a", 0, 3)]
@@ -410,7 +410,7 @@ def test_a_client_that_comes_back_answers_its_new_dispatch_only() -> None:
     assert server.w.tolist() == [1.0]
 
 
-def test_a_restarted_client_counts_from_one_again_beside_its_old_update() -> None:
+def test_restarted_client_may_repeat_a_sequence_number() -> None:
     core, server = started(FedBuff(buffer_size=2))
     core.update("a", message("a", 1, 2.0), 4, 1.0)
     core.status("a", "joining", 2.0)
@@ -424,20 +424,20 @@ def test_a_restarted_client_counts_from_one_again_beside_its_old_update() -> Non
 
 
 @pytest.mark.parametrize("state", ["ready", "training", "waiting"])
-def test_a_present_client_stays_present(state: str) -> None:
+def test_status_of_a_present_client_keeps_it_present(state: str) -> None:
     core, server = started()
     assert core.status("a", state, 1.0)[0] == Log(events.ClientStatus(1.0, "a", state))
     assert list(server.clients) == ["a", "b"]
 
 
-def test_news_of_a_client_at_work_changes_nothing_of_what_it_may_answer() -> None:
+def test_status_training_keeps_the_open_dispatches() -> None:
     core, server = started(DeFedAvgIid(buffer_size=1))
     core.status("a", "training", 0.5)
     core.update("a", message("a", 1), 4, 1.0)  # the broadcast
     assert server.version == 1
 
 
-def test_who_starts_anew_does_not_answer_an_older_broadcast() -> None:
+def test_restarted_client_cannot_answer_an_older_broadcast() -> None:
     core, server = started(DeFedAvgIid(buffer_size=1))
     core.status("a", "joining", 0.5)
     core.status("a", "ready", 0.5)
@@ -447,7 +447,7 @@ def test_who_starts_anew_does_not_answer_an_older_broadcast() -> None:
     assert server.version == 0
 
 
-def test_a_deferred_model_is_not_sent_to_who_left_in_the_same_instant() -> None:
+def test_deferred_model_is_not_sent_to_a_client_that_left_in_the_instant() -> None:
     core, _ = started(FedAvg())
     core.update("a", message("a", 1), 4, 1.0)
     core.update("b", message("b", 2), 4, 1.0)
@@ -456,7 +456,7 @@ def test_a_deferred_model_is_not_sent_to_who_left_in_the_same_instant() -> None:
     assert core.end_of_instant(1.0) == [Dispatch("b", 1, 3, acknowledged=1)]
 
 
-def test_deferred_models_go_out_once_at_the_end_of_the_instant() -> None:
+def test_deferred_models_are_sent_once_at_the_end_of_the_instant() -> None:
     core, server = started(FedAvg())
     core.update("b", message("b", 2, 1.0), 4, 1.0)
     assert of(Dispatch, core.update("a", message("a", 1, 3.0), 4, 1.0)) == []
@@ -471,7 +471,7 @@ def test_deferred_models_go_out_once_at_the_end_of_the_instant() -> None:
 # Timers
 
 
-def test_a_version_is_evaluated_once_at_a_steady_pace() -> None:
+def test_versions_are_evaluated_once_at_a_steady_pace() -> None:
     core, _ = started(evaluate_every=2.0)
     assert core.next_timer == 2.0
     assert core.due(1.9) == []
@@ -486,7 +486,7 @@ def test_a_version_is_evaluated_once_at_a_steady_pace() -> None:
     assert core.next_timer == 14.0
 
 
-def test_a_model_that_the_rule_has_ruined_is_told_once() -> None:
+def test_model_that_is_not_finite_is_noted_once() -> None:
     core, server = started(evaluate_every=2.0)
     core.update("a", message("a", 1), 4, 1.0)
     server.w[0] = np.nan
@@ -498,7 +498,7 @@ def test_a_model_that_the_rule_has_ruined_is_told_once() -> None:
     assert core.due(4.0) == [Evaluate(2)]
 
 
-def test_checkpoints() -> None:
+def test_overdue_checkpoints_are_saved_once() -> None:
     core, _ = started(stop=Stop(updates=1))
     assert of(Save, core.due(1e6)) == [Save(0)]
     assert of(Save, core.due(3.5e6)) == [Save(0)]  # once, though two are due
@@ -520,14 +520,14 @@ def test_timers_of_one_instant_fire_in_a_fixed_order(every: float) -> None:
     assert [type(action).__name__ for action in actions] == ["Log", "Log", "Evaluate", "StopClients"]
 
 
-def test_a_model_is_evaluated_then_kept_whichever_timer_was_set_first() -> None:
+def test_evaluation_precedes_the_checkpoint_of_the_same_instant() -> None:
     core, _ = started(evaluate_every=1.0, checkpoint_every=from_seconds(2.0))
     core.due(1.0)
     core.update("a", message("a", 1), 4, 1.5)
     assert core.due(2.0) == [Evaluate(1), Save(1)]
 
 
-def test_the_checkpoint_of_the_last_instant_is_kept_before_the_end() -> None:
+def test_checkpoint_of_the_last_instant_is_saved_before_the_end() -> None:
     core, _ = started(stop=Stop(after=2e6))
     assert core.due(1e6) == [Save(0)]
     saved, stop, *_ = core.due(2e6)
@@ -540,7 +540,7 @@ def test_the_checkpoint_of_the_last_instant_is_kept_before_the_end() -> None:
 @pytest.mark.parametrize(
     "rule", [FedAvg(), FedAvg(sample=2), FedAsync(), FedBuff(buffer_size=3, concurrency=2)], ids=repr
 )
-def test_real_clients_and_a_real_aggregator(rule: Rule) -> None:
+def test_real_client_cores_and_aggregator_core_run_together(rule: Rule) -> None:
     simulation = Simulation(rule, [1, 2, 4, 5], [1.0, 0.5, 0.25, 3.0], 0.4, Stop(after=20.0, updates=60))
     models = simulation.run()
     updates = [r for r in simulation.records if isinstance(r, events.UpdateApplied)]
@@ -560,7 +560,7 @@ def test_real_clients_and_a_real_aggregator(rule: Rule) -> None:
     assert abs(models[-1] - 3) < 1.5
 
 
-def test_a_farewell_goes_to_the_rule_if_it_is_of_the_last_applied_update() -> None:
+def test_farewell_is_passed_to_the_rule_if_it_matches_the_last_applied_update() -> None:
     aggregator, server = started(Area(criterion="every", every=1))
     told = message("a", 1, kind="model", value=4.0)
     aggregator.update("a", told, 10, 1.0)
@@ -583,7 +583,7 @@ def test_a_farewell_without_a_model_is_rejected(vector: list[float]) -> None:
     assert isinstance(rejected, events.UpdateRejected)
 
 
-def test_a_farewell_is_heard_from_who_has_nothing_to_remember() -> None:
+def test_farewell_without_a_memory_retires_the_client() -> None:
     aggregator, _ = started(Area(criterion="every", every=1))
     farewell = message("a", 0, kind=FAREWELL, sequence=0, vector=np.zeros(0, np.float32))
     (note,) = records(aggregator.update("a", farewell, 10, 2.0))
@@ -591,7 +591,7 @@ def test_a_farewell_is_heard_from_who_has_nothing_to_remember() -> None:
     assert note.message.startswith("a retired")
 
 
-def test_the_rule_is_told_of_no_memory_where_none_was_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_gets_no_memory_if_no_update_was_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     aggregator, _ = started(Area(criterion="every", every=1))
     told: list[tuple[str, Any]] = []
 
@@ -605,7 +605,7 @@ def test_the_rule_is_told_of_no_memory_where_none_was_applied(monkeypatch: pytes
     assert told == [("a", None)]
 
 
-def test_who_comes_back_after_a_farewell_begins_as_new() -> None:
+def test_client_returning_after_a_farewell_is_new() -> None:
     aggregator, _ = started(Area(criterion="every", every=9))
     aggregator.update("a", message("a", 1, kind="model", value=4.0), 10, 1.0)
     farewell = message("a", 0, kind=FAREWELL, value=4.0, sequence=1)
@@ -619,7 +619,7 @@ def test_who_comes_back_after_a_farewell_begins_as_new() -> None:
 # Late, early, and in which order
 
 
-def test_a_late_tick_does_not_make_the_next_ones_late() -> None:
+def test_late_tick_does_not_delay_the_next_ones() -> None:
     core, _ = started(FedFix(period=2.0))
     ticks = records(core.due(5.3))
     assert ticks == [events.VersionMade(5.3, 0, 0)] * 2  # those of 2 s and 4 s
@@ -641,7 +641,7 @@ def test_a_resumed_run_ticks_at_multiples_of_the_period() -> None:
     assert core.next_timer == 9.0  # the evaluation
 
 
-def test_models_leave_before_the_requests_of_the_instant() -> None:
+def test_models_are_sent_before_the_requests_of_the_instant() -> None:
     core, server = started(DeFedAvgNiid(sample=2, send_buffer="hold"))
     for client in {request.client for request in of(RequestUpdate, core.end_of_instant(1.0))}:
         core.update(client, message(client, 1, 2.0), 4, 1.0)
@@ -654,28 +654,28 @@ def test_models_leave_before_the_requests_of_the_instant() -> None:
     assert all(isinstance(request, RequestUpdate) for request in requests)
 
 
-def test_a_broadcast_goes_out_once() -> None:
+def test_broadcast_is_sent_once() -> None:
     core, _ = started(DeFedAvgIid(buffer_size=1))
     core.update("a", message("a", 1), 4, 1.0)
     assert core.end_of_instant(1.0) == [Broadcast(1, 2)]
     assert core.end_of_instant(1.0) == []
 
 
-def test_a_request_to_who_left_in_the_same_instant_is_not_sent() -> None:
+def test_request_to_a_client_that_left_in_the_instant_is_not_sent() -> None:
     core, _ = started(Favano(period=2.0, sample=2))
     core.due(2.0)
     core.status("a", "offline", 2.0)
     assert core.end_of_instant(2.0) == [RequestUpdate("b", "interrupt")]
 
 
-def test_a_request_is_not_sent_to_who_has_answered_meanwhile() -> None:
+def test_request_is_not_sent_to_a_client_that_has_answered() -> None:
     core, _ = started(Favano(period=2.0, sample=2))
     core.due(2.0)
     core.update("a", message("a", 1, kind="model"), 4, 2.0)
     assert core.end_of_instant(2.0) == [RequestUpdate("b", "interrupt")]
 
 
-def test_a_requested_update_that_is_of_no_use_is_requested_again() -> None:
+def test_request_answered_by_an_unusable_update_is_repeated() -> None:
     core, _ = started(Favano(period=2.0, sample=2))
     core.due(2.0)
     core.end_of_instant(2.0)
@@ -685,7 +685,7 @@ def test_a_requested_update_that_is_of_no_use_is_requested_again() -> None:
     assert core.end_of_instant(2.5) == []
 
 
-def test_who_has_answered_a_request_is_not_asked_again() -> None:
+def test_client_that_answered_a_request_is_not_asked_again() -> None:
     core, _ = started(Favano(period=2.0, sample=2))
     core.due(2.0)
     core.update("a", message("a", 1, kind="model"), 4, 2.0)
@@ -716,13 +716,13 @@ class DoublingState(State):
         return []
 
 
-def test_a_diverged_client_with_another_model_at_hand_is_asked_again() -> None:
+def test_diverged_client_with_a_newer_model_is_requested_again() -> None:
     core, _ = started(Doubling())
     core.update("a", message("a", 1, float("nan")), 4, 1.0)
     assert core.end_of_instant(1.0) == [RequestUpdate("a", "pull")]
 
 
-def test_an_old_broadcast_is_not_answered_any_more() -> None:
+def test_superseded_broadcast_can_no_longer_be_answered() -> None:
     dispatches = Dispatches()
     first, second = dispatches.broadcast(0, 0, "ab"), dispatches.broadcast(1, 5, "ab")
     assert dispatches.find("a", second) == Dispatched(1, 5)
@@ -734,7 +734,7 @@ def test_an_old_broadcast_is_not_answered_any_more() -> None:
     assert dispatches.find("b", second) is None
 
 
-def test_the_models_that_may_be_answered_are_those_of_open_dispatches() -> None:
+def test_models_of_open_dispatches_are_kept() -> None:
     """Of the slow client's, and of the fast one's newest: none of those between."""
     dispatches = Dispatches()
     dispatches.send("slow", 0, 0)
@@ -750,7 +750,7 @@ def test_the_models_that_may_be_answered_are_those_of_open_dispatches() -> None:
     assert dispatches.open_versions(["slow", "fast"]) == {0, 101, 102}
 
 
-def test_few_models_are_kept_for_updates_that_are_differences_to_them() -> None:
+def test_few_base_models_are_kept_for_differences() -> None:
     core, _ = started(FedAsync(), keeps_models=True)
     for number in range(3, 40):
         sent = {"sequence": number, "base_version": max(0, number - 3), **done(0.0)}
@@ -758,7 +758,7 @@ def test_few_models_are_kept_for_updates_that_are_differences_to_them() -> None:
     assert len(core.core._sending.bases) == 2
 
 
-def test_a_time_that_no_clock_has_is_rejected_while_the_clock_stands_still() -> None:
+def test_impossible_time_is_rejected_while_the_clock_is_suspended() -> None:
     core, _ = started(VANILLA)
     core.handle(inputs.Suspended(from_seconds(1.0), "2"))
     times = dict.fromkeys(("downloaded", "train_start", "train_end", "sent"), 10**400)
@@ -766,7 +766,7 @@ def test_a_time_that_no_clock_has_is_rejected_while_the_clock_stands_still() -> 
     assert isinstance(rejected, events.UpdateRejected)
 
 
-def test_broadcasts_take_no_more_memory_than_those_that_are_open() -> None:
+def test_only_open_broadcasts_are_kept_in_memory() -> None:
     dispatches = Dispatches()
     first = dispatches.broadcast(0, 0, "ab")
     numbers = [dispatches.broadcast(version, version, "ab") for version in range(1, 100)]
@@ -788,7 +788,7 @@ def test_a_round_trip_ends_with_the_arrival() -> None:
     assert update.weight == pytest.approx(1.5)
 
 
-def test_nothing_is_recorded_after_the_end_even_where_one_update_makes_two_versions() -> None:
+def test_nothing_is_recorded_after_the_end_if_one_update_makes_two_versions() -> None:
     """b's second update completes a second round at once; the first one already ended the run."""
     core, _ = started(DeFedAvgIid(buffer_size=2), Stop(updates=2))
     core.end_of_instant(0.0)
@@ -800,13 +800,13 @@ def test_nothing_is_recorded_after_the_end_even_where_one_update_makes_two_versi
     assert core.due(9.0) == core.end_of_instant(9.0) == core.end("interrupted", 9.0) == []
 
 
-def test_an_evaluation_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
+def test_evaluation_that_was_not_requested_is_an_internal_error() -> None:
     core, _ = started()
     with pytest.raises(RuntimeError, match="not requested"):
         core.evaluated(0, 0.5, 0.5, 1.0)
 
 
-def test_what_a_client_remembers_is_not_acknowledged_once_the_rule_does_not_know_it() -> None:
+def test_memory_unknown_to_the_rule_is_not_acknowledged() -> None:
     core, _ = started(Area(criterion="every", every=9))
     core.update("a", message("a", 1, kind="model"), 4, 1.0)
     again = message("a", 3, kind="model", sequence=2, **done(2.0))  # it has lost its memory
@@ -814,7 +814,7 @@ def test_what_a_client_remembers_is_not_acknowledged_once_the_rule_does_not_know
     assert dispatch.acknowledged == 0
 
 
-def test_where_clients_remember_nothing_the_number_of_an_ignored_update_is_told_as_well() -> None:
+def test_ignored_update_is_acknowledged_if_clients_have_no_memory() -> None:
     core, _ = started(DeFedAvgNiid(sample=1))
     state: Any = core.rule
     (asked,) = state._waiting

@@ -27,7 +27,7 @@ def _end_after(core: Core, version: int, actions: Actions) -> Actions:
     return core.evaluated(version, 0.5, 0.8, 11.0)
 
 
-def test_a_resumed_run_counts_on() -> None:
+def test_resumed_run_continues_its_counters() -> None:
     core, _ = started(stop=Stop(after=10.0, updates=2), evaluate_every=2.0)
     core.update("a", message("a", 1), 4, 5.0)
     core.due(5.5)
@@ -47,7 +47,7 @@ def test_a_resumed_run_counts_on() -> None:
     assert StopClients() in actions  # the second update
 
 
-def test_stop_after() -> None:
+def test_run_stops_after_a_time() -> None:
     core, _ = started(stop=Stop(after=10.0))
     core.update("a", message("a", 1), 4, 1.0)
     assert core.due(9.9) == []
@@ -64,12 +64,12 @@ def test_stop_after() -> None:
     assert core.next_timer is None
 
 
-def test_stop_after_without_any_update_needs_no_second_evaluation() -> None:
+def test_run_without_updates_needs_no_second_evaluation() -> None:
     core, _ = started(stop=Stop(after=10.0))
     assert core.due(10.0)[-1] == Finish("after")
 
 
-def test_stop_updates() -> None:
+def test_run_stops_after_a_number_of_updates() -> None:
     core, _ = started(FedBuff(buffer_size=2), Stop(updates=2))
     core.update("a", message("a", 1), 4, 1.0)
     actions = core.update("b", message("b", 2), 4, 2.0)
@@ -78,7 +78,7 @@ def test_stop_updates() -> None:
     assert _end_after(core, 1, actions)[-1] == Finish("updates")
 
 
-def test_stop_target_accuracy() -> None:
+def test_run_stops_at_the_target_accuracy() -> None:
     core, _ = started(stop=Stop(target_accuracy=0.8), evaluate_every=2.0)
     core.update("a", message("a", 1), 4, 1.0)
     core.due(2.0)
@@ -100,7 +100,7 @@ def _unfinished(actions: Actions) -> list[events.Record]:
     return [one for one in records(actions) if isinstance(one, events.RoundUnfinished)]
 
 
-def test_an_update_that_no_version_came_of_is_recorded_at_the_end() -> None:
+def test_update_in_no_version_is_recorded_at_the_end() -> None:
     core, _ = started(FedBuff(buffer_size=3), stop=Stop(after=10.0))
     core.update("a", message("a", 1), 4, 1.0)
     core.end_of_instant(1.0)  # it is sent another model
@@ -111,7 +111,7 @@ def test_an_update_that_no_version_came_of_is_recorded_at_the_end() -> None:
     ]
 
 
-def test_who_has_been_sent_nothing_has_no_unfinished_round() -> None:
+def test_client_without_a_dispatch_has_no_unfinished_round() -> None:
     core, _ = started(FedAvg(), stop=Stop(after=10.0))
     core.update("a", message("a", 1), 4, 1.0)  # it waits for b
     left = core.status("b", "offline", 9.0)
@@ -121,7 +121,7 @@ def test_who_has_been_sent_nothing_has_no_unfinished_round() -> None:
     assert _unfinished(ended) == [events.RoundUnfinished(10.0, "a", 1, 9.0, 10.0, 3)]
 
 
-def test_a_broadcast_that_is_not_answered_is_an_unfinished_round() -> None:
+def test_unanswered_broadcast_is_an_unfinished_round() -> None:
     core, _ = started(DeFedAvgIid(buffer_size=1), stop=Stop(after=10.0))
     core.end_of_instant(0.0)
     core.update("a", message("a", 1), 4, 1.0)
@@ -133,7 +133,7 @@ def test_a_broadcast_that_is_not_answered_is_an_unfinished_round() -> None:
     ]
 
 
-def test_an_evaluation_under_way_is_waited_for_then_the_final_model_evaluated() -> None:
+def test_running_evaluation_is_awaited_before_the_final_one() -> None:
     core, _ = started(stop=Stop(after=10.0), evaluate_every=9.0)
     core.update("a", message("a", 1), 4, 1.0)
     core.due(9.0)
@@ -156,7 +156,7 @@ def test_a_run_ends_at_request() -> None:
     ]
 
 
-def test_no_clients_left() -> None:
+def test_run_ends_when_no_clients_are_left() -> None:
     core, _ = started()
     core.status("a", "offline", 1.0)
     actions = core.status("b", "offline", 2.0)
@@ -164,7 +164,7 @@ def test_no_clients_left() -> None:
     assert events.RunEnded(2.0, "no clients left", 0, 0) in records(actions)
 
 
-def test_a_patient_run_waits_for_clients_to_come_back() -> None:
+def test_run_may_wait_for_absent_clients() -> None:
     core, server = started(patient=True)
     core.status("a", "offline", 1.0)
     core.status("b", "offline", 2.0)
@@ -176,7 +176,7 @@ def test_a_patient_run_waits_for_clients_to_come_back() -> None:
 @pytest.mark.parametrize(
     "rule", [FedAvg(round_timeout=5.0), FedBuff(buffer_size=2, reply="after_aggregation"), FedAsync()]
 )
-def test_nothing_moves_after_the_end(rule: Rule) -> None:
+def test_inputs_after_the_end_change_nothing(rule: Rule) -> None:
     core, server = started(rule, Stop(after=4.0, updates=100))
     core.update("a", message("a", 1, kind=rule.client_side.kind), 4, 1.0)
     core.due(4.0)
@@ -202,7 +202,7 @@ def test_nothing_moves_after_the_end(rule: Rule) -> None:
         (Favano(period=1.0, sample=2), ()),  # requests
     ],
 )
-def test_what_waits_for_the_end_of_the_last_instant_is_not_sent(
+def test_messages_deferred_to_the_end_of_the_last_instant_are_not_sent(
     rule: Rule, dispatches: tuple[int, ...]
 ) -> None:
     """Here while the evaluation of the first model still goes on."""
@@ -224,7 +224,7 @@ def test_what_waits_for_the_end_of_the_last_instant_is_not_sent(
     assert ended.end_of_instant(1.0) == []
 
 
-def test_the_update_that_ends_the_run_leaves_no_model_and_no_timer_behind() -> None:
+def test_update_that_ends_the_run_leaves_no_deferred_model_and_no_timer() -> None:
     core, _ = started(FedAvg(round_timeout=5.0), Stop(updates=2))
     core.update("a", message("a", 1), 4, 1.0)
     core.update("b", message("b", 2), 4, 1.0)
@@ -253,7 +253,7 @@ def _books(version: int, *notes: str) -> Actions:
     ]
 
 
-def test_a_last_evaluation_that_takes_too_long_is_told_and_given_up() -> None:
+def test_last_evaluation_is_abandoned_after_its_timeout() -> None:
     core = _ended()
     assert core.next_timer == 11.5
     told = core.due(11.5)
@@ -274,7 +274,7 @@ def test_a_last_evaluation_that_takes_too_long_is_told_and_given_up() -> None:
     assert core.evaluated(1, 0.5, 0.8, 40.1) == []
 
 
-def test_a_last_evaluation_in_time_leaves_no_note_and_no_timer() -> None:
+def test_last_evaluation_in_time_leaves_no_note_and_no_timer() -> None:
     core = _ended()
     done = core.evaluated(1, 0.5, 0.8, 11.5)
     assert done == [Log(events.Evaluated(10.0, 1, 0.5, 0.8)), *_books(1)]
@@ -282,12 +282,12 @@ def test_a_last_evaluation_in_time_leaves_no_note_and_no_timer() -> None:
     assert core.due(50.0) == []
 
 
-def test_a_host_that_slept_over_both_times_says_both() -> None:
+def test_host_that_slept_past_both_deadlines_records_both_notes() -> None:
     notes = [type(action) for action in _ended().due(100.0)]
     assert notes == [*[Log] * 4, Save, Log, Finish]
 
 
-def test_the_wait_is_counted_in_time_of_the_host() -> None:
+def test_last_evaluation_timeout_is_in_host_time() -> None:
     core = _ended(dilation=4.0)
     assert core.next_timer == 10.375
     core.due(10.375)
@@ -295,7 +295,7 @@ def test_the_wait_is_counted_in_time_of_the_host() -> None:
 
 
 @pytest.mark.parametrize("at", [10.5, 20.0])
-def test_an_interrupt_while_the_last_evaluation_is_waited_for_ends_at_once(at: float) -> None:
+def test_interrupt_during_the_last_evaluation_ends_at_once(at: float) -> None:
     core = _ended()
     core.due(at)
     assert core.end("interrupted", at) == _books(
@@ -303,7 +303,7 @@ def test_an_interrupt_while_the_last_evaluation_is_waited_for_ends_at_once(at: f
     )
 
 
-def test_an_interrupted_run_waits_for_a_moment_only() -> None:
+def test_interrupted_run_waits_briefly_for_its_last_evaluation() -> None:
     core, _ = started(last_evaluation=LastEvaluation())
     core.update("a", message("a", 1), 4, 1.0)
     assert core.end("interrupted", 10.0) == [StopClients(), Evaluate(1)]
@@ -311,7 +311,7 @@ def test_an_interrupted_run_waits_for_a_moment_only() -> None:
     assert [type(action) for action in core.due(11.5)] == [Log, Log, Log, Save, Log, Finish]
 
 
-def test_the_wait_is_for_the_evaluation_under_way_and_the_last_one_together() -> None:
+def test_timeout_covers_the_running_and_the_last_evaluation_together() -> None:
     core, _ = started(
         stop=Stop(after=10.0), evaluate_every=9.0, last_evaluation=LastEvaluation(timeout=5.0)
     )
@@ -333,7 +333,7 @@ def test_the_wait_is_for_the_evaluation_under_way_and_the_last_one_together() ->
     assert Log(events.Note(10.0, note)) in core.due(15.0)
 
 
-def test_evaluations_after_the_run_leave_none_out_and_have_no_limit() -> None:
+def test_evaluations_after_the_run_are_all_done_without_a_timeout() -> None:
     core, _ = started(
         stop=Stop(after=10.0),
         evaluate_every=2.0,

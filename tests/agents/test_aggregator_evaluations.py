@@ -21,7 +21,7 @@ def done(evaluations: Evaluations) -> float:
     return whole.record.at
 
 
-def test_one_at_a_time_and_each_version_once() -> None:
+def test_one_evaluation_at_a_time_and_each_version_once() -> None:
     evaluations = Evaluations(several=False)
     assert evaluations.request(0, _W, at=5) == [Evaluate(0)]
     assert evaluations.request(1, _W, at=6) == []  # 0 is not done
@@ -31,7 +31,7 @@ def test_one_at_a_time_and_each_version_once() -> None:
     assert done(evaluations) == 8e-9
 
 
-def test_or_several_which_are_done_in_their_order() -> None:
+def test_several_evaluations_are_done_in_order() -> None:
     evaluations = Evaluations(several=True)
     for version in (0, 1, 3):
         assert evaluations.request(version, _W, at=10 * version) == [Evaluate(version)]
@@ -41,7 +41,7 @@ def test_or_several_which_are_done_in_their_order() -> None:
         done(evaluations)
 
 
-def test_what_is_left_at_the_end_includes_the_last_version() -> None:
+def test_last_version_is_among_the_evaluations_left_at_the_end() -> None:
     evaluations = Evaluations(several=True)
     assert evaluations.left(0) == 1
     evaluations.request(0, _W, at=0)
@@ -52,7 +52,7 @@ def test_what_is_left_at_the_end_includes_the_last_version() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2e19])
-def test_that_the_model_has_diverged_is_told_once(value: float) -> None:
+def test_divergence_is_reported_once(value: float) -> None:
     evaluations = Evaluations(several=True)
     diverged = np.array([0, value], np.float32)
     told, evaluate = evaluations.request(1, diverged, at=2_000_000_000)

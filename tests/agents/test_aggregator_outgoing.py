@@ -12,7 +12,7 @@ _CLIENTS = st.sampled_from("abc")
 
 
 @given(st.lists(_CLIENTS), st.lists(_CLIENTS), st.booleans())
-def test_all_leaves_once_one_model_and_one_request_of_each_client(
+def test_each_client_gets_one_model_and_one_request_per_instant(
     sends: list[str], requests: list[str], broadcast: bool
 ) -> None:
     outgoing = Outgoing()
@@ -29,7 +29,7 @@ def test_all_leaves_once_one_model_and_one_request_of_each_client(
     assert outgoing.take() == (False, [], [])
 
 
-def test_a_request_that_was_not_met_may_be_made_again() -> None:
+def test_unanswered_request_may_be_repeated() -> None:
     outgoing, pull = Outgoing(), RequestUpdate("a", "pull")
     outgoing.request_again("a")
     assert outgoing.take() == (False, [], [])
@@ -42,7 +42,7 @@ def test_a_request_that_was_not_met_may_be_made_again() -> None:
     assert outgoing.take() == (False, [], [])
 
 
-def test_what_is_met_in_the_same_instant_does_not_leave() -> None:
+def test_request_answered_in_the_same_instant_is_not_sent() -> None:
     outgoing = Outgoing()
     outgoing.send(Send("a"))
     outgoing.request(RequestUpdate("a", "pull"))
@@ -50,7 +50,7 @@ def test_what_is_met_in_the_same_instant_does_not_leave() -> None:
     assert outgoing.take() == (False, [Send("a")], [])
 
 
-def test_who_is_gone_gets_nothing_and_the_others_what_is_theirs() -> None:
+def test_departed_client_gets_nothing_and_the_others_their_messages() -> None:
     outgoing = Outgoing()
     for client in "ab":
         outgoing.send(Send(client))
@@ -61,7 +61,7 @@ def test_who_is_gone_gets_nothing_and_the_others_what_is_theirs() -> None:
     assert outgoing.take() == (True, [Send("b")], [RequestUpdate("b", "pull")])
 
 
-def test_at_the_end_nothing_leaves() -> None:
+def test_nothing_is_sent_at_the_end() -> None:
     outgoing = Outgoing()
     outgoing.send(Send("a"))
     outgoing.request(RequestUpdate("a", "pull"))

@@ -10,7 +10,7 @@ from agents.config import Named, Stop
 from agents.rules.interface import ClientSide
 
 
-def test_the_seed_says_what_a_rule_draws() -> None:
+def test_draws_of_a_rule_depend_on_the_seed() -> None:
     settings = Settings(
         run="run",
         schema="s",

@@ -13,7 +13,7 @@ from agents.aggregator.storage import Journal
 FIRST, SECOND = events.Note(1.0, "first"), events.Note(2.0, "second")
 
 
-def test_what_was_flushed_can_be_read_and_what_was_there_stays(tmp_path: Path) -> None:
+def test_flushed_records_are_appended_and_readable(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(events.to_line(FIRST))
     journal = Journal(path)
@@ -25,7 +25,7 @@ def test_what_was_flushed_can_be_read_and_what_was_there_stays(tmp_path: Path) -
     assert list(events.read(path)) == [FIRST, SECOND, FIRST]
 
 
-def test_all_is_on_the_disk_once_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_records_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     path = tmp_path / "events.jsonl"
     monkeypatch.setattr(os, "fdatasync", lambda _: synced.append(len(list(events.read(path)))))
@@ -39,7 +39,7 @@ def test_all_is_on_the_disk_once_it_is_closed(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("torn", ["", '{"event":"note","at":1.5'])
-def test_the_first_record_after_a_crash_has_a_line_of_its_own(tmp_path: Path, torn: str) -> None:
+def test_first_record_after_a_crash_starts_a_new_line(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(events.to_line(FIRST) + torn)
     journal = Journal(path)
@@ -48,7 +48,7 @@ def test_the_first_record_after_a_crash_has_a_line_of_its_own(tmp_path: Path, to
     assert list(events.read(path)) == [FIRST, SECOND]
 
 
-def test_where_the_only_line_is_torn_nothing_is_left_of_it(tmp_path: Path) -> None:
+def test_single_torn_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"event"')
     Journal(path).close()

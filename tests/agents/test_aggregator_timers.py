@@ -36,7 +36,7 @@ def popped(timers: Timers, now: int) -> list[tuple[Timer, int]]:
 
 
 @given(_SET, st.integers(0, 9))
-def test_what_is_due_comes_once_the_earliest_first(due: dict[Timer, int], now: int) -> None:
+def test_due_timers_fire_once_earliest_first(due: dict[Timer, int], now: int) -> None:
     timers = timers_of(due)
     assert timers.next == min(due.values(), default=None)
     came = popped(timers, now)
@@ -47,13 +47,13 @@ def test_what_is_due_comes_once_the_earliest_first(due: dict[Timer, int], now: i
 
 
 @given(st.permutations(_BOOKS + _OTHERS))
-def test_at_once_the_work_of_the_rule_comes_before_the_books_and_the_end(order: list[Timer]) -> None:
+def test_rule_timers_fire_before_evaluation_checkpoint_and_end(order: list[Timer]) -> None:
     came = [timer for timer, _ in popped(timers_of(dict.fromkeys(order, 5)), 5)]
     assert came == [timer for timer in order if timer in _OTHERS] + _BOOKS
 
 
 @given(_SET, st.sampled_from(_BOOKS + _OTHERS))
-def test_to_set_one_again_moves_it_and_to_cancel_it_leaves_the_others(
+def test_setting_a_timer_again_moves_it_and_cancelling_keeps_the_others(
     due: dict[Timer, int], timer: Timer
 ) -> None:
     moved, cancelled = timers_of(due), timers_of(due)
@@ -67,7 +67,7 @@ def test_to_set_one_again_moves_it_and_to_cancel_it_leaves_the_others(
 
 @given(st.integers(1, 5), st.integers(0, 20), st.integers(0, 40))
 @pytest.mark.parametrize("timer", [("rule", "a"), "evaluate"])
-def test_a_periodic_one_is_due_at_each_multiple(
+def test_periodic_timer_fires_at_multiples_of_its_period(
     timer: Timer, period: int, set_at: int, end: int
 ) -> None:
     timers = Timers()
@@ -76,7 +76,7 @@ def test_a_periodic_one_is_due_at_each_multiple(
     assert came == [at for at in range(set_at + 1, end) if at % period == 0]
 
 
-def test_late_the_rule_gets_each_tick_and_the_books_get_one() -> None:
+def test_overdue_rule_ticks_all_fire_and_overdue_checkpoints_once() -> None:
     timers = Timers()
     timers.set_periodic(("rule", "a"), 10, 0)
     timers.set_periodic("checkpoint", 10, 0)
@@ -90,5 +90,5 @@ def test_late_the_rule_gets_each_tick_and_the_books_get_one() -> None:
 
 
 @given(_SET)
-def test_whether_the_rule_has_set_any(due: dict[Timer, int]) -> None:
+def test_rule_timers_are_known(due: dict[Timer, int]) -> None:
     assert timers_of(due).any_of_rule == (("rule", "a") in due or ("rule", "b") in due)

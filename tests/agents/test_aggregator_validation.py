@@ -72,7 +72,7 @@ def judged(
     return checks.usable(event, Dispatched(dispatched, 0), base, begin, end)
 
 
-def test_what_is_all_right_is_given_to_the_rule_as_it_is() -> None:
+def test_valid_update_is_passed_on_unchanged() -> None:
     fine = update()
     assert judged(validation(), fine) is fine
 
@@ -100,7 +100,7 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "problem"), _FAULTS.values(), ids=_FAULTS)
-def test_what_is_wrong_is_told(fields: dict[str, Any], problem: str) -> None:
+def test_invalid_field_is_reported(fields: dict[str, Any], problem: str) -> None:
     told = judged(validation(), replace(update(), **fields))
     assert isinstance(told, str)
     assert problem in told
@@ -114,12 +114,12 @@ def test_what_is_wrong_is_told(fields: dict[str, Any], problem: str) -> None:
     ],
     ids=str,
 )
-def test_what_can_happen_to_a_client_is_no_fault(fields: dict[str, Any]) -> None:
+def test_unusual_but_possible_updates_are_valid(fields: dict[str, Any]) -> None:
     found = update(**fields)
     assert judged(validation(), found) is found
 
 
-def test_it_trains_between_dispatch_and_arrival_one_thing_after_the_other() -> None:
+def test_times_of_an_update_must_be_in_order_between_dispatch_and_arrival() -> None:
     names = ("downloaded", "train_start", "train_end", "sent")
     for times in itertools.product(range(99, 103), repeat=4):
         found = update(**{name: at * SECOND for name, at in zip(names, times, strict=True)})
@@ -128,14 +128,14 @@ def test_it_trains_between_dispatch_and_arrival_one_thing_after_the_other() -> N
         assert (judged(validation(), found) is found) == possible, times
 
 
-def test_samples_are_those_of_the_clients_shard() -> None:
+def test_samples_are_limited_by_the_clients_shard() -> None:
     known = validation(samples={"a": 10})
     assert isinstance(judged(known, update(samples=10)), UpdateMessage)
     assert judged(known, update(samples=11)) == "11 samples, its shard has 10"
 
 
 @pytest.mark.parametrize("staleness", [0, 2, 3])
-def test_what_is_staler_than_the_bound_is_dropped(staleness: int) -> None:
+def test_update_over_the_staleness_bound_is_dropped(staleness: int) -> None:
     bounded = validation(bounds=Bounds(staleness=2), version=5)
     old = 5 - staleness
     told = judged(bounded, update(base_version=old), dispatched=old)
@@ -150,7 +150,7 @@ _NUMBERS = st.floats(-4, 4, width=32)
 
 @given(st.tuples(_NUMBERS, _NUMBERS, _NUMBERS))
 @pytest.mark.parametrize("kind", ["delta", "model"])
-def test_what_is_longer_than_the_bound_is_cut_to_it_and_keeps_its_direction(
+def test_update_over_the_norm_bound_is_clipped_in_its_direction(
     kind: str, move: tuple[float, float, float]
 ) -> None:
     """The move that a model makes is its difference to the global one."""
@@ -168,13 +168,13 @@ def test_what_is_longer_than_the_bound_is_cut_to_it_and_keeps_its_direction(
         assert not np.shares_memory(clipped, found.vector)
 
 
-def test_or_it_is_dropped() -> None:
+def test_update_over_the_norm_bound_may_be_dropped() -> None:
     dropping = validation(bounds=Bounds(norm=2.0, over_norm="drop"))
     assert isinstance(judged(dropping, update(0, 0, 2)), UpdateMessage)
     assert judged(dropping, update(0, 0, 2.5)) == "norm 2.5, the bound is 2"
 
 
-def test_without_a_bound_nothing_is_too_long() -> None:
+def test_any_norm_is_valid_without_a_bound() -> None:
     assert validation().over_norm(update(0, 0, 1e18)) is None
 
 
@@ -191,9 +191,7 @@ def huge() -> UpdateMessage:
 
 
 @pytest.mark.parametrize(("kind", "base"), [("delta", None), ("model", _W)])
-def test_a_compressed_one_is_expanded_a_model_from_what_it_was_trained_from(
-    kind: Kind, base: Vector | None
-) -> None:
+def test_compressed_model_is_expanded_relative_to_its_base(kind: Kind, base: Vector | None) -> None:
     moved = np.array([0, -1, 3], np.float32)
     found = judged(validation(side=ClientSide(kind)), compressed(moved, kind), base)
     assert isinstance(found, UpdateMessage)
@@ -211,7 +209,9 @@ def test_a_compressed_one_is_expanded_a_model_from_what_it_was_trained_from(
     ],
     ids=["no base", "too long", "huge", "forged", "not finite"],
 )
-def test_or_why_it_cannot_be(found: UpdateMessage, problem: str) -> None:
+def test_compressed_update_that_cannot_be_expanded_is_rejected(
+    found: UpdateMessage, problem: str
+) -> None:
     told = judged(validation(side=ClientSide(as_model=True)), found)
     assert isinstance(told, str)
     assert problem in told
@@ -228,18 +228,18 @@ _MASKING_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "problem"), _MASKING_FAULTS.values(), ids=_MASKING_FAULTS)
-def test_a_mask_that_cannot_be_taken_off_is_told(fields: dict[str, Any], problem: str) -> None:
+def test_unusable_mask_is_reported(fields: dict[str, Any], problem: str) -> None:
     told = judged(validation(secure=_SECURE), masked(**fields))
     assert isinstance(told, str)
     assert problem in told
 
 
 @pytest.mark.parametrize("took", [0, from_seconds(0.375)])
-def test_a_mask_takes_no_longer_than_its_round(took: int) -> None:
+def test_mask_cannot_take_longer_than_its_round(took: int) -> None:
     assert isinstance(judged(validation(secure=_SECURE), masked(took=took)), UpdateMessage)
 
 
-def test_of_a_masked_one_only_what_a_model_was_trained_from_is_known() -> None:
+def test_masked_model_is_passed_on_with_its_base_only() -> None:
     found = judged(validation(secure=_SECURE), masked())
     assert isinstance(found, UpdateMessage)
     assert found.vector.size == 0

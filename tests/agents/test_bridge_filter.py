@@ -55,6 +55,6 @@ def ipv4(address: bytes) -> bytes:
         (frame(OWN, 0x8100, ipv4(HERE)), False),
     ],
 )
-def test_a_device_sends_under_its_own_addresses_alone(sent: bytes | str, expected: bool) -> None:
+def test_device_can_only_send_from_its_own_addresses(sent: bytes | str, expected: bool) -> None:
     whole = sent if isinstance(sent, bytes) else frame(sent, 0x0800, ipv4(HERE))
     assert passes(whole) is expected

@@ -110,7 +110,7 @@ def namespaces(request: pytest.FixtureRequest) -> Iterator[Namespaces]:
         yield made
 
 
-def test_each_device_is_isolated_by_its_own_port(namespaces: Namespaces) -> None:
+def test_each_device_is_isolated_at_its_own_port(namespaces: Namespaces) -> None:
     devices = [name for name in DEVICES if name in namespaces.pids]
     ends = [Endpoint(namespaces.pids[name], MACS[name], ADDRESSES[name]) for name in devices]
     assert namespaces.reaches(devices[-1], SERVER)
@@ -127,7 +127,7 @@ def test_each_device_is_isolated_by_its_own_port(namespaces: Namespaces) -> None
     assert not namespaces.reaches(devices[0], SERVER, seconds=0.3)
 
 
-def test_a_process_that_is_on_another_bridge_is_refused(namespaces: Namespaces) -> None:
+def test_process_on_another_bridge_is_refused(namespaces: Namespaces) -> None:
     elsewhere = namespaces.add("elsewhere")
     end = Endpoint(elsewhere, MACS["d-1"], ADDRESSES["d-1"])
     process = namespaces.popen("bridge", sys.executable, "-m", "agents.node.isolation", "br0", str(end))
@@ -144,7 +144,7 @@ def test_ended_process_has_no_namespace() -> None:
 
 
 @pytest.mark.parametrize("engine", ["20.10", "26.1", "28.5"])
-def test_recorded_bridges(engine: str) -> None:
+def test_ports_are_found_on_recorded_bridges(engine: str) -> None:
     """Bridges of real engines: every container has a port of its own; what is being started has none."""
     recorded = json.loads(Path(__file__).with_name("bridges.json").read_text(encoding="utf-8"))[engine]
     expected = {int(nsid): name for nsid, name in recorded["ports"].items()}

@@ -42,7 +42,7 @@ def held(*floats: float, count: int = 0) -> Buffers:
     return Buffers(np.array(floats, np.float32), np.array([count]))
 
 
-def test_a_mean_with_the_rules_weights_and_the_newest_integers() -> None:
+def test_buffers_are_averaged_by_the_rules_weights_and_integers_are_the_newest() -> None:
     arrived = [(0.25, held(1, 10, count=9)), (0.75, held(5, 20, count=4))]
     new = buffers.averaged(held(100, 100), arrived, shares=False)
     assert new.floats.tolist() == [4, 17.5]
@@ -50,19 +50,19 @@ def test_a_mean_with_the_rules_weights_and_the_newest_integers() -> None:
     assert new.floats.dtype == np.float32
 
 
-def test_the_old_model_keeps_its_share_only_in_a_mean_of_models() -> None:
+def test_old_buffers_keep_their_share_only_in_a_mean_of_models() -> None:
     one = [(0.25, held(8.0, count=1))]
     assert buffers.averaged(held(4.0), one, shares=True).floats.tolist() == [5]
     assert buffers.averaged(held(4.0), one, shares=False).floats.tolist() == [8]
     assert buffers.averaged(held(4.0), one * 8, shares=True).floats.tolist() == [8]
 
 
-def test_without_weight_they_stay() -> None:
+def test_updates_without_weight_leave_buffers_unchanged() -> None:
     new = buffers.averaged(held(4.0), [(0.0, held(8.0, count=5))], shares=False)
     assert (new.floats.tolist(), new.integers.tolist()) == ([4], [5])
 
 
-def test_a_version_has_the_mean_of_what_it_is_made_of() -> None:
+def test_buffers_of_a_version_average_its_updates() -> None:
     """a is applied with the first version, c with neither: it came too late, as the rule says."""
     core, server = started(FedBuff(buffer_size=2))
     server.buffers = held(0.0)
@@ -81,7 +81,7 @@ def test_a_version_has_the_mean_of_what_it_is_made_of() -> None:
         (held(float("inf")), "not finite"),
     ],
 )
-def test_an_update_with_other_buffers_is_rejected(wrong: Buffers, told: str) -> None:
+def test_update_with_other_buffers_is_rejected(wrong: Buffers, told: str) -> None:
     core, server = started()
     server.buffers = held(0.0)
     done = core.update("a", message("a", 1, buffers=wrong), 4, 1.0)
@@ -91,13 +91,13 @@ def test_an_update_with_other_buffers_is_rejected(wrong: Buffers, told: str) -> 
     assert server.version == 0
 
 
-def test_of_a_model_without_an_update_brings_none() -> None:
+def test_unexpected_buffers_are_rejected() -> None:
     core, _ = started()
     done = core.update("a", message("a", 1, buffers=held(1.0)), 4, 1.0)
     assert "expected 0" in str(done)
 
 
-def test_a_module_gets_and_gives_them() -> None:
+def test_buffers_are_read_from_and_loaded_into_a_module() -> None:
     """Of all types that travel; what is not persistent is none of the model's state."""
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     module.register_buffer("mask", torch.tensor([True, False]))
@@ -115,7 +115,7 @@ def test_a_module_gets_and_gives_them() -> None:
         load_buffers(module, held(1.0))
 
 
-def test_training_begins_with_the_models_and_ends_with_its_own() -> None:
+def test_training_starts_from_the_models_buffers_and_returns_its_own() -> None:
     """Whatever was trained before; without a step they stay as they are."""
     w, first, _ = first_model(Normed(), seed=5)
     trainer = Trainer(Normed(), SHARD, Local(steps=3, batch_size=8))

@@ -50,15 +50,13 @@ def sent(named: Named, kind: Kind = "delta", **local: Any) -> list[UpdateMessage
         (Named("stale_replay", {}), "model", [3.0, 0.0], [3.0, 0.0]),
     ],
 )
-def test_what_an_attacker_sends(
-    named: Named, kind: Kind, first: list[float], second: list[float]
-) -> None:
+def test_attacks_by_hand(named: Named, kind: Kind, first: list[float], second: list[float]) -> None:
     updates = sent(named, kind)
     assert [update.vector.tolist() for update in updates] == [first, second]
     assert {(update.loss, update.steps, update.kind) for update in updates} == {(0.25, 2, kind)}
 
 
-def test_noise_is_drawn_anew_for_each_update_and_the_same_again() -> None:
+def test_attack_noise_differs_per_update_and_is_reproducible() -> None:
     honest = [[2.0, -1.0], [1.0, 1.0]]
     one, two = (
         [u.vector - h for u, h in zip(sent(Named("noise", {"std": 0.5})), honest, strict=True)]
@@ -73,7 +71,7 @@ def test_noise_is_drawn_anew_for_each_update_and_the_same_again() -> None:
     assert (noise.mean(), noise.std()) == pytest.approx((0, 0.5), abs=0.01)
 
 
-def test_the_attack_comes_before_what_the_rule_asks_for() -> None:
+def test_attack_is_applied_before_fednova() -> None:
     """FedNova divides what is sent by the number of steps: the forged progress, too."""
     (first, _) = sent(Named("sign_flip", {}), fednova=True)
     assert first.vector.tolist() == [-1.0, 0.5]
@@ -100,14 +98,14 @@ def accuracy(attack: str, **changes: Any) -> tuple[float, Any]:
     return float(run.evaluations["accuracy"].iloc[-1]), run
 
 
-def test_two_of_ten_ruin_the_mean_and_not_the_median_or_the_trimmed_mean() -> None:
+def test_two_of_ten_attackers_ruin_the_mean_but_not_median_or_trimmed_mean() -> None:
     flip = "{kind: sign_flip, factor: 5.0}"
     assert accuracy(flip)[0] < 0.3
     for trim in ("median", 0.3):
         assert accuracy(flip, rule={"name": "fedbuff", "buffer_size": 10, "trim": trim})[0] > 0.85
 
 
-def test_bounds_of_the_norm_hold_attackers_back_and_are_recorded() -> None:
+def test_norm_bounds_limit_attackers_and_are_recorded() -> None:
     flip = "{kind: sign_flip, factor: 5.0}"
     clipped, run = accuracy(flip, bounds={"norm": 1.0})
     assert clipped > 0.6
@@ -120,7 +118,7 @@ def test_bounds_of_the_norm_hold_attackers_back_and_are_recorded() -> None:
     assert reasons["bad-1"].endswith(", the bound is 1")
 
 
-def test_one_that_sends_3e38_does_not_stop_the_others() -> None:
+def test_update_of_3e38_does_not_stop_the_run() -> None:
     learned, run = accuracy("{kind: scale, factor: 3.0e+38}")
     assert learned > 0.85
     assert set(run.updates["client"]) == {f"good-{k}" for k in range(1, 9)}

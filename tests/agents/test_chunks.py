@@ -27,7 +27,7 @@ def join(joiner: Joiner, messages: Sequence[bytes], topic: str = "t") -> list[by
 
 
 @pytest.mark.parametrize("most", [1000, 250, 249, 125, 100, 7])
-def test_they_make_the_payload(most: int) -> None:
+def test_chunks_are_joined_to_the_payload(most: int) -> None:
     messages = chunks.split(PAYLOAD, most)
     assert len(messages) == -(-250 // most)
     assert join(joiner_of(), messages) == [PAYLOAD]
@@ -43,26 +43,26 @@ def test_payloads_share_a_body(most: int) -> None:
         assert all(mine is yours for mine, yours in zip(one[1:], other[1:], strict=True))
 
 
-def test_what_is_repeated_counts_once() -> None:
+def test_repeated_chunks_count_once() -> None:
     first, second, third, last = chunks.split(PAYLOAD, 70)
     repeated = [first, first, second, first, second, third, second, third, last, third, last]
     assert join(joiner_of(), repeated) == [PAYLOAD]
 
 
-def test_what_is_lost_costs_its_payload_alone() -> None:
+def test_lost_chunk_only_affects_its_payload() -> None:
     one, other = chunks.split(PAYLOAD, 70), chunks.split(PAYLOAD[::-1], 70)
     assert join(joiner_of(), [*one[:2], *other]) == [PAYLOAD[::-1]]
     assert join(joiner_of(), [*one[:2], *one[3:], *other]) == [PAYLOAD[::-1]]
     assert join(joiner_of(), [*one[1:], *other]) == [PAYLOAD[::-1]]
 
 
-def test_topics_do_not_mix() -> None:
+def test_chunks_of_different_topics_are_kept_apart() -> None:
     joiner, (*most, last) = joiner_of(), chunks.split(PAYLOAD, 100)
     assert join(joiner, most, "a") == join(joiner, [last], "b") == []
     assert join(joiner, [last], "a") == [PAYLOAD]
 
 
-def test_of_a_sender_one_payload_is_kept_at_a_time() -> None:
+def test_one_unfinished_payload_is_kept_per_sender() -> None:
     """Whoever leaves one unfinished on each of its topics holds the memory of one."""
     joiner, (first, *others) = joiner_of(), chunks.split(PAYLOAD, 100)
     for topic in ("r/update/a", "r/report/a", "r/sums/a"):
@@ -75,14 +75,14 @@ def test_of_a_sender_one_payload_is_kept_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (0, 4097), (2**32 - 1, 2**32 - 1)])
-def test_chunks_that_make_no_payload_are_dropped(index: int, count: int) -> None:
+def test_invalid_chunks_are_dropped(index: int, count: int) -> None:
     head = struct.pack("<8sQIIQ", b"testbed\xff", 1, index, count, 1)
     joiner = joiner_of()
     assert join(joiner, [head + b"x", head[:9]]) == []
     assert not joiner._unfinished
 
 
-def test_memory_is_taken_as_a_payload_comes() -> None:
+def test_memory_grows_with_the_received_chunks() -> None:
     """Of one of 64 MiB that is announced: nothing for its head, eight times what is there of it then."""
     joiner = joiner_of(2**26)
     head = chunks.HEAD.pack(b"testbed\xff", 1, 0, 64, 2**26)
@@ -99,7 +99,7 @@ def test_memory_is_taken_as_a_payload_comes() -> None:
     assert join(joiner_of(256_000), chunks.split(payload, 5000)) == [payload]
 
 
-def test_each_topic_has_its_own_bound() -> None:
+def test_each_topic_has_its_own_size_limit() -> None:
     joiner = Joiner({"r/share/b/a": 250, "r/sums/a": 249}.__getitem__)
     parts = chunks.split(PAYLOAD, 100)
     assert join(joiner, parts, "r/share/b/a") == [PAYLOAD]
@@ -107,7 +107,7 @@ def test_each_topic_has_its_own_bound() -> None:
     assert not joiner._unfinished
 
 
-def test_what_is_larger_than_any_payload_may_be_is_not_kept() -> None:
+def test_oversized_payload_is_not_kept() -> None:
     joiner = joiner_of(most=249)
     assert join(joiner, list(chunks.split(PAYLOAD, 100))) == []
     assert not joiner._unfinished

@@ -62,7 +62,7 @@ def _work(client: ClientCore, end: float, at: int = 100) -> Actions:
     return client.thought(at + 50)
 
 
-def test_overwrite_goes_on_training_and_replaces_what_nobody_fetched() -> None:
+def test_overwrite_continues_training_and_replaces_unfetched_updates() -> None:
     client = _client(send_buffer="overwrite")
     client.model(_model(1), 0)
     client.model(_model(2, w=10.0), 50)
@@ -74,7 +74,7 @@ def test_overwrite_goes_on_training_and_replaces_what_nobody_fetched() -> None:
     assert client.pull(950) == []  # fetched: nothing is there twice
 
 
-def test_a_pull_serves_from_the_buffer_while_the_client_trains() -> None:
+def test_pull_is_served_from_the_send_buffer_during_training() -> None:
     client = _client(send_buffer="overwrite")
     client.model(_model(1), 0)
     _work(client, end=1.0)
@@ -83,14 +83,14 @@ def test_a_pull_serves_from_the_buffer_while_the_client_trains() -> None:
     assert _work(client, end=2.0, at=300) == []  # the pull has had its update
 
 
-def test_an_empty_send_buffer_is_waited_for() -> None:
+def test_pull_waits_for_an_empty_send_buffer() -> None:
     client = _client(send_buffer="overwrite")
     client.model(_model(1), 0)
     assert client.pull(50) == []
     assert [update.dispatch for update in _sent(_work(client, end=1.0))] == [1]
 
 
-def test_hold_trains_anew_only_once_its_buffer_was_fetched() -> None:
+def test_hold_trains_again_only_after_its_buffer_was_fetched() -> None:
     client = _client(send_buffer="hold")
     client.model(_model(1), 0)
     client.model(_model(2), 50)
@@ -101,7 +101,7 @@ def test_hold_trains_anew_only_once_its_buffer_was_fetched() -> None:
     assert train == Train(_model(3), 2)
 
 
-def test_what_is_never_fetched_is_never_computed() -> None:
+def test_update_that_is_never_fetched_is_never_computed() -> None:
     client = _client(send_buffer="overwrite")
     client.model(_model(1), 0)
 
@@ -112,7 +112,7 @@ def test_what_is_never_fetched_is_never_computed() -> None:
     assert client.thought(150) == []
 
 
-def test_an_interrupt_cuts_training_short_and_sends_what_is_done_at_once() -> None:
+def test_interrupt_ends_training_and_sends_the_steps_done() -> None:
     client = _client()
     client.model(_model(1), 0)
     assert client.interrupt(50) == [CutShort()]
@@ -120,7 +120,7 @@ def test_an_interrupt_cuts_training_short_and_sends_what_is_done_at_once() -> No
     assert (update.steps, update.vector.tolist(), update.sent) == (2, [1.5], 100)
 
 
-def test_a_pull_and_an_interrupt_at_once_are_one_interrupt() -> None:
+def test_pull_and_interrupt_together_are_one_interrupt() -> None:
     for first, second in (("pull", "interrupt"), ("interrupt", "pull")):
         client = _client(send_buffer="hold")
         client.model(_model(1), 0)
@@ -130,7 +130,7 @@ def test_a_pull_and_an_interrupt_at_once_are_one_interrupt() -> None:
         assert client.pull(60) == []  # it has been answered; this one waits for the next
 
 
-def test_an_interrupt_ends_the_thinking() -> None:
+def test_interrupt_ends_the_think_time() -> None:
     client = _client()
     client.model(_model(1), 0)
     client.trained(_trained(end=1.0))
@@ -138,21 +138,21 @@ def test_an_interrupt_ends_the_thinking() -> None:
     assert client.thought(150) == []
 
 
-def test_an_interrupt_of_an_idle_client_changes_nothing_without_a_send_buffer() -> None:
+def test_interrupt_of_an_idle_client_without_send_buffer_changes_nothing() -> None:
     client = _client()
     assert client.interrupt(0) == []
     client.model(_model(1), 100)
     assert len(_sent(_work(client, end=1.0))) == 1
 
 
-def test_an_interrupt_takes_from_the_send_buffer() -> None:
+def test_interrupt_sends_the_update_in_the_send_buffer() -> None:
     client = _client(send_buffer="hold")
     client.model(_model(1), 0)
     _work(client, end=1.0)
     assert len(_sent(client.interrupt(200))) == 1
 
 
-def test_an_interrupt_takes_from_the_send_buffer_and_lets_the_next_training_go_on() -> None:
+def test_interrupt_sends_the_buffered_update_and_training_continues() -> None:
     client = _client(send_buffer="overwrite")
     client.model(_model(1), 0)
     _work(client, end=1.0)
@@ -162,7 +162,7 @@ def test_an_interrupt_takes_from_the_send_buffer_and_lets_the_next_training_go_o
     assert [type(action) for action in client.trained(_trained(end=2.0, at=300))] == [Think]
 
 
-def test_a_residual_is_the_end_minus_the_last_end_that_was_applied() -> None:
+def test_residual_is_relative_to_the_last_applied_end_point() -> None:
     client = _client(kind="residual")
     client.model(_model(1, w=5.0), 0)
     remember, send = _work(client, end=1.0)
@@ -179,7 +179,7 @@ def test_a_residual_is_the_end_minus_the_last_end_that_was_applied() -> None:
 
 
 @pytest.mark.parametrize(("acknowledged", "residual"), [(7, 2.0), (6, 4.0)])
-def test_a_restarted_client_carries_on_from_what_was_applied(
+def test_restarted_client_continues_from_its_last_applied_update(
     tmp_path: Path, acknowledged: int, residual: float
 ) -> None:
     path = tmp_path / "memory.safetensors"
@@ -212,7 +212,7 @@ def test_fednova_sends_the_normalised_delta(proximal: float, told: float) -> Non
     assert update.effective_steps == told
 
 
-def test_fednova_counts_with_the_step_size_that_came_with_the_model() -> None:
+def test_fednova_uses_the_step_size_sent_with_the_model() -> None:
     """ημ = 0.4 · 2.5 = 1, so that a = 1 after 4 steps, and not 2.73 as with the client's own 0.1."""
     client = _client(local=Local(steps=4, lr=0.1, proximal=2.5, fednova=True))
     client.model(_model(1, w=1.0, lr=0.4), 0)
@@ -221,7 +221,7 @@ def test_fednova_counts_with_the_step_size_that_came_with_the_model() -> None:
     assert update.vector.tolist() == [8.0]
 
 
-def test_favano_divides_by_its_own_history() -> None:
+def test_favano_divides_by_the_clients_own_step_history() -> None:
     """E = 4, 0, 2. P(E > 0)·E: 4, ½·0, ⅔·2; E[E]: 4, 2, 2."""
     stochastic, deterministic = _favano("stochastic"), _favano("deterministic")
     assert [stochastic.divisor(e) for e in (4, 0, 2)] == pytest.approx([4, 0, 4 / 3])
@@ -242,13 +242,13 @@ def test_favano_sends_the_start_plus_the_divided_progress() -> None:
 
 
 @pytest.mark.parametrize("kind", ["residual", "delta"])
-def test_numbers_go_on_after_those_of_a_forgotten_life(kind: str) -> None:
+def test_sequence_numbers_continue_after_the_acknowledged_one(kind: str) -> None:
     """With them what is drawn by them: mini-batches, `timing`, an attack's noise."""
     client = _client(kind=kind)
     assert client.model(_model(1, acknowledged=5), 0) == [Train(_model(1, acknowledged=5), 6)]
 
 
-def test_a_memory_of_an_update_that_was_sent_only_is_read_again(tmp_path: Path) -> None:
+def test_memory_with_only_a_sent_update_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "memory.safetensors"
     memory_file.save({"sent": (3, _vector(1.0))}, path)
     known = memory_file.load(path)

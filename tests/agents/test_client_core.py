@@ -28,7 +28,7 @@ def _trained(at: int) -> Trained:
     return Trained(lambda: Outcome(VECTOR, loss=0.5), steps=20, started=at - 200, ended=at)
 
 
-def test_a_model_is_trained_thought_over_and_answered() -> None:
+def test_model_is_trained_and_answered_after_the_think_time() -> None:
     client = _client(think=150)
     assert client.model(_model(17, version=4), at=10000) == [Train(_model(17, version=4), sequence=1)]
     assert client.trained(_trained(at=10300)) == [Think(150)]
@@ -54,7 +54,7 @@ def test_a_model_is_trained_thought_over_and_answered() -> None:
     )
 
 
-def test_every_training_has_the_next_sequence_number() -> None:
+def test_each_training_gets_the_next_sequence_number() -> None:
     client = _client()
     for sequence in (1, 2, 3):
         assert client.model(_model(sequence), at=0) == [Train(_model(sequence), sequence)]
@@ -62,7 +62,7 @@ def test_every_training_has_the_next_sequence_number() -> None:
         client.thought(at=300)
 
 
-def test_the_newest_model_that_came_meanwhile_is_next() -> None:
+def test_newest_received_model_is_trained_next() -> None:
     client = _client()
     client.model(_model(1), at=0)
     assert client.model(_model(2, version=1), at=100) == []
@@ -82,7 +82,7 @@ def test_the_newest_model_that_came_meanwhile_is_next() -> None:
     ("side", "since"),
     [(ClientSide(), 400), (ClientSide(send_buffer="hold"), 500)],  # the latter: when it was fetched
 )
-def test_thinking_is_told_the_time_since_the_training_could_begin(side: ClientSide, since: int) -> None:
+def test_think_time_starts_when_the_training_could_begin(side: ClientSide, since: int) -> None:
     told: list[int] = []
 
     def think(elapsed: int) -> int:
@@ -103,7 +103,7 @@ def test_thinking_is_told_the_time_since_the_training_could_begin(side: ClientSi
     assert told == [300, 700 - since, 300]
 
 
-def test_a_redelivered_model_is_not_trained_twice() -> None:
+def test_redelivered_model_is_not_trained_twice() -> None:
     client = _client()
     client.model(_model(1), at=0)
     assert client.model(_model(1), at=50) == []
@@ -112,16 +112,16 @@ def test_a_redelivered_model_is_not_trained_twice() -> None:
     assert client.model(_model(1), at=350) == []
 
 
-def test_thoughts_after_an_interrupt_are_no_news() -> None:
+def test_end_of_think_time_after_an_interrupt_is_ignored() -> None:
     assert _client().thought(at=0) == []
 
 
-def test_training_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
+def test_training_that_was_not_requested_is_an_internal_error() -> None:
     with pytest.raises(RuntimeError, match="without a training"):
         _client().trained(_trained(at=0))
 
 
-def test_who_leaves_hands_in_what_it_remembers() -> None:
+def test_leaving_client_sends_its_memory() -> None:
     """The model of its last update, and the one before, as it does not know which was applied."""
     side = ClientSide(kind="residual")
     client = ClientCore(Identity("run", "a", 10), lambda *_: 0, client_rule(side))
@@ -139,7 +139,7 @@ def test_who_leaves_hands_in_what_it_remembers() -> None:
     assert farewells() == [(FAREWELL, 1, [0.25])]
 
 
-def test_where_the_rule_asks_for_no_memory_a_client_just_leaves() -> None:
+def test_leaving_client_without_memory_sends_no_farewell() -> None:
     client = _client()
     client.model(_model(1), at=0)
     assert client.leave(at=100) == []

@@ -17,13 +17,13 @@ from testbed.topology import seeds
         ((TIMING,), [765, 714, 89, 644]),
     ],
 )
-def test_seed_client_and_purpose_say_what_is_drawn(purpose: tuple[int, ...], drawn: list[int]) -> None:
+def test_draws_depend_on_seed_client_and_purpose(purpose: tuple[int, ...], drawn: list[int]) -> None:
     assert generator(7, "a", *purpose).integers(0, 1000, 4).tolist() == drawn
     assert generator(8, "a", *purpose).integers(0, 1000, 4).tolist() != drawn
     assert generator(7, "b", *purpose).integers(0, 1000, 4).tolist() != drawn
 
 
-def test_names_with_an_equal_checksum_draw_apart() -> None:
+def test_clients_with_equal_name_checksums_draw_differently() -> None:
     """`plumless` and `buckeroo` have one CRC-32: with that as key, they shared noise and batches, and
     their virtual devices all that is random."""
     for purpose in (TRAINING, NOISE):
@@ -35,7 +35,7 @@ def test_names_with_an_equal_checksum_draw_apart() -> None:
     assert (a != b).all()
 
 
-def test_a_name_is_four_words_of_a_key_and_of_no_other_name() -> None:
+def test_name_is_hashed_to_four_words_of_the_key() -> None:
     assert keys.of("a") == (310482890, 3401391050, 3006382842, 1306272666)
     names = ["", "a", "aa", "pi-1", "pi-11", "plumless", "buckeroo"]
     assert {len(keys.of(name)) for name in names} == {4}

@@ -33,7 +33,7 @@ def asked(seconds: float, seed: int, way: float = 0.2 * MS) -> tuple[Exchanges, 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_skewed_and_drifting_clock_is_estimated_within_half_a_millisecond(seed: int) -> None:
+def test_skewed_and_drifting_clock_is_estimated_within_half_a_millisecond(seed: int) -> None:
     for seconds in (1, 4, 6, 20, 300):
         known, own = asked(seconds, seed)
         found = known.estimate()
@@ -54,7 +54,7 @@ def test_uncertainty_is_half_of_the_shortest_round_trip() -> None:
     assert known.estimate() == Estimate(450, 850, 0.0, 50)
 
 
-def test_what_contradicts_the_line_is_uncertainty() -> None:
+def test_samples_off_the_line_raise_the_uncertainty() -> None:
     """A clock that was set by 3 ms in mid-run."""
     known = Exchanges()
     for second in range(20):
@@ -65,9 +65,7 @@ def test_what_contradicts_the_line_is_uncertainty() -> None:
     assert found.uncertainty > 0.5 * MS
 
 
-def test_stamps_are_on_the_other_clock_and_never_go_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_converted_timestamps_never_decrease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "clock.json"
 
     def estimated(offset: int, changed: int) -> None:

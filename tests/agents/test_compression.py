@@ -61,14 +61,14 @@ def test_int8_by_hand() -> None:
     assert packed.dense().tolist()[:2] == [127.0, -63.0]
 
 
-def test_topk_keeps_the_largest_and_of_equals_the_first() -> None:
+def test_topk_keeps_the_largest_values_and_the_first_of_equal_ones() -> None:
     packed = TopK(share=0.4).compress(np.array([1.0, -3.0, 3.0, 2.0, -3.0], np.float32))
     assert packed.arrays["indices"].tolist() == [1, 2]
     assert packed.dense().tolist() == [0.0, -3.0, 3.0, 0.0, 0.0]
     assert TopK(share=0.001).compress(np.ones(5, np.float32)).arrays["indices"].tolist() == [0]
 
 
-def test_what_topk_leaves_out_is_added_to_the_next_update() -> None:
+def test_topk_remainder_is_added_to_the_next_update() -> None:
     keeping = compressor("topk", share=0.5)
     assert keeping.compress(np.array([3.0, 2.0], np.float32)).dense().tolist() == [3.0, 0.0]
     assert keeping.compress(np.array([1.0, 0.5], np.float32)).dense().tolist() == [0.0, 2.5]
@@ -88,7 +88,7 @@ def test_error_feedback_loses_nothing(values: list[float], rounds: int) -> None:
 
 @every_method
 @pytest.mark.parametrize("size", [1, 15, 16, 1023, 40_001])
-def test_every_method_comes_back_nearly_as_it_was(named: Named, size: int) -> None:
+def test_every_method_restores_the_vector_approximately(named: Named, size: int) -> None:
     plain = vector(size)
     back = compressor(named.name, **named.params).compress(plain).dense()
     assert back.dtype == np.float32
@@ -103,7 +103,7 @@ def test_every_method_comes_back_nearly_as_it_was(named: Named, size: int) -> No
 
 @pytest.mark.parametrize("extreme", [0.0, 1e-45, 1e-40, 1e-38, 1e18])
 @every_method
-def test_extremes_do_not_overflow(named: Named, extreme: float) -> None:
+def test_extreme_values_do_not_overflow(named: Named, extreme: float) -> None:
     back = compressor(named.name, **named.params).compress(np.full(20, extreme, np.float32)).dense()
     if named.name == "fp16" and extreme > 65504:
         assert np.isinf(back).all()  # which the aggregator refuses
@@ -113,7 +113,7 @@ def test_extremes_do_not_overflow(named: Named, extreme: float) -> None:
 
 @every_method
 @pytest.mark.parametrize("buffers", [NONE, BUFFERS], ids=["plain", "buffers"])
-def test_the_wire_carries_it_and_safetensors_can_read_it(named: Named, buffers: Buffers) -> None:
+def test_compressed_update_is_sent_and_readable_by_safetensors(named: Named, buffers: Buffers) -> None:
     packed = compressor(named.name, **named.params).compress(vector(2_001))
     payload = payloads.encode(sent(packed, buffers=buffers))
     update = payloads.decode_update(payload)
@@ -129,7 +129,7 @@ def test_the_wire_carries_it_and_safetensors_can_read_it(named: Named, buffers: 
     assert payloads.plain_size(update, 2_001) == len(payloads.encode(plain))
 
 
-def test_bytes_are_cut_as_promised() -> None:
+def test_compression_saves_the_stated_bytes() -> None:
     """Of mnist-cnn's 28,938 parameters, with all that the message has."""
     d = 28_938
     plain = len(payloads.encode(message("a", 1, vector=vector(d))))
@@ -142,7 +142,7 @@ def test_bytes_are_cut_as_promised() -> None:
     assert ratios["topk"] > 10
 
 
-def test_the_core_gives_the_rule_the_vector_and_records_both_sizes() -> None:
+def test_rule_gets_the_expanded_vector_and_both_sizes_are_recorded() -> None:
     core, server = started(w=np.zeros(3, np.float32), steps=[COMPRESSED])
     packed = TopK(share=0.4).compress(np.array([1.0, 5.0, 2.0], np.float32))
     done = core.update("a", sent(packed), 1000, 1.0)
@@ -152,7 +152,7 @@ def test_the_core_gives_the_rule_the_vector_and_records_both_sizes() -> None:
     assert (applied.bytes, applied.bytes_before) == (1000, len(payloads.encode(plain)))
 
 
-def test_a_model_is_the_difference_to_the_one_that_was_sent() -> None:
+def test_model_is_compressed_as_the_difference_to_its_base() -> None:
     """Also where the global model has moved on meanwhile."""
     rule = FedAsync(mixing=0.5, staleness="constant")
     core, server = started(
@@ -187,7 +187,7 @@ def test_forged_values_are_refused(arrays: dict[str, list[float]], reason: str) 
 
 
 @pytest.mark.parametrize("size", [2, 4, 2**31])
-def test_another_size_is_refused_before_anything_is_allocated(size: int) -> None:
+def test_wrong_size_is_refused_before_allocation(size: int) -> None:
     core, _ = started(VANILLA, w=np.zeros(3, np.float32), steps=[COMPRESSED])
     one = {"values": np.ones(1, np.float32), "indices": np.zeros(1, np.uint32)}
     payload = payloads.encode(sent(Compressed("topk", size, 0, one)))
@@ -202,7 +202,7 @@ def test_another_size_is_refused_before_anything_is_allocated(size: int) -> None
 
 @every_method
 @given(data=st.data(), buffers=st.sampled_from([NONE, BUFFERS]))
-def test_damaged_payloads_are_refused_or_read(
+def test_damaged_payloads_are_refused_or_decoded(
     named: Named, buffers: Buffers, data: st.DataObject
 ) -> None:
     packed = compressor(named.name, **named.params).compress(vector(40))
@@ -258,7 +258,7 @@ durability: recording
 
 @pytest.mark.parametrize(("method", "least"), [("fp16", 1.7), ("int8", 2.6), ("topk, share: 0.05", 4.0)])
 @pytest.mark.parametrize("rule", ["{name: fedbuff, buffer_size: 3}", "{name: fedasync}"])
-def test_in_virtual_time_fewer_bytes_take_less_time_and_it_learns(
+def test_compressed_run_in_virtual_time_is_faster_and_learns(
     method: str, least: float, rule: str
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -275,7 +275,7 @@ def test_in_virtual_time_fewer_bytes_take_less_time_and_it_learns(
     assert run.evaluations["accuracy"].iloc[-1] > 0.5
 
 
-def test_where_it_is_refused() -> None:
+def test_unsupported_combinations_are_refused() -> None:
     area = TOPOLOGY.replace("METHOD", "int8").replace("RULE", "{name: area, criterion: every, every: 2}")
     with pytest.raises(BadInputError, match=r"5:\d+: devices\[0\].link.compression: .* applied whole"):
         parse(area)

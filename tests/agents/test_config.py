@@ -100,7 +100,7 @@ EXAMPLES: list[Any] = [
 ]
 
 
-def test_a_link_behind_a_shared_one_is_as_fast_as_the_slower() -> None:
+def test_link_behind_a_shared_one_has_the_lower_rate() -> None:
     link = config.Link(up=5_000_000, rtt=0.1)
     assert link.behind(None) == link
     shared = config.Access("wifi", up=2_000_000, down=9_000_000)
@@ -109,13 +109,13 @@ def test_a_link_behind_a_shared_one_is_as_fast_as_the_slower() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_round_trip(example: Any, tmp_path: Path) -> None:
+def test_configurations_are_written_and_read_back(example: Any, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config.dump(example, path)
     assert config.load(type(example), path) == example
 
 
-def test_the_password_is_in_no_repr() -> None:
+def test_repr_hides_the_password() -> None:
     assert "s3cret" not in repr(EXAMPLES)
 
 
@@ -128,7 +128,7 @@ def test_the_password_is_in_no_repr() -> None:
         ({"up": "1"}, r"Link: .*got `str` - at `\$\.up`"),
     ],
 )
-def test_what_does_not_fit(values: Any, complaint: str) -> None:
+def test_invalid_configurations_are_refused(values: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         config.from_dict(config.Link, values)
 
@@ -143,7 +143,7 @@ def test_unknown_and_missing_fields_of_a_nested_part_are_named() -> None:
         config.from_dict(config.AggregatorConfig, values)
 
 
-def test_a_file_that_is_no_json(tmp_path: Path) -> None:
+def test_file_without_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("{")
     with pytest.raises(ValueError, match="line 1"):

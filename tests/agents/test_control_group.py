@@ -60,7 +60,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_limits_of_v2_are_found_in_every_layout(layout: str, tmp_path: Path) -> None:
+def test_v2_limits_are_found_in_every_layout(layout: str, tmp_path: Path) -> None:
     group, mounts, where = LAYOUTS[layout]
     write(tmp_path / "c", {"cpu.stat": "usage_usec 99000000\n"})  # the root's
     write(tmp_path / where, V2)
@@ -72,7 +72,7 @@ def test_limits_of_v2_are_found_in_every_layout(layout: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_limits_of_v1_are_found_in_every_hierarchy(tmp_path: Path, *, hybrid: bool) -> None:
+def test_v1_limits_are_found_in_every_hierarchy(tmp_path: Path, *, hybrid: bool) -> None:
     """cpu and cpuacct in one hierarchy, as systemd mounts them; v2 beside them has no controllers."""
     files = {name.replace("cpuacct/", "cpu/"): text for name, text in V1.items()}
     write(tmp_path / "docker" / "1", files)
@@ -98,7 +98,7 @@ def group_of(folder: Path, files: Mapping[str, str]) -> ControlGroup:
     return ControlGroup(v1 if "cpu/cpu.shares" in files else {"": folder})
 
 
-def test_without_limits(tmp_path: Path) -> None:
+def test_missing_limits_are_none(tmp_path: Path) -> None:
     v2 = V2 | {"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.swap.max": "max\n"}
     found = group_of(tmp_path / "v2", v2)
     assert found.limits() == Limits(
@@ -118,7 +118,7 @@ def test_without_limits(tmp_path: Path) -> None:
     ("files", "swap"), [(V2, "memory.swap.max"), (V1, "memory/memory.memsw.limit_in_bytes")]
 )
 @pytest.mark.parametrize(("total", "expected"), [(0, 0), (2097148, None)])
-def test_a_kernel_without_swap_accounting(
+def test_kernel_without_swap_accounting_has_no_swap_limit(
     files: dict[str, str],
     swap: str,
     total: int,
@@ -135,13 +135,15 @@ def test_a_kernel_without_swap_accounting(
 
 
 @pytest.mark.parametrize("version", [V2, V1])
-def test_a_kill_for_lack_of_memory_is_told_from_others(version: dict[str, str], tmp_path: Path) -> None:
+def test_out_of_memory_kill_is_distinguished_from_others(
+    version: dict[str, str], tmp_path: Path
+) -> None:
     assert group_of(tmp_path, version).killed_for_memory() is None
     killed = {name: text.replace("oom_kill 0", "oom_kill 1") for name, text in version.items()}
     assert group_of(tmp_path, killed).killed_for_memory() == 2**29
 
 
-def test_a_process_that_is_not_visible_has_no_limits(tmp_path: Path) -> None:
+def test_invisible_process_has_no_limits(tmp_path: Path) -> None:
     found = ControlGroup.of(7, proc(tmp_path, "0::/\n", ""))
     assert (found.limits(), found.cores(), found.cpu_seconds()) == (None, None, None)
 
@@ -149,9 +151,9 @@ def test_a_process_that_is_not_visible_has_no_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shares", "weights"), [(2, (1, 1)), (1024, (39, 100)), (262_144, (10_000, 10_000))]
 )
-def test_weights_of_both_conversions(shares: int, weights: tuple[int, int]) -> None:
+def test_weights_of_both_shares_conversions_are_read(shares: int, weights: tuple[int, int]) -> None:
     assert weights_of(shares) == weights
 
 
-def test_this_process_is_in_a_group() -> None:
+def test_group_of_this_process_is_found() -> None:
     assert ControlGroup.of().folders

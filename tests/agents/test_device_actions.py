@@ -42,7 +42,7 @@ ACTIONS: list[tuple[Action, str]] = [
 
 
 @pytest.mark.parametrize(("action", "text"), ACTIONS)
-def test_an_action_is_written_in_json_and_read_back(action: Action, text: str) -> None:
+def test_actions_are_written_as_json_and_read_back(action: Action, text: str) -> None:
     assert json.dumps(to_json(action)) == text
     assert from_json(json.loads(text)) == action
     line = events.to_line(events.Acted(1.0, "pi-1", "scenario", 0.0, to_json(action)))
@@ -51,7 +51,7 @@ def test_an_action_is_written_in_json_and_read_back(action: Action, text: str) -
     assert read.action == action
 
 
-def test_no_action_is_forgotten() -> None:
+def test_every_action_is_covered() -> None:
     kinds = set(get_args(Action))
     assert {type(action) for action, _ in ACTIONS} == kinds
     assert {type(action) for action in BY_NAME.values()} == set(get_args(Switching))
@@ -61,12 +61,12 @@ def test_no_action_is_forgotten() -> None:
 @pytest.mark.parametrize(
     "details", [{"action": "dance"}, {"action": "set"}, {"action": "set", "gpu": 1}, {"cpu": 0.5}, {}]
 )
-def test_what_another_version_does_is_skipped(details: dict[str, object]) -> None:
+def test_unknown_actions_of_another_version_are_skipped(details: dict[str, object]) -> None:
     assert from_json(details) is None
 
 
 @pytest.mark.parametrize("action", [action for action, _ in ACTIONS])
-def test_a_state_takes_every_action_and_can_be_made_again(action: Action) -> None:
+def test_device_state_is_rebuilt_from_its_actions(action: Action) -> None:
     state = DeviceState().after(action)
     assert list(state.actions()) == [action]
     assert state.after(action) == state
@@ -81,14 +81,14 @@ def _made(*actions: Action) -> list[Action]:
     return list(state.actions())
 
 
-def test_the_last_action_about_a_hold_counts() -> None:
+def test_last_action_about_a_pause_or_outage_counts() -> None:
     assert _made(Crash(), Pause(), Restart(), Disconnect()) == [Pause(), Restart(), Disconnect()]
     assert _made(Pause(), Disconnect(), Leave(), Join()) == [Join()]
     assert _made(Leave(), Join(), Pause()) == [Join(), Pause()]
     assert _made(Join(), Leave()) == [Leave()]
 
 
-def test_what_is_set_of_a_link_adds_up_and_outlives_the_process() -> None:
+def test_link_settings_accumulate_and_survive_a_restart() -> None:
     first, second = SetLink({"up": 1000, "loss": 0.5}), SetLink({"up": None})
     made = _made(first, SetCpu(0.5), second, Leave(), Join(), SetCpu(0.1))
     assert made == [SetCpu(0.1), SetLink({"up": None, "loss": 0.5}), Join()]

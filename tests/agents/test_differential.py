@@ -40,7 +40,7 @@ def _private(privatiser: Privatiser, dispatch: int, change: Vector) -> Vector:
 _NOISE = Named("differential", asdict(_settings(clip=1.0, noise=3.0, at="server")))
 
 
-def test_a_long_update_is_clipped_and_a_short_one_is_not() -> None:
+def test_only_updates_over_the_clip_norm_are_clipped() -> None:
     long, short = np.full(_D, 0.1, np.float32), np.full(_D, 0.01, np.float32)  # norms 10 and 1
     server = _privatiser("server")
     assert np.linalg.norm(_private(server, 1, long)) == pytest.approx(2.0, rel=1e-5)
@@ -50,14 +50,14 @@ def test_a_long_update_is_clipped_and_a_short_one_is_not() -> None:
 
 @pytest.mark.parametrize("size", [10_000, 10_000_000])
 @pytest.mark.parametrize("value", [0.03, 0.1, 0.7, 3.0])
-def test_what_is_clipped_is_no_longer_than_clip_to_the_last_bit(size: int, value: float) -> None:
+def test_clipped_norm_never_exceeds_clip(size: int, value: float) -> None:
     """Each element is rounded in the same direction, and in float32 the norm would be 0.1 % off."""
     private = _private(_privatiser("server"), 1, np.full(size, value, np.float32))
     length = math.sqrt(size) * float(private[0])
     assert 2.0 * (1 - 1e-6) < length <= 2.0
 
 
-def test_what_is_summed_is_no_longer_than_clip_once_it_is_rounded() -> None:
+def test_rounded_update_in_a_sum_never_exceeds_clip() -> None:
     """Rounding lengthens: an update that was clipped to 2 comes to 2.04."""
     grid, rng = Grid(range=1.0, bits=8), np.random.default_rng(1)
     long = np.full(_D, 0.1, np.float32)
@@ -69,7 +69,7 @@ def test_what_is_summed_is_no_longer_than_clip_once_it_is_rounded() -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
-def test_of_a_training_that_diverged_nothing_is_told(wrong: float) -> None:
+def test_diverged_training_reveals_nothing(wrong: float) -> None:
     """Not even the coordinates that are finite, which cannot be clipped."""
     change = np.full(_D, 1000, np.float32)
     change[0] = wrong
@@ -77,7 +77,7 @@ def test_of_a_training_that_diverged_nothing_is_told(wrong: float) -> None:
         assert np.isnan(_private(_privatiser(at), 1, change)).all()
 
 
-def test_noise_at_the_client_has_its_deviation_and_differs_by_update() -> None:
+def test_client_noise_has_its_deviation_and_differs_per_update() -> None:
     client = _privatiser("client")
     zero = np.zeros(_D, np.float32)
     first, second = _private(client, 1, zero), _private(client, 2, zero)
@@ -88,7 +88,7 @@ def test_noise_at_the_client_has_its_deviation_and_differs_by_update() -> None:
 
 
 @pytest.mark.parametrize("kind", ["delta", "model"])
-def test_what_is_sent(kind: Kind) -> None:
+def test_difference_of_a_model_is_clipped_and_its_loss_withheld(kind: Kind) -> None:
     """Of a model its difference to the one that was sent is clipped; with noise at the client the local
     loss stays there."""
     start = np.full(4, 5.0, np.float32)
@@ -99,7 +99,7 @@ def test_what_is_sent(kind: Kind) -> None:
         assert sent.loss == pytest.approx(loss, nan_ok=True)
 
 
-def test_noise_does_not_come_again_after_a_restart_of_the_client() -> None:
+def test_client_noise_is_not_repeated_after_a_restart() -> None:
     """Which counts its updates from 1 again: the difference of two with the same noise has none."""
     start = np.zeros(_D, np.float32)
     client = _privatiser("client")
@@ -120,7 +120,7 @@ def _sent(
     return send.message()
 
 
-def test_noise_at_the_server_comes_once_per_version_scaled_like_the_heaviest_update() -> None:
+def test_server_noise_is_added_once_per_version_scaled_to_the_heaviest_update() -> None:
     """Before anybody is sent the version. Two updates, each with weight 1/2."""
     core, server = started(FedBuff(buffer_size=2), w=np.zeros(_D, np.float32), steps=[_NOISE])
     zero = np.zeros(_D, np.float32)
@@ -137,7 +137,7 @@ def test_noise_at_the_server_comes_once_per_version_scaled_like_the_heaviest_upd
 
 
 @pytest.mark.parametrize("importance", [(0.7, 0.3), (0.3, 0.7)])
-def test_noise_at_the_server_hides_the_heaviest_of_unequal_updates(
+def test_server_noise_covers_the_heaviest_update(
     importance: tuple[float, float],
 ) -> None:
     """An update of norm C moves the model by up to 0.7 C, whichever comes last: with noise for 0.3 of it
@@ -156,7 +156,7 @@ def test_noise_at_the_server_hides_the_heaviest_of_unequal_updates(
     assert server.w.std() == pytest.approx(0.7 * 3.0, rel=0.03)
 
 
-def test_noise_at_the_server_follows_the_discount_of_staleness() -> None:
+def test_server_noise_follows_the_staleness_discount() -> None:
     """The fresh update has the weight 1/2, the one that is 3 versions old half of that."""
     core, server = started(
         FedBuff(buffer_size=2, staleness="inverse_sqrt"),
@@ -177,6 +177,6 @@ def test_noise_at_the_server_follows_the_discount_of_staleness() -> None:
     assert (server.w - before).std() == pytest.approx(3.0 / 2, rel=0.03)
 
 
-def test_delta_is_above_0() -> None:
+def test_delta_must_be_positive() -> None:
     with pytest.raises(ValueError, match="delta is 0, expected above 0"):
         Differential(clip=1.0, noise=1.0, delta=0.0)

@@ -18,7 +18,7 @@ time.sleep(60)
 """
 
 
-def test_a_disturbance_is_reported_when_it_is_new_and_when_it_is_over() -> None:
+def test_disturbance_is_reported_at_its_start_and_end() -> None:
     ongoing = Ongoing()
     assert [*ongoing.update({"a": 3.0})] == [("a", 3.0)]
     assert [*ongoing.update({"a": 3.0, "b": 5.0})] == [("b", 5.0)]
@@ -27,7 +27,7 @@ def test_a_disturbance_is_reported_when_it_is_new_and_when_it_is_over() -> None:
     assert [*ongoing.update({})] == []
 
 
-def test_a_process_that_is_stopped_by_a_signal_notices_it_when_it_continues() -> None:
+def test_process_detects_that_it_was_stopped_by_a_signal() -> None:
     command = [sys.executable, "-c", WATCHED]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watched:
         assert watched.stdout is not None

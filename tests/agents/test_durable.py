@@ -132,7 +132,7 @@ def crash(durable: DurableCore, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", [rules[-1] for rules in INSTANCES.values()], ids=INSTANCES)
-def test_a_run_with_crashes_is_the_run_without(
+def test_run_with_crashes_equals_the_run_without(
     rule: Rule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Model, records, the rule's buffer and its draws: to the bit."""
@@ -195,7 +195,7 @@ def written(folder: Path) -> list[events.Record]:
     return list(events.read(folder / "events.jsonl"))
 
 
-def test_what_was_not_synced_is_as_if_it_had_never_come(tmp_path: Path) -> None:
+def test_input_that_was_not_synced_is_lost_without_a_trace(tmp_path: Path) -> None:
     """Nobody was told of it either: its client sends it once more."""
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
@@ -208,7 +208,7 @@ def test_what_was_not_synced_is_as_if_it_had_never_come(tmp_path: Path) -> None:
     durable.close()
 
 
-def test_what_was_synced_is_there_and_is_not_taken_twice(tmp_path: Path) -> None:
+def test_synced_input_survives_and_is_not_applied_twice(tmp_path: Path) -> None:
     """Whether or not the acknowledgement got out; an update in the rule's buffer, too."""
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
@@ -228,7 +228,7 @@ def test_what_was_synced_is_there_and_is_not_taken_twice(tmp_path: Path) -> None
     [(FedAsync(mixing=0.5, staleness="constant"), 1.75, 3.5), (FedBuff(buffer_size=2), 2.0, 4.0)],
     ids=["models", "deltas"],
 )
-def test_buffers_and_models_that_differences_are_to_outlive_every_crash(
+def test_buffers_and_base_models_survive_every_crash(
     rule: Rule, w: float, floats: float, checkpoints: bool, tmp_path: Path
 ) -> None:
     kind, setup = rule.client_side.kind, setup_of(rule, keeps_models=True, steps=[COMPRESSED])
@@ -268,7 +268,7 @@ def test_buffers_and_models_that_differences_are_to_outlive_every_crash(
     assert found[True] == found[False]
 
 
-def test_an_order_that_comes_twice_is_recorded_once_also_over_a_crash(tmp_path: Path) -> None:
+def test_repeated_order_is_recorded_once_even_across_a_crash(tmp_path: Path) -> None:
     paused = events.Acted(1.0, "a", "scenario", 0.001, to_json(Pause()))
     durable = begun(tmp_path / "run")
     durable.handle(inputs.Written.of(paused))
@@ -282,7 +282,7 @@ def test_an_order_that_comes_twice_is_recorded_once_also_over_a_crash(tmp_path: 
 
 
 @pytest.mark.parametrize("torn", [1, 20, 90])
-def test_a_torn_entry_of_the_log_is_as_if_it_had_never_come(torn: int, tmp_path: Path) -> None:
+def test_torn_log_entry_is_ignored(torn: int, tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
     log = tmp_path / "run" / "state" / "aggregator" / "inputs.bin"
     whole = log.stat().st_size
@@ -299,7 +299,7 @@ def test_a_torn_entry_of_the_log_is_as_if_it_had_never_come(torn: int, tmp_path:
 
 
 @pytest.mark.parametrize("lost", [1, 60, 600])
-def test_a_journal_that_has_less_than_the_log_is_completed(lost: int, tmp_path: Path) -> None:
+def test_journal_behind_the_log_is_completed(lost: int, tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
     durable.handle(inputs.Written.of(events.Note(0.0, "from the controller")))
     durable.handle(arrival("a"))
@@ -315,7 +315,7 @@ def test_a_journal_that_has_less_than_the_log_is_completed(lost: int, tmp_path: 
         again(durable, tmp_path / "run")
 
 
-def test_a_crash_between_checkpoint_and_cut_of_the_log(
+def test_crash_between_checkpoint_and_log_truncation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log then has inputs that are in the checkpoint, too."""
@@ -335,7 +335,7 @@ def test_a_crash_between_checkpoint_and_cut_of_the_log(
     durable.close()
 
 
-def test_without_a_log_the_run_goes_on_from_its_checkpoint_and_says_what_is_lost(tmp_path: Path) -> None:
+def test_run_without_a_log_resumes_from_its_checkpoint_and_reports_the_loss(tmp_path: Path) -> None:
     folder, options = tmp_path / "run", {"durability": "checkpoint"}
     durable = begun(folder, **options)
     durable._due = True
@@ -354,13 +354,13 @@ def test_without_a_log_the_run_goes_on_from_its_checkpoint_and_says_what_is_lost
         again(durable, folder, segment="2", **options)
 
 
-def test_without_checkpoints_a_run_does_not_go_on(tmp_path: Path) -> None:
+def test_run_without_checkpoints_is_not_resumed(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run", durability="none")
     with pytest.raises(SnapshotError, match="holds a run, but no state to go on from"):
         again(durable, tmp_path / "run", segment="2", durability="none")
 
 
-def test_a_log_that_outgrows_the_checkpoint_makes_a_new_one(
+def test_log_larger_than_the_checkpoint_triggers_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the disk does not fill, and a crash is soon recovered from. A recording keeps all."""
@@ -411,7 +411,7 @@ def refused(folder: Path, error: type[Exception], told: str) -> str:
     return str(raised.value)
 
 
-def test_flipped_bits_of_the_log_are_errors_and_change_no_file(tmp_path: Path) -> None:
+def test_flipped_bits_in_the_log_are_errors_and_change_no_file(tmp_path: Path) -> None:
     """In a vector it made another model, in a length the rest was taken for a torn entry."""
     folder = tmp_path / "run"
     whole = left_by_a_crash(folder)[LOG]
@@ -427,7 +427,7 @@ def test_flipped_bits_of_the_log_are_errors_and_change_no_file(tmp_path: Path) -
     durable.close()
 
 
-def test_log_that_is_empty_missing_or_of_another_time_is_an_error(tmp_path: Path) -> None:
+def test_empty_missing_or_older_log_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     whole = left_by_a_crash(folder)[LOG]
     log = folder / LOG
@@ -445,7 +445,7 @@ def test_log_that_is_empty_missing_or_of_another_time_is_an_error(tmp_path: Path
     refused(folder, RecordingError, "2 updates beyond what follows from these: the end of the log is")
 
 
-def test_damaged_checkpoint_is_an_error_that_says_that_the_log_is_whole(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_an_error_that_says_the_log_is_intact(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     whole = left_by_a_crash(folder)[CHECKPOINT]
     for at in range(8, len(whole), 11):
@@ -458,7 +458,7 @@ def test_damaged_checkpoint_is_an_error_that_says_that_the_log_is_whole(tmp_path
         assert "Whole: inputs.bin (entries 4 to 6)" in text
 
 
-def test_damaged_records_are_an_error_or_written_again(tmp_path: Path) -> None:
+def test_damaged_records_are_an_error_or_rewritten(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     whole = left_by_a_crash(folder)[JOURNAL]
     journal = folder / JOURNAL
@@ -489,7 +489,7 @@ def test_state_of_another_run_or_model_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"", b"\0" * 90], ids=["empty", "zeros"])
-def test_damaged_model_that_waits_for_its_evaluation_is_an_error(bad: bytes, tmp_path: Path) -> None:
+def test_damaged_model_waiting_for_evaluation_is_an_error(bad: bytes, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     durable = begun(folder)
     durable.handle(inputs.TimersDue(from_seconds(CHECKPOINT_EVERY)))
@@ -500,7 +500,7 @@ def test_damaged_model_that_waits_for_its_evaluation_is_an_error(bad: bytes, tmp
     refused(folder, SnapshotError, "a model that waits for its evaluation, cannot be read: its checksum")
 
 
-def test_run_with_damaged_files_goes_on_as_it_was_or_not_at_all(tmp_path: Path) -> None:
+def test_run_with_damaged_files_resumes_unchanged_or_is_refused(tmp_path: Path) -> None:
     """Cut off, overwritten, empty, missing, no regular files: whatever is done to them."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     left_by_a_crash(whole)
@@ -529,7 +529,7 @@ def test_run_with_damaged_files_goes_on_as_it_was_or_not_at_all(tmp_path: Path) 
 # Resumed with all its processes
 
 
-def test_a_run_that_goes_on_with_all_processes_anew(tmp_path: Path) -> None:
+def test_run_resumes_after_all_processes_restarted(tmp_path: Path) -> None:
     """What clients had finished counts before the clock goes on; then they leave, and join."""
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
@@ -549,7 +549,7 @@ def test_a_run_that_goes_on_with_all_processes_anew(tmp_path: Path) -> None:
     durable.close()
 
 
-def test_an_interrupted_run_goes_on_with_its_buffer_and_its_timers(tmp_path: Path) -> None:
+def test_interrupted_run_resumes_with_its_buffer_and_timers(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
     ended = durable.handle(inputs.EndRequested(6, "interrupted"))
@@ -568,7 +568,7 @@ def test_an_interrupted_run_goes_on_with_its_buffer_and_its_timers(tmp_path: Pat
     durable.close()
 
 
-def test_a_run_that_was_over_stays_over(tmp_path: Path) -> None:
+def test_finished_run_is_not_resumed(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
     durable.handle(inputs.TimersDue(from_seconds(1e6)))
     assert durable.core.ended is not None
@@ -592,13 +592,13 @@ class Evil:
     [Evil(), Path(), print, Fraction(1, 2), DurableCore, recording.Recording, np.load, eval],
     ids=lambda content: getattr(content, "__name__", type(content).__name__),
 )
-def test_what_no_state_has_is_refused(content: object, tmp_path: Path) -> None:
+def test_snapshot_with_unexpected_types_is_refused(content: object, tmp_path: Path) -> None:
     snapshot.save({"state": content}, tmp_path / "checkpoint.bin")
     with pytest.raises(SnapshotError, match=r"it names \S+, which no state has"):
         snapshot.load(tmp_path / "checkpoint.bin")
 
 
-def test_a_snapshot_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_incomplete_snapshot_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.bin"
     vector = np.arange(1000, dtype=np.float32)
     snapshot.save([vector, vector], path)
@@ -618,7 +618,7 @@ def test_a_snapshot_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         snapshot.load(path)
 
 
-def test_a_model_waits_until_it_is_kept_that_it_was_evaluated(tmp_path: Path) -> None:
+def test_model_is_kept_until_its_evaluation_is_on_disk(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
     durable = again(durable, tmp_path / "run")
@@ -633,7 +633,7 @@ def test_a_model_waits_until_it_is_kept_that_it_was_evaluated(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_without_durability_a_model_waits_on_the_disk_only_where_it_waits_for_the_end(
+def test_without_durability_models_are_kept_only_for_evaluation_after_the_run(
     tmp_path: Path, *, after: bool
 ) -> None:
     durable = kept(tmp_path, setup_of(FedBuff(), evaluate_after=after), durability="none")

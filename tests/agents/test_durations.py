@@ -30,7 +30,7 @@ def draws(distribution: str, **params: Any) -> np.ndarray[Any, np.dtype[np.float
         ("trace", {"values": [1, 2, 7]}, 2),
     ],
 )
-def test_medians_are_those_of_the_distributions(
+def test_medians_match_the_distributions(
     distribution: str, params: dict[str, Any], median: float
 ) -> None:
     drawn = draws(distribution, **params)
@@ -38,18 +38,18 @@ def test_medians_are_those_of_the_distributions(
     assert drawn.min() >= 0
 
 
-def test_a_normal_is_cut_at_zero_and_not_piled_up_there() -> None:
+def test_normal_is_truncated_at_zero() -> None:
     drawn = draws("normal", mean=0, std=1)
     assert drawn.min() > 0
     assert drawn.mean() == pytest.approx(math.sqrt(2 / math.pi), rel=0.03)  # of the half-normal
 
 
-def test_bounds_hold() -> None:
+def test_durations_stay_within_their_bounds() -> None:
     assert draws("pareto", scale=3, shape=2).min() >= 3
     assert draws("normal", mean=2, std=1, low=1.5).min() >= 1.5
 
 
-def test_a_trace_is_replayed_in_its_order() -> None:
+def test_trace_is_replayed_in_order() -> None:
     assert draws("trace", values=(1.0, 0.02, 3.0))[:7].tolist() == [1, 0.02, 3, 1, 0.02, 3, 1]
 
 
@@ -70,12 +70,12 @@ def test_a_trace_is_replayed_in_its_order() -> None:
         ("weibull", {}),
     ],
 )
-def test_unfit_parameters_are_refused(distribution: str, params: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(distribution: str, params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"expected|give one of"):
         sampler(Duration(distribution, params), np.random.default_rng())
 
 
-def test_only_a_constant_duration_does_not_vary() -> None:
+def test_only_constant_durations_do_not_vary() -> None:
     assert vary(Duration("exponential", {"mean": 2}))
     assert vary(Duration("trace", {"values": [1, 2, 7]}))
     assert not vary(Duration("constant", {"value": 2}))

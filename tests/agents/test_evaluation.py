@@ -44,7 +44,7 @@ def test_the_loss_is_the_mean_over_all_batches_with_the_penalty() -> None:
     assert found.accuracy == 0.5
 
 
-def test_a_loss_that_is_no_number_is_infinite() -> None:
+def test_loss_of_nan_is_reported_as_infinite() -> None:
     task = Quadratic(((1.0,), (3.0,)))
     evaluator = Evaluator(task, task.shards()[0], lambda _: None)
     found = evaluator.evaluate(1, np.array([np.nan], np.float32))
@@ -62,7 +62,7 @@ class Tokens(Task):
         return torch.nn.Sequential(torch.nn.Embedding(3, 3), torch.nn.Flatten())
 
 
-def test_a_model_is_evaluated_on_tokens_as_whole_numbers() -> None:
+def test_tokens_are_passed_to_the_model_as_integers() -> None:
     test_set = Shard(np.array([[1], [2]], np.int8), np.array([1, 0]))
     evaluator = Evaluator(Tokens(), test_set, lambda _: None)
     assert evaluator.evaluate(1, np.eye(3, dtype=np.float32).reshape(-1)).accuracy == 0.5
@@ -81,7 +81,7 @@ class Weighing(Quadratic):
         return self.loss(outputs, y)
 
 
-def test_devices_are_not_weighed_against_each_other() -> None:
+def test_class_weights_apply_within_each_device() -> None:
     both = Shard(np.array([[1.0], [7.0]], np.float32), np.zeros(2, np.int64))
     parts = Parts(device_set=both, device_samples={"a": 1, "b": 1})
     evaluator = Evaluator(Weighing(((0.0,),)), both, lambda _: None, parts=parts)
@@ -89,7 +89,7 @@ def test_devices_are_not_weighed_against_each_other() -> None:
     assert [found.accuracy, *(part.accuracy for part in found.parts)] == [0.5] * 3
 
 
-def test_evaluations_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_run_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the thread that applies updates, which keeps its own priority: niceness is a thread's own."""
     found: list[int] = []
     task = Quadratic(((1.0,), (3.0,)))
@@ -104,7 +104,7 @@ def test_evaluations_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert niceness() == before
 
 
-def test_evaluations_for_later_wait_where_models_are_kept_and_keep_their_order() -> None:
+def test_kept_models_are_evaluated_after_the_release_in_order() -> None:
     """Of a model of two parameters each; what is handed in after the release is evaluated then."""
     task = Quadratic(((0.0, 0.0), (0.0, 0.0)))
     done: SimpleQueue[Future[Evaluation]] = SimpleQueue()
@@ -131,7 +131,7 @@ def test_evaluations_for_later_wait_where_models_are_kept_and_keep_their_order()
     assert read == [1, 3, 5]
 
 
-def test_a_kept_model_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_kept_model_is_an_error(tmp_path: Path) -> None:
     task = Quadratic(((0.0,),))
     done: SimpleQueue[Future[Evaluation]] = SimpleQueue()
 
@@ -143,7 +143,7 @@ def test_a_kept_model_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         done.get(timeout=10).result()
 
 
-def test_evaluations_can_have_cpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_can_use_reserved_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many threads of torch; the thread that applies updates keeps its own."""
     mine, threads = os.sched_getaffinity(0), torch.get_num_threads()
     found: list[tuple[set[int], int]] = []

@@ -55,7 +55,7 @@ def test_every_record_type_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: record.event)
-def test_round_trip(record: Record) -> None:
+def test_records_are_written_and_read_back(record: Record) -> None:
     line = events.to_line(record)
     assert line.endswith("\n")
     assert line.count("\n") == 1
@@ -63,7 +63,7 @@ def test_round_trip(record: Record) -> None:
     assert events.from_line(line) == record
 
 
-def test_a_loss_that_diverged() -> None:
+def test_infinite_loss_is_written_and_read_back() -> None:
     line = events.to_line(events.Evaluated(1.0, 2, math.inf, 0.1))
     assert json.loads(line)["loss"] is None
     record = events.from_line(line)
@@ -99,7 +99,7 @@ def test_unknown_fields_and_records_are_skipped() -> None:
         '{"event":"note","at":1}',
     ],
 )
-def test_a_line_that_is_no_record(line: str) -> None:
+def test_line_that_is_no_record_is_an_error(line: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (the text is json's or ours)
         events.from_line(line)
 
@@ -110,14 +110,14 @@ def _file(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_torn_last_line_is_skipped(tmp_path: Path) -> None:
     whole = [events.to_line(record) for record in EXAMPLES]
     for torn in (whole[-1][:20], whole[-1][:-1]):
         path = _file(tmp_path, *whole[:-1], torn)
         assert list(events.read(path)) == EXAMPLES[:-1]
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+def test_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     good = events.to_line(EXAMPLES[1])
     path = _file(tmp_path, good, good[:20] + "\n", good)
     with pytest.raises(ValueError, match=r"events\.jsonl:2: "):

@@ -19,7 +19,7 @@ from agents.wire import messages, payloads
 from tests.agents.helpers import message
 
 
-def test_who_answers_what_it_was_sent_may_do_so_at_any_rate() -> None:
+def test_answers_to_dispatches_are_never_a_flood() -> None:
     guard = FloodGuard()
     for number in range(10_000):
         assert guard.passes("a", at=number / 10_000)
@@ -28,7 +28,7 @@ def test_who_answers_what_it_was_sent_may_do_so_at_any_rate() -> None:
 
 
 @pytest.mark.parametrize("rate", [20.0, 1e6])
-def test_who_sends_what_nobody_asked_for_is_refused_and_shut_out_and_nobody_else(rate: float) -> None:
+def test_only_the_client_that_floods_is_blocked(rate: float) -> None:
     guard = FloodGuard()
     passed = tried = 0
     while not guard.floods("flooding"):
@@ -42,7 +42,7 @@ def test_who_sends_what_nobody_asked_for_is_refused_and_shut_out_and_nobody_else
     assert guard.passes("a", at=tried / rate)
 
 
-def test_a_flood_is_over_when_hardly_anything_comes_of_it() -> None:
+def test_flood_ends_when_messages_become_rare() -> None:
     guard = FloodGuard()
     assert guard.subsided() is None
     guard.shut_out("a")
@@ -55,7 +55,7 @@ def test_a_flood_is_over_when_hardly_anything_comes_of_it() -> None:
     assert guard.subsided() is None
 
 
-def test_who_was_started_anew_is_let_in_and_may_be_shut_out_again() -> None:
+def test_restarted_client_is_admitted_and_may_be_blocked_again() -> None:
     guard = FloodGuard()
     for _ in range(1100):
         guard.passes("a", at=0.0)
@@ -91,7 +91,7 @@ class _Silent:
     ],
     ids=["unreadable", "another's name", "no new update"],
 )
-def test_the_aggregator_shuts_out_who_floods_until_it_is_started_anew(
+def test_aggregator_blocks_a_flooding_client_until_its_restart(
     payload: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with messages that name the dispatch that it was sent, and do not answer it."""

@@ -10,7 +10,7 @@ from agents.imports import uncollected
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_is_as_before_also_after_an_import_that_fails(enabled: bool) -> None:
+def test_garbage_collector_is_restored_after_a_failed_import(enabled: bool) -> None:
     was = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()

@@ -11,7 +11,7 @@ from agents.mqtt.transport import Received
 LARGE = Received("update/d-1", bytes(1000), 0)
 
 
-def test_who_floods_waits_until_the_others_messages_are_handled() -> None:
+def test_messages_of_a_flooding_sender_wait_for_the_others() -> None:
     inbox: Inbox[str] = Inbox(10_000)
     assert inbox.take(0.0) == []
     sent: list[int] = []
@@ -32,7 +32,7 @@ def test_who_floods_waits_until_the_others_messages_are_handled() -> None:
     assert 1 <= most <= 8  # the last of them found almost 10,000 bytes waiting
 
 
-def test_what_comes_while_the_connection_is_opened_does_not_keep_the_answer_waiting() -> None:
+def test_messages_during_connection_setup_do_not_delay_the_reply() -> None:
     inbox: Inbox[str] = Inbox(10_000)
     for _ in range(100):
         inbox.receive(LARGE)
@@ -42,7 +42,7 @@ def test_what_comes_while_the_connection_is_opened_does_not_keep_the_answer_wait
     assert inbox.take(0.0) == [LARGE] * 7
 
 
-def test_a_connection_that_waits_for_room_can_end() -> None:
+def test_connection_waiting_for_space_can_be_closed() -> None:
     inbox: Inbox[str] = Inbox(1)
     inbox.take(0.0)
     inbox.receive(LARGE)

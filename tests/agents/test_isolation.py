@@ -39,13 +39,13 @@ sys.meta_path.insert(0, Absent())
 
 
 @pytest.mark.parametrize("agent", ["client", "aggregator", "device"])
-def test_the_mains_need_nothing_but_agents(agent: str, alone: Path) -> None:
+def test_agent_programs_import_only_the_agents_package(agent: str, alone: Path) -> None:
     module = f"agents.{agent}.main"
     out = _python(f"import {module}, agents; print(agents.__file__)", alone)
     assert out.strip() == str(alone / "agents" / "__init__.py")
 
 
-def test_what_others_import_does_not_load_torch_or_paho(alone: Path) -> None:
+def test_shared_modules_do_not_import_torch_or_paho(alone: Path) -> None:
     """The command line and the analysis start in a moment; the cores do no I/O."""
     light = (
         "agents.config, agents.events, agents.rules, agents.tasks, agents.mqtt.topics, "
@@ -55,7 +55,7 @@ def test_what_others_import_does_not_load_torch_or_paho(alone: Path) -> None:
     assert out.strip() == "[]"
 
 
-def test_the_device_and_the_connecting_client_do_not_load_torch(alone: Path) -> None:
+def test_device_and_connecting_client_do_not_import_torch(alone: Path) -> None:
     """PID 1 stays small, and a client connects before it imports torch."""
     out = _python("import agents.device.main, agents.client.main; print('torch' in sys.modules)", alone)
     assert out.strip() == "False"

@@ -35,7 +35,7 @@ peakrate 200000000000bit mtu 1514
 """
 
 
-def test_commands() -> None:
+def test_tc_commands_of_a_link() -> None:
     both = link.commands(Link(up=2_000_000, down=20_000_000), "eth0")
     assert "".join(" ".join(command) + "\n" for command in both) == GOLDEN
     assert link.commands(Link(up=2_000_000), "eth0") == both[:1]
@@ -43,7 +43,7 @@ def test_commands() -> None:
     assert link.commands(Link(), "eth0") == []
 
 
-def test_a_change_touches_only_what_changes() -> None:
+def test_change_only_runs_the_commands_it_needs() -> None:
     before = Link(up=2_000_000, down=20_000_000)
     slower = "tbf rate 1000000bit burst 1514 limit 25000 peakrate 200000000000bit mtu 1514"
     (changed,) = link.commands(Link(up=1_000_000, down=20_000_000), "eth0", before)
@@ -61,7 +61,7 @@ def test_a_change_touches_only_what_changes() -> None:
         (1_000_000_000, 250_000),
     ],
 )
-def test_burst(rate: int, size: int) -> None:
+def test_bucket_size_by_rate(rate: int, size: int) -> None:
     assert link.burst(rate) == size
 
 
@@ -127,7 +127,7 @@ def network() -> Iterator[Network]:
         yield network
 
 
-def test_the_link_holds_in_both_directions(network: Network) -> None:
+def test_link_limits_both_directions(network: Network) -> None:
     network.apply(Link(up=2_000_000, down=10_000_000))
     up = network.upload(250_000)
     down = network.download(1_250_000)
@@ -137,7 +137,7 @@ def test_the_link_holds_in_both_directions(network: Network) -> None:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_small_model_does_not_slip_through_the_burst(network: Network, direction: str) -> None:
+def test_small_model_is_limited_despite_the_bucket(network: Network, direction: str) -> None:
     """128 KiB at 2 Mbit/s is 0.52 s of payload."""
     network.apply(Link(up=2_000_000, down=2_000_000))
     transfer = network.upload if direction == "up" else network.download
@@ -244,7 +244,7 @@ def _bytes_by(frames: list[str], begin: float, width: float) -> list[int]:
     return found
 
 
-def test_a_change_in_mid_transfer_lets_nothing_slip_through(network: Network) -> None:
+def test_change_during_a_transfer_lets_no_burst_through(network: Network) -> None:
     """10 Mbit/s are 62,500 bytes in 50 ms, 1 Mbit/s 6,250: one frame more may fall into a stretch."""
     before, after = Link(up=10_000_000), Link(up=1_000_000)
     network.apply(before)
@@ -323,7 +323,7 @@ for rate in rates:
 """What each direction carries at each of the rates, as the device's init measures it."""
 
 
-def test_what_waits_leaves_when_the_rate_falls(network: Network) -> None:
+def test_queued_packets_are_sent_after_the_rate_falls(network: Network) -> None:
     """At 13.6 Mbit/s a bucket holds two full packets and at 9 Mbit/s one: pairs that wait must not be
     too large for the new bucket."""
     device, broker = network.device, network.broker
@@ -360,7 +360,7 @@ print(*netlink.connections()[0], flush=True)
 """
 
 
-def test_a_connection_on_which_nothing_is_acknowledged_is_seen(network: Network) -> None:
+def test_connection_without_acknowledgements_is_detected(network: Network) -> None:
     """The other end goes away in silence: its address is taken from it, while its interface stays."""
     with _running(network.broker, SINK) as sink:
         assert sink.readline() == "listening\n"
@@ -378,7 +378,7 @@ def test_a_connection_on_which_nothing_is_acknowledged_is_seen(network: Network)
             told.kill()
 
 
-def test_larger_packets_than_a_bucket_holds_are_not_taken(network: Network) -> None:
+def test_packets_larger_than_the_bucket_are_dropped(network: Network) -> None:
     """As those of a network with jumbo frames."""
     for holder in (network.device, network.broker):
         subprocess.run([*inside(holder), *["ip", "link", "set", "eth0", "mtu", "9000"]], check=True)
@@ -423,7 +423,7 @@ def test_delivered_bytes_follow_a_trace(network: Network, tmp_path: Path) -> Non
         assert 0.9 * low < got[second] < 1.1 * high, (second, got)
 
 
-def test_what_the_kernel_refuses_is_said(network: Network) -> None:
+def test_kernel_refusals_are_reported(network: Network) -> None:
     network.python(
         "from agents.config import Link\n"
         "from agents.device import link\n"
@@ -436,12 +436,12 @@ def test_what_the_kernel_refuses_is_said(network: Network) -> None:
     )
 
 
-def test_a_rate_that_is_no_whole_number_of_bytes_is_made(network: Network) -> None:
+def test_rate_of_fractional_bytes_is_set(network: Network) -> None:
     """As those are that a stretched clock divides."""
     network.apply(Link(up=333_333, down=884_956))
 
 
-def test_a_rate_that_is_not_as_asked_is_an_error(network: Network) -> None:
+def test_rate_other_than_requested_is_an_error(network: Network) -> None:
     network.python(
         "from agents.config import Link\n"
         "from agents.device import link\n"

@@ -202,23 +202,23 @@ def _topic(message: Message) -> str:
             return NAMES.control(message.device)
 
 
-def test_each_kind_of_message_is_tried() -> None:
+def test_every_message_kind_has_an_example() -> None:
     kinds = set(get_args(Message))
     assert {type(message) for _, message in EXAMPLES} == kinds
     assert BUILT.keys() == kinds
 
 
 @pytest.mark.parametrize(("topic", "message"), EXAMPLES)
-def test_a_message_comes_back_as_it_was(topic: str, message: Message) -> None:
+def test_messages_are_encoded_and_decoded_unchanged(topic: str, message: Message) -> None:
     assert decode(NAMES, topic, encode(message)) == message
 
 
 @given(st.one_of(*BUILT.values()).filter(lambda m: getattr(m, "device", "") not in (AGGREGATOR, ROUTER)))
-def test_whatever_is_in_a_message_comes_back(message: Message) -> None:
+def test_generated_messages_are_encoded_and_decoded_unchanged(message: Message) -> None:
     assert decode(NAMES, _topic(message), encode(message)) == message
 
 
-def test_telemetry_is_written_as_analysis_reads_it() -> None:
+def test_telemetry_has_the_format_that_the_analysis_reads() -> None:
     assert json.loads(encode(SAMPLE)) == {
         "device": PI,
         "at": 12.5,
@@ -235,7 +235,7 @@ def test_telemetry_is_written_as_analysis_reads_it() -> None:
     )
 
 
-def test_words_are_plain() -> None:
+def test_status_and_request_are_single_words() -> None:
     assert encode(messages.Status(PI, "ready")) == b"ready"
     assert encode(messages.Request(PI, "stop")) == b"stop"
 
@@ -353,7 +353,9 @@ OF_PI = NAMES.telemetry(PI)
         (NAMES.request(PI), b"-1", "'-1' .*\\.what`"),
     ],
 )
-def test_what_is_wrong_is_said(topic: str, payload: bytes, complaint: str) -> None:
+def test_invalid_messages_are_refused_with_the_reason(
+    topic: str, payload: bytes, complaint: str
+) -> None:
     with pytest.raises(MessageError, match=complaint) as raised:
         decode(NAMES, topic, payload)
     assert len(str(raised.value)) < 300
@@ -372,7 +374,7 @@ def test_what_is_wrong_is_said(topic: str, payload: bytes, complaint: str) -> No
         messages.UnmaskRequest(PI, 0, [(PI, 1, 1)] * (messages.MAX_SUMMANDS + 1)),
     ],
 )
-def test_what_no_peer_would_take_is_not_sent(message: Message) -> None:
+def test_messages_that_peers_would_refuse_are_not_sent(message: Message) -> None:
     with pytest.raises(MessageError):
         encode(message)
 
@@ -387,19 +389,19 @@ def test_what_no_peer_would_take_is_not_sent(message: Message) -> None:
         (b"\x1b" * 4096, r"\x1b" * 1024),
     ],
 )
-def test_what_a_device_says_does_nothing_to_a_screen(said: bytes, shown: str) -> None:
+def test_control_characters_from_a_device_are_removed(said: bytes, shown: str) -> None:
     assert decode(NAMES, NAMES.failure(PI), said) == messages.Failure(PI, shown)
 
 
 @given(st.text(st.characters(), max_size=50))
-def test_any_text_is_sent_as_what_a_screen_shows(text: str) -> None:
+def test_any_text_is_sent_in_printable_form(text: str) -> None:
     assert (
         decode(NAMES, NAMES.failure(PI), encode(failure := messages.Failure(PI, text * 200))) == failure
     )
     assert decode(NAMES, TO_AGGREGATOR, encode(note := messages.Note(text * 200))) == note
 
 
-def test_a_field_that_is_null_is_as_one_that_is_left_out() -> None:
+def test_null_field_equals_a_missing_one() -> None:
     assert decode(NAMES, OF_PI, _sample(sent=None)) == decode(NAMES, OF_PI, _sample())
 
 
@@ -422,12 +424,12 @@ def _decodes_or_is_refused(topic: str, payload: bytes) -> None:
 
 
 @given(topic=topics, payload=st.binary())
-def test_whatever_comes_is_a_message_or_refused(topic: str, payload: bytes) -> None:
+def test_any_bytes_are_a_message_or_refused(topic: str, payload: bytes) -> None:
     _decodes_or_is_refused(topic, payload)
 
 
 @given(topic=topics, value=anything)
-def test_whatever_json_comes_is_a_message_or_refused(topic: str, value: Any) -> None:
+def test_any_json_is_a_message_or_refused(topic: str, value: Any) -> None:
     _decodes_or_is_refused(topic, json.dumps(value).encode())
 
 
@@ -442,7 +444,7 @@ def _put(value: Any) -> Callable[[Any], list[Any]]:
 
 
 @given(example=st.sampled_from(EXAMPLES), value=anything, key=st.text(max_size=5))
-def test_a_message_with_another_value_somewhere_is_a_message_or_refused(
+def test_message_with_a_changed_value_is_valid_or_refused(
     example: tuple[str, Message], value: Any, key: str
 ) -> None:
     topic, message = example
@@ -463,7 +465,7 @@ def test_a_message_with_another_value_somewhere_is_a_message_or_refused(
     | st.sampled_from([DEEP, LONG, b"NaN", b"-Infinity", b"1e999", b"\\ud800"]),
     instead=st.integers(0, 8),
 )
-def test_a_damaged_message_is_a_message_or_refused(
+def test_damaged_message_is_valid_or_refused(
     example: tuple[str, Message], other: str, place: float, put: bytes, instead: int
 ) -> None:
     topic, message = example
@@ -474,7 +476,7 @@ def test_a_damaged_message_is_a_message_or_refused(
     _decodes_or_is_refused(topic, payload[:at] + put + payload[at + instead :])
 
 
-def test_of_many_refusals_of_one_sender_the_first_are_told_and_all_are_counted() -> None:
+def test_first_refusals_per_sender_are_printed_and_all_are_counted() -> None:
     said: list[str] = []
     refusals = messages.Refusals(said.append, max_logged=2)
     assert [refusals.add("a/b", MessageError(f"no {number}")) for number in range(105)][-1] == 105

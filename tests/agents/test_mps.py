@@ -56,7 +56,7 @@ def wait_until_ready(tmp_path: Path) -> None:
     eventually((tmp_path / "pipes" / mps.READY).exists)
 
 
-def test_it_is_ready_once_the_daemon_answers_and_ends_with_it(tmp_path: Path) -> None:
+def test_mps_is_ready_once_the_daemon_answers_and_exits_with_it(tmp_path: Path) -> None:
     process = started(tmp_path)
     wait_until_ready(tmp_path)
     assert (tmp_path / "pipes" / "control").exists()
@@ -75,7 +75,7 @@ def test_sigterm_ends_the_daemon(tmp_path: Path) -> None:
     assert output.splitlines()[-1] == "ended"
 
 
-def test_a_daemon_that_ends_at_once_is_never_ready(tmp_path: Path) -> None:
+def test_daemon_that_exits_at_once_is_never_ready(tmp_path: Path) -> None:
     process = started(
         tmp_path,
         '#!/bin/sh\n[ "$1" = -f ] && echo why >> "$CUDA_MPS_LOG_DIRECTORY/server.log"\nexit 3\n',
@@ -85,7 +85,7 @@ def test_a_daemon_that_ends_at_once_is_never_ready(tmp_path: Path) -> None:
     assert not (tmp_path / "pipes" / mps.READY).exists()
 
 
-def test_without_the_daemon_the_log_says_where_it_would_come_from(
+def test_missing_daemon_is_reported_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -94,7 +94,7 @@ def test_without_the_daemon_the_log_says_where_it_would_come_from(
     assert "nvidia-cuda-mps-control is not in this container" in said[0]
 
 
-def test_what_limits_a_client() -> None:
+def test_mps_limits_of_a_client() -> None:
     assert mps.limits(0.25, 2 * 2**30, 1) == {
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M",

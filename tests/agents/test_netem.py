@@ -55,14 +55,14 @@ tc qdisc replace dev ifb0 parent 10:1 handle 100: bfifo limit 2500000000
 """
 
 
-def test_commands() -> None:
+def test_netem_commands_of_a_link() -> None:
     """A rate that is not asked is lifted, so that each way has a tbf for netem to be the child of."""
     asked = Link(up=2_000_000, rtt=0.080, jitter=0.005, loss=0.01)
     made = link.commands(asked, "eth0", netem=True)
     assert "".join(" ".join(command) + "\n" for command in made) == GOLDEN
 
 
-def test_a_change_touches_only_what_changes() -> None:
+def test_change_only_runs_the_commands_it_needs() -> None:
     before = Link(up=2_000_000)
     delays = link.commands(Link(up=2_000_000, rtt=0.080), "eth0", before, netem=True)
     assert [command[4:10:5] for command in delays] == [["eth0", "netem"], ["ifb0", "netem"]]
@@ -71,7 +71,7 @@ def test_a_change_touches_only_what_changes() -> None:
     assert link.commands(before, "eth0", before, netem=True) == []
 
 
-def test_a_jitter_that_netem_cannot_make_is_refused() -> None:
+def test_jitter_that_netem_cannot_make_is_refused() -> None:
     with pytest.raises(link.LinkError, match=r"jitter of 3 s: lower it below 2\.1 s"):
         link.commands(Link(rtt=8.0, jitter=3.0), "eth0", netem=True)
 
@@ -132,26 +132,26 @@ def _output(command: list[str], environment: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("case", table.LIMITS)
-def test_limits_of_cgroup_v2_are_read_back(measured: Measured, case: str) -> None:
+def test_cgroup_v2_limits_are_read_back(measured: Measured, case: str) -> None:
     assert Limits(**measured["limits", case]) == table.LIMITS[case][1]
 
 
 @pytest.mark.parametrize(
     "case", [f"{way} {rate}" for pair in table.RATES for way, rate in zip(WAYS, pair, strict=True)]
 )
-def test_rate(measured: Measured, case: str) -> None:
+def test_rate_is_met(measured: Measured, case: str) -> None:
     """Payload and headers together, within 6 %."""
     rate = int(case.split()[1])
     assert measured["rate", case] * ON_WIRE == pytest.approx(rate, rel=0.06)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_small_model_does_not_slip_through(measured: Measured, way: str) -> None:
+def test_small_model_is_limited_despite_the_bucket(measured: Measured, way: str) -> None:
     """100 kB at 2 Mbit/s are 0.4 s of payload, 0.418 with headers."""
     assert 0.41 < measured["model", way] < 0.47
 
 
-def test_a_whole_link_as_a_device_measures_it(measured: Measured) -> None:
+def test_link_is_met_as_measured_by_a_device(measured: Measured) -> None:
     asked = table.WHOLE
     assert measured["whole", "loss"] == 0
     assert measured["whole", "rtt"] == pytest.approx(asked.rtt, abs=0.002)
@@ -161,7 +161,7 @@ def test_a_whole_link_as_a_device_measures_it(measured: Measured) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("delay", table.DELAYS)
-def test_delay(measured: Measured, way: str, delay: float) -> None:
+def test_delay_is_met(measured: Measured, way: str, delay: float) -> None:
     """Of one way, within 1 ms or 2 %."""
     delays = measured["delay", f"{way} {delay}"]
     assert len(delays) == 20
@@ -190,7 +190,7 @@ def test_packets_stay_in_order_under_jitter(measured: Measured, way: str) -> Non
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("loss", table.LOSSES)
-def test_loss(measured: Measured, way: str, loss: float) -> None:
+def test_loss_is_met(measured: Measured, way: str, loss: float) -> None:
     """A binomial count within four standard errors; where none is asked, none."""
     lost, count = measured["loss", f"{way} {loss}"], table.LOSS_PACKETS
     error = math.sqrt(count * loss * (1 - loss))
@@ -198,7 +198,7 @@ def test_loss(measured: Measured, way: str, loss: float) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_change_in_place_lets_nothing_through(measured: Measured, way: str) -> None:
+def test_change_in_place_lets_no_burst_through(measured: Measured, way: str) -> None:
     """From 10 to 1 Mbit/s and 50 to 5 ms each way, under a flood: in no 50 ms pass more bytes than the
     rate and the bucket allow, and packets stay in order."""
     floods = measured["change", way]

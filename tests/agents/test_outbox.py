@@ -16,7 +16,7 @@ def opened(folder: Path) -> Outbox:
     return Outbox(folder, pytest.fail)
 
 
-def test_what_is_not_acknowledged_is_there_after_a_restart_in_order(tmp_path: Path) -> None:
+def test_unacknowledged_updates_survive_a_restart_in_order(tmp_path: Path) -> None:
     outbox = opened(tmp_path)
     for dispatch in (2, 9, 10, 11):
         outbox.put(dispatch, [b"%d" % dispatch])
@@ -31,7 +31,7 @@ def test_what_is_not_acknowledged_is_there_after_a_restart_in_order(tmp_path: Pa
     assert list(opened(tmp_path).payloads()) == []
 
 
-def test_a_shorter_update_takes_the_file_of_a_longer_one_that_is_acknowledged(tmp_path: Path) -> None:
+def test_file_of_an_acknowledged_update_is_reused_for_a_shorter_one(tmp_path: Path) -> None:
     outbox = opened(tmp_path)
     outbox.put(1, [b"a long ", b"update"])
     outbox.acknowledged(1)
@@ -44,7 +44,7 @@ def test_a_shorter_update_takes_the_file_of_a_longer_one_that_is_acknowledged(tm
     assert [path.name for path in tmp_path.iterdir()] == ["3.update"]
 
 
-def test_a_dispatch_that_is_answered_twice_is_there_once(tmp_path: Path) -> None:
+def test_dispatch_answered_twice_is_stored_once(tmp_path: Path) -> None:
     """As where an aggregator has forgotten its last dispatches, and counts on from an earlier one."""
     outbox = opened(tmp_path)
     outbox.put(4, [b"of the first"])
@@ -73,7 +73,7 @@ def odd(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_no_update_is_set_aside_reported_once_and_keeps_no_other_back(tmp_path: Path) -> None:
+def test_invalid_file_is_set_aside_and_reported_without_blocking_others(tmp_path: Path) -> None:
     outbox = opened(tmp_path)
     for dispatch in (2, 4, 12):
         outbox.put(dispatch, [b"%d" % dispatch])
@@ -125,7 +125,7 @@ def test_other_users_cannot_read_an_update(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
-def test_a_full_disk_is_waited_for_until_the_run_ends() -> None:
+def test_full_disk_is_waited_for_until_the_run_ends() -> None:
     tried: list[float] = []
 
     def write() -> None:

@@ -19,7 +19,7 @@ class Host:
         self.now += seconds
 
 
-def test_what_was_done_in_its_first_slices_lasts_as_long_as_at_that_speed() -> None:
+def test_work_done_within_its_first_slices_takes_its_nominal_time() -> None:
     host = Host()
     host.work(0.0, 5.0)  # it waits for a model
     host.pace.begin()
@@ -27,14 +27,14 @@ def test_what_was_done_in_its_first_slices_lasts_as_long_as_at_that_speed() -> N
     assert host.pace.end() == pytest.approx(0.25)
 
 
-def test_who_was_held_up_has_nothing_to_wait_for() -> None:
+def test_throttled_work_needs_no_wait() -> None:
     host = Host()
     host.pace.begin()
     host.work(0.5, 3.0)
     assert host.pace.end() == 0
 
 
-def test_what_an_update_costs_beside_its_training_is_part_of_the_next_one() -> None:
+def test_overhead_of_an_update_is_added_to_the_next_training() -> None:
     host = Host()
     host.pace.begin()
     host.work(0.5, 2.0)
@@ -45,7 +45,7 @@ def test_what_an_update_costs_beside_its_training_is_part_of_the_next_one() -> N
     assert host.pace.end() == pytest.approx(0.08)
 
 
-def test_reading_the_model_is_part_of_the_work_on_it() -> None:
+def test_reading_the_model_counts_as_work() -> None:
     host = Host()
     host.work(0.0, 5.0)
     arrived = host.now
@@ -55,7 +55,7 @@ def test_reading_the_model_is_part_of_the_work_on_it() -> None:
     assert host.pace.end() == pytest.approx(0.52 / 0.25 - 1.96)
 
 
-def test_a_model_that_came_during_the_training_before_is_worked_on_after_it() -> None:
+def test_model_received_during_training_is_worked_on_afterwards() -> None:
     host = Host()
     arrived = host.now
     host.pace.begin(arrived)
@@ -68,7 +68,7 @@ def test_a_model_that_came_during_the_training_before_is_worked_on_after_it() ->
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.25, 0.5), (0.5, 0.25)])
-def test_where_the_share_changes_nothing_is_late(before: float, after: float) -> None:
+def test_changed_share_adds_no_delay(before: float, after: float) -> None:
     host = Host(before)
     host.pace.begin()
     host.share = after
@@ -77,7 +77,7 @@ def test_where_the_share_changes_nothing_is_late(before: float, after: float) ->
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, None), (0.25, None), (None, 0.25)])
-def test_without_a_quota_nothing_is_held_back(before: float | None, after: float | None) -> None:
+def test_without_a_quota_there_is_no_wait(before: float | None, after: float | None) -> None:
     host = Host(before)
     host.pace.begin()
     host.share = after

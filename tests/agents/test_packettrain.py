@@ -12,13 +12,13 @@ from agents.links import packet_train
 from agents.links.packet_train import Arrivals
 
 
-def test_a_train_is_a_second_long_within_bounds() -> None:
+def test_train_lasts_one_second_within_bounds() -> None:
     assert packet_train.length(10_000_000) == 854
     assert packet_train.length(64_000) == 12
     assert packet_train.length(1_000_000_000) == 2_700
 
 
-def test_the_rate_is_what_came_after_the_first() -> None:
+def test_rate_counts_packets_after_the_first() -> None:
     """Ten more of 11,712 bits in 0.1 s; two of them were not fetched in time. What was missed before the
     train is none of its business."""
     found = Arrivals()
@@ -35,7 +35,7 @@ def host() -> str:
     return "127.0.0.1"
 
 
-def test_who_has_not_heard_the_answer_asks_again_and_that_is_no_part_of_the_train(host: str) -> None:
+def test_repeated_request_is_not_counted_in_the_train(host: str) -> None:
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sock:
         sock.settimeout(30)
         sock.connect((host, packet_train.PORT))
@@ -47,7 +47,7 @@ def test_who_has_not_heard_the_answer_asks_again_and_that_is_no_part_of_the_trai
         assert json.loads(sock.recv(2048))["count"] == 12
 
 
-def test_a_train_each_way(host: str) -> None:
+def test_rates_are_measured_in_both_directions(host: str) -> None:
     """Nothing limits it here: as fast as it was sent, a tenth faster than asked."""
     for measure in (packet_train.upload, packet_train.download):
         assert measure(host, 5_000_000, 1.0) > 4_000_000

@@ -50,7 +50,7 @@ def begun(path: Path) -> Recording:
     return Recording(path, Setup(settings, Named("fedbuff", {"buffer_size": 1}), seed=7))
 
 
-def test_entry_has_lengths_number_checksums_a_compact_text_and_the_message_as_on_the_wire(
+def test_entry_format_of_the_recording(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "inputs.bin"
@@ -115,9 +115,7 @@ def of_four(path: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kept", [1, 35, 36, 59])
-def test_last_entry_that_is_not_whole_is_torn_and_removed_once_the_file_is_continued(
-    tmp_path: Path, kept: int
-) -> None:
+def test_incomplete_last_entry_is_removed_when_the_file_is_continued(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "inputs.bin"
     setup, *entries = of_four(path)
     begin = len(setup) + 120
@@ -134,7 +132,7 @@ def test_last_entry_that_is_not_whole_is_torn_and_removed_once_the_file_is_conti
     )
 
 
-def test_every_flipped_bit_is_an_error_and_never_a_torn_end(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_an_error_and_not_taken_for_a_torn_entry(tmp_path: Path) -> None:
     """Of lengths and numbers, too: what follows is not taken for the rest of a torn entry."""
     path = tmp_path / "inputs.bin"
     setup, *entries = of_four(path)
@@ -164,7 +162,7 @@ def test_missing_and_swapped_entries_are_named(tmp_path: Path, order: list[int],
         list(recording.read(path))
 
 
-def test_file_with_nothing_in_it_is_no_recording(tmp_path: Path) -> None:
+def test_empty_file_is_no_recording(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
     path.touch()
     for read in (recording.check, lambda path: list(recording.read(path))):
@@ -175,7 +173,7 @@ def test_file_with_nothing_in_it_is_no_recording(tmp_path: Path) -> None:
         recording.check(path)
 
 
-def test_cut_recording_says_what_it_comes_after(tmp_path: Path) -> None:
+def test_truncated_recording_names_its_first_entry(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
     recorded = begun(path)
     recorded.write(InstantOver(5))
@@ -188,7 +186,7 @@ def test_cut_recording_says_what_it_comes_after(tmp_path: Path) -> None:
     assert recording.check(path) == Extent(first=2, last=3, size=recorded.size)
 
 
-def test_a_text_of_64_mib_is_read_and_a_longer_one_is_none_of_ours(tmp_path: Path) -> None:
+def test_text_of_64_mib_is_read_and_a_longer_one_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
     begun(path).close()
     setup, text = path.read_bytes(), b'["InstantOver",{"at":5}]'
@@ -199,7 +197,7 @@ def test_a_text_of_64_mib_is_read_and_a_longer_one_is_none_of_ours(tmp_path: Pat
         list(recording.read(path))
 
 
-def test_what_is_no_entry_is_named_by_its_place(tmp_path: Path) -> None:
+def test_invalid_entry_is_named_by_its_position(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
     setup, *_ = of_four(path)
     path.write_bytes(setup + entry(b'["InstantOver",{"at":"soon"}]'))
@@ -224,7 +222,7 @@ def test_what_is_no_entry_is_named_by_its_place(tmp_path: Path) -> None:
         ({}, [Named("compression", {"kind": "int8", "params": {}})]),
     ],
 )
-def test_settings_of_a_version_without_steps_name_them(
+def test_settings_without_update_steps_get_them_from_their_fields(
     tmp_path: Path, old: dict[str, Any], steps: list[Named]
 ) -> None:
     path = tmp_path / "inputs.bin"

@@ -42,14 +42,14 @@ def stalled(core: Core, since: float, at: float) -> act.Actions:
     return core.handle(inputs.Stalled(int(at * SECOND), int(since * SECOND)))
 
 
-def test_after_a_reconnect_all_are_asked_what_they_work_on() -> None:
+def test_all_clients_are_asked_for_a_report_after_a_reconnect() -> None:
     core, _ = started()
     done = reconnected(core)
     assert records(done) == [events.Disrupted(5.0, 3.0, LOST)]
     assert of(act.AskForReport, done) == [act.AskForReport("a", 1), act.AskForReport("b", 2)]
 
 
-def test_aggregator_that_was_away_records_it_and_does_not_take_it_for_silence() -> None:
+def test_aggregator_downtime_is_recorded_and_not_taken_for_client_silence() -> None:
     core = answered()
     done = core.handle(inputs.Restarted(int(17 * SECOND), int(4 * SECOND)))
     assert done == [act.Log(events.Disrupted(17.0, 4.0, "the aggregator was away"))]
@@ -57,7 +57,7 @@ def test_aggregator_that_was_away_records_it_and_does_not_take_it_for_silence() 
     assert silent(core, 32.1) == 17.0
 
 
-def test_who_has_not_got_its_model_is_sent_one_and_who_has_is_not() -> None:
+def test_client_without_its_model_is_sent_one_after_its_report() -> None:
     core, _ = started()
     reconnected(core)
     assert reported(core, "a", 1) == []
@@ -70,7 +70,7 @@ def test_who_has_not_got_its_model_is_sent_one_and_who_has_is_not() -> None:
     assert reported(core, "b", 0) == []  # it was not asked again
 
 
-def test_whose_update_was_lost_is_sent_the_model_anew_in_a_round_that_waits_for_it() -> None:
+def test_client_whose_update_was_lost_is_sent_the_model_again() -> None:
     core, server = started(FedAvg())
     core.update("a", message("a", 1), 4, 1.0)
     reconnected(core)
@@ -82,7 +82,7 @@ def test_whose_update_was_lost_is_sent_the_model_anew_in_a_round_that_waits_for_
     assert server.version == 1
 
 
-def test_a_report_that_crossed_a_model_takes_nothing_back() -> None:
+def test_outdated_report_changes_nothing() -> None:
     """The update of a arrives after a was asked: the answer is older than the model that it is sent."""
     core, _ = started()
     reconnected(core)
@@ -90,13 +90,13 @@ def test_a_report_that_crossed_a_model_takes_nothing_back() -> None:
     assert reported(core, "a", 0, 6.0) == []
 
 
-def test_who_is_ready_though_it_never_was_away_is_asked_too() -> None:
+def test_client_that_is_ready_again_without_an_absence_is_asked_for_a_report() -> None:
     core, _ = started()
     done = core.status("a", "ready", 4.0)
     assert of(act.AskForReport, done) == [act.AskForReport("a", 1)]
 
 
-def test_of_two_answers_under_way_each_is_about_what_it_was_asked() -> None:
+def test_each_report_answers_its_own_request() -> None:
     """a is asked twice, and gets a model in between, which its first answer cannot know of. Once more
     asked, it has not got that model."""
     core, _ = started()
@@ -110,7 +110,7 @@ def test_of_two_answers_under_way_each_is_about_what_it_was_asked() -> None:
     assert reported(core, "a", 0, 7.2, about=new.number) == []
 
 
-def test_who_does_not_answer_is_gone() -> None:
+def test_client_without_a_report_is_absent() -> None:
     core, server = started()
     reconnected(core)
     reported(core, "a", 1)
@@ -122,7 +122,7 @@ def test_who_does_not_answer_is_gone() -> None:
     assert list(server.clients) == ["a", "b"]  # it was only slow
 
 
-def test_who_may_be_silent_for_longer_is_waited_for() -> None:
+def test_report_of_a_slow_client_is_awaited_longer() -> None:
     """A request waits behind a model that takes minutes."""
     core, server = started(silence={"b": from_seconds(600.0)})
     reconnected(core)
@@ -134,7 +134,7 @@ def test_who_may_be_silent_for_longer_is_waited_for() -> None:
     assert list(server.clients) == []
 
 
-def test_a_report_of_one_who_is_away_brings_it_not_back() -> None:
+def test_report_of_an_absent_client_does_not_bring_it_back() -> None:
     core, server = started()
     reconnected(core)
     core.status("b", "offline", 6.0)
@@ -142,7 +142,7 @@ def test_a_report_of_one_who_is_away_brings_it_not_back() -> None:
     assert list(server.clients) == ["a"]
 
 
-def test_a_client_knows_what_it_works_on() -> None:
+def test_client_reports_its_current_dispatch() -> None:
     rule = client_rule(ClientSide(send_buffer="hold"))
     client = ClientCore(Identity("run", "a", 10), lambda *_: 0, rule)
     assert client.works_on == 0
@@ -176,7 +176,7 @@ def answered(rule: Any = None, **settings: Any) -> Core:
     return core
 
 
-def test_silence_for_longer_than_any_round_is_noticed_and_those_at_work_are_asked() -> None:
+def test_silence_longer_than_any_round_is_recorded_and_busy_clients_are_asked() -> None:
     core = answered()
     assert silent(core, 3.0 + 15.0) is None  # five rounds of 3 s
     assert silent(core, 3.0 + 15.1) == 3.0
@@ -189,7 +189,7 @@ def test_silence_for_longer_than_any_round_is_noticed_and_those_at_work_are_aske
     assert records(done)[0] == events.Disrupted(35.0, 3.0, "nothing arrived")
 
 
-def test_one_client_that_takes_far_longer_than_ever_is_named() -> None:
+def test_single_client_with_a_far_longer_round_is_named() -> None:
     core = answered()
     core.update("b", message("b", 4, base_version=1, sequence=2), 4, 6.0)
     core.end_of_instant(6.0)
@@ -200,7 +200,7 @@ def test_one_client_that_takes_far_longer_than_ever_is_named() -> None:
     assert core.core.overdue(from_seconds(19.0)) == {}
 
 
-def test_a_stall_lasts_until_the_end_of_the_run() -> None:
+def test_stall_may_last_until_the_end_of_the_run() -> None:
     core = answered()
     stalled(core, 3.0, 18.1)
     core.end("interrupted", 20.0)
@@ -208,7 +208,7 @@ def test_a_stall_lasts_until_the_end_of_the_run() -> None:
     assert over == events.Disrupted(20.0, 3.0, "nothing arrived")
 
 
-def test_nobody_is_missed_whom_the_emulator_keeps_from_working() -> None:
+def test_held_clients_are_not_missed() -> None:
     core = answered()
     progress = core.core.progress
     progress.acted("a", Pause())
@@ -225,7 +225,7 @@ def test_nobody_is_missed_whom_the_emulator_keeps_from_working() -> None:
     assert silent(core, 7000.0) == 1000.0
 
 
-def test_a_first_round_may_take_as_long_as_it_likes_unless_it_is_planned() -> None:
+def test_first_round_has_no_time_limit_unless_planned() -> None:
     core, _ = started()
     assert silent(core, 1e6) is None
     core, _ = started(patience={"a": 20 * SECOND, "b": 40 * SECOND})
@@ -233,7 +233,7 @@ def test_a_first_round_may_take_as_long_as_it_likes_unless_it_is_planned() -> No
     assert silent(core, 41.0) == 0.0
 
 
-def test_where_all_wait_for_a_model_and_no_timer_is_set_they_start_over() -> None:
+def test_stalled_rule_sends_models_again() -> None:
     core, server = started(FedAvg())
     assert list(server.clients) == ["a", "b"]
     core.core._dispatches.forget("a")  # as a rule would that forgot to answer
@@ -244,7 +244,7 @@ def test_where_all_wait_for_a_model_and_no_timer_is_set_they_start_over() -> Non
     assert of(act.Dispatch, done)
 
 
-def test_while_the_run_clock_stands_still_nothing_is_missed_and_nobody_is_asked() -> None:
+def test_no_silence_is_counted_while_the_run_clock_is_suspended() -> None:
     core = answered()
     reconnected(core)
     core.handle(inputs.Suspended(int(6 * SECOND), "2"))
@@ -254,7 +254,7 @@ def test_while_the_run_clock_stands_still_nothing_is_missed_and_nobody_is_asked(
     assert core.next_timer is None or core.next_timer > 60
 
 
-def test_what_is_asked_and_what_is_known_of_the_rounds_is_in_a_checkpoint(tmp_path: Path) -> None:
+def test_open_requests_and_round_durations_are_in_the_checkpoint(tmp_path: Path) -> None:
     core = answered()
     core.core.progress.acted("a", Pause())
     stalled(core, 3.0, 18.1)

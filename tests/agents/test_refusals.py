@@ -100,7 +100,9 @@ def aggregator(connection: Connection, shard: str, tmp_path: Path) -> Iterator[A
     made._durable.close()
 
 
-def test_the_aggregator(aggregator: Aggregator, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aggregator_refuses_invalid_messages_and_continues(
+    aggregator: Aggregator, capsys: pytest.CaptureFixture[str]
+) -> None:
     def say(topic: str, payload: bytes) -> None:
         aggregator._receive(Received(topic, payload, 0))
 
@@ -143,7 +145,7 @@ def _setup(*steps: Named) -> ClientSetup:
     return ClientSetup(run="r", client="a", seed=1, rule=rule, local=Local(steps=1), steps=steps)
 
 
-def test_a_client(
+def test_client_refuses_invalid_messages_and_continues(
     connection: Connection,
     shard: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,7 +200,7 @@ def test_a_client(
     client._keep_pace()  # as it has to end
 
 
-def test_a_client_with_secure_aggregation(
+def test_client_with_secure_aggregation_bounds_its_payloads(
     connection: Connection,
     shard: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -256,7 +258,7 @@ class Delays:
         self.changed.append((queue, impairment))
 
 
-def test_the_router(
+def test_router_refuses_invalid_messages_and_continues(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("agents.router.main.DelayServer", Delays)

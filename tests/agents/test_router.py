@@ -23,7 +23,7 @@ def _lines(rules: list[list[str]]) -> list[str]:
     return [" ".join(rule) for rule in rules]
 
 
-def test_each_port_leads_to_its_server_and_nothing_anywhere_else() -> None:
+def test_only_the_servers_ports_are_forwarded() -> None:
     assert _lines(forwarding_rules({"10.0.0.9": 1883}, "eth0", "eth1")) == [
         "-P FORWARD DROP",
         "-A FORWARD -i eth1 -o eth0 -j ACCEPT",
@@ -35,7 +35,7 @@ def test_each_port_leads_to_its_server_and_nothing_anywhere_else() -> None:
     ]
 
 
-def test_a_server_with_another_address_takes_the_place_of_the_old_one() -> None:
+def test_new_server_address_replaces_the_old_one() -> None:
     assert _lines(new_forwarding_rules({"10.0.0.10": 1883}, "eth0", "eth1")) == [
         "-F FORWARD",
         "-t nat -F PREROUTING",
@@ -52,12 +52,12 @@ def test_a_device_has_a_queue_for_each_direction() -> None:
     ]
 
 
-def test_each_way_has_half_of_the_round_trip() -> None:
+def test_each_direction_has_half_of_the_round_trip() -> None:
     assert impairment({"rtt": 0.08, "jitter": 0.01, "loss": 0.02}) == Impairment(0.04, 0.01, 0.02)
     assert impairment({}) == Impairment()
 
 
-def test_devices_of_one_access_share_a_cell_each_way() -> None:
+def test_devices_of_one_access_share_a_cell_per_direction() -> None:
     wifi, quick = Access("wifi", up=2_000_000, down=5_000_000), Access("quick", down=9_000_000)
     queues = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
     found = cells({"a": wifi, "c": wifi, "d": quick}, queues)
@@ -80,7 +80,7 @@ def server() -> str:
     return host
 
 
-def test_devices_that_share_a_link_measure_in_turn(server: str) -> None:
+def test_devices_sharing_a_link_measure_in_turn(server: str) -> None:
     began: list[float] = []
 
     def other() -> None:

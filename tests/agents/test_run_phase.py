@@ -78,14 +78,14 @@ def test_ignored_inputs_do_nothing_and_illegal_ones_are_errors(
 
 
 @pytest.mark.parametrize("phase", [RunPhase.WAITING, RunPhase.SUSPENDED, RunPhase.ENDED])
-def test_client_that_is_ready_is_asked_for_what_is_not_acknowledged(phase: RunPhase) -> None:
+def test_ready_client_is_asked_for_unacknowledged_updates(phase: RunPhase) -> None:
     core = _in(phase)
     ready = inputs.StatusChanged(10 * SECOND, "a", "ready")
     assert core.core.handle(ready) == [AskForUnacknowledged("a")]
     assert core.core.handle(inputs.StatusChanged(10 * SECOND, "stranger", "ready")) == []
 
 
-def test_client_that_is_ready_once_more_is_asked_for_a_report_alone() -> None:
+def test_client_that_is_ready_again_is_only_asked_for_a_report() -> None:
     done = _in(RunPhase.RUNNING).core.handle(inputs.StatusChanged(10 * SECOND, "b", "ready"))
     assert [action for action in done if isinstance(action, AskForReport)] == [AskForReport("b", 2)]
     assert AskForUnacknowledged("b") not in done
@@ -101,7 +101,7 @@ def test_orders_are_recorded_once_and_other_records_each_time() -> None:
     assert core.handle(inputs.Written('{"event":"of a later version"}')) == []
 
 
-def test_state_that_cannot_be_is_named() -> None:
+def test_inconsistent_state_is_reported() -> None:
     core = _in(RunPhase.RUNNING)
     core.core._server.clients["stranger"] = 0.5
     core.core._dispatches.send("c", 0, 0)

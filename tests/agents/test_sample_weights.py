@@ -54,13 +54,13 @@ def torchs(rng: np.random.Generator) -> np.ndarray:
 START = initial(Rare().model())
 
 
-def test_training_is_that_of_torchs_weighted_loss() -> None:
+def test_training_equals_torchs_weighted_loss() -> None:
     end = Trainer(Rare(), SHARD, LOCAL).train(START, np.random.default_rng(1)).end
     np.testing.assert_allclose(end, torchs(np.random.default_rng(1)), atol=1e-6)
 
 
 @pytest.mark.parametrize("clients", [1, 20])
-def test_virtual_time_weighs_them_too(clients: int) -> None:
+def test_sample_weights_apply_in_virtual_time(clients: int) -> None:
     """One model after the other, and stacked."""
     job = Job(
         start=START,
@@ -74,7 +74,7 @@ def test_virtual_time_weighs_them_too(clients: int) -> None:
         np.testing.assert_allclose(result.end, torchs(np.random.default_rng(1)), atol=1e-5)
 
 
-def test_so_does_an_evaluation_of_the_whole_and_of_parts() -> None:
+def test_sample_weights_apply_in_evaluations() -> None:
     parts = Parts(classes=True, device_set=SHARD, device_samples={"a": 10, "b": 30})
     found = Evaluator(Rare(), SHARD, lambda _: None, parts=parts).evaluate(1, START)
     outputs, y = Rare().model()(torch.from_numpy(SHARD.x)), torch.from_numpy(SHARD.y)
@@ -88,7 +88,7 @@ def test_so_does_an_evaluation_of_the_whole_and_of_parts() -> None:
     assert found.loss == pytest.approx(loss(slice(None)), rel=1e-5)
 
 
-def test_a_class_without_weight_has_the_plain_mean_of_its_losses(
+def test_class_without_weight_has_the_plain_mean_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Rare, "weights", lambda _, y: (y > 0).float())

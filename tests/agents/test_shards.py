@@ -12,7 +12,7 @@ from agents.shards import Shard
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_round_trip(dtype: type[np.generic], tmp_path: Path) -> None:
+def test_shards_are_saved_and_loaded(dtype: type[np.generic], tmp_path: Path) -> None:
     x = np.arange(18, dtype=dtype).reshape(2, 3, 3)
     shards.save(Shard(x, np.array([4, 7]), 1 / 255), tmp_path / "shard")
     loaded = shards.load(tmp_path / "shard")
@@ -24,7 +24,7 @@ def test_round_trip(dtype: type[np.generic], tmp_path: Path) -> None:
     assert len(loaded) == 2
 
 
-def test_a_selection_is_saved_as_it_reads(tmp_path: Path) -> None:
+def test_strided_arrays_are_saved_with_their_values(tmp_path: Path) -> None:
     x, y = np.arange(12).reshape(4, 3).astype(np.uint8), np.arange(4)
     shards.save(Shard(x[::2], y[::2]), tmp_path / "shard")
     loaded = shards.load(tmp_path / "shard")

@@ -103,9 +103,7 @@ def torchs(local: Local, module: nn.Module, rng: np.random.Generator) -> tuple[n
 
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("build", [UnusedHead, Branches, Later])
-def test_what_torch_skips_stays_as_it_is_to_the_last_bit(
-    build: Callable[[], nn.Module], local: str
-) -> None:
+def test_parameters_without_gradient_stay_unchanged(build: Callable[[], nn.Module], local: str) -> None:
     task = Partial(build=build)
     trainer = Trainer(task, SHARD, LOCALS[local])
     start = initial(task.model())
@@ -117,7 +115,7 @@ def test_what_torch_skips_stays_as_it_is_to_the_last_bit(
 
 
 @pytest.mark.parametrize("more", [{"proximal": 0.5}, {}], ids=["proximal", "l2"])
-def test_a_term_on_all_parameters_leaves_none_out(more: dict[str, Any]) -> None:
+def test_proximal_and_l2_terms_train_every_parameter(more: dict[str, Any]) -> None:
     """(μ/2)‖w − w_b‖² and (l2/2)‖w‖² depend on every parameter: weight decay acts on all."""
     task = Partial(l2=0.0 if more else 0.1)
     start = initial(task.model())
@@ -129,7 +127,9 @@ def test_a_term_on_all_parameters_leaves_none_out(more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("local", ["decay", "momentum", "adamw"])
 @pytest.mark.parametrize("build", [UnusedHead, Branches])
-def test_virtual_time_skips_them_too(build: Callable[[], nn.Module], local: str) -> None:
+def test_parameters_without_gradient_are_skipped_in_virtual_time(
+    build: Callable[[], nn.Module], local: str
+) -> None:
     """Alone, and where there are enough clients to stack their models."""
     task = Partial(build=build)
     start = initial(task.model())
@@ -158,7 +158,7 @@ def test_virtual_time_skips_them_too(build: Callable[[], nn.Module], local: str)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_decay_and_momentum_a_gradient_of_zero_is_none() -> None:
+def test_zero_gradient_without_decay_and_momentum_allows_stacking() -> None:
     """Then the models are stacked all the same."""
     task = Partial()
     local = Local(steps=12, batch_size=8, lr=0.1)
@@ -191,7 +191,7 @@ class OwnFit(Partial):
         return 0.0
 
 
-def test_an_own_fit_begins_without_gradients() -> None:
+def test_own_fit_starts_without_gradients() -> None:
     task = OwnFit()
     trainer = trainer_of(task, SHARD, Local(steps=1, lr=0.1))
     start = initial(task.model())

@@ -57,7 +57,7 @@ def test_images_are_scaled_as_the_task_says() -> None:
         torch.testing.assert_close(model(x), ((x - mean) / deviation).flatten(1) @ weights.T)
 
 
-def test_models_are_as_large_as_their_papers_say() -> None:
+def test_models_have_the_sizes_in_their_papers() -> None:
     """DeFedAvg's for CIFAR-10 has 3.53 MB, McMahan's "about 10^6" parameters, ResNet-18 11.2 million."""
     assert 4 * _learned("cifar10-cnn-defedavg") == pytest.approx(3.53e6, rel=0.01)
     assert _learned("cifar10-cnn-mcmahan") == pytest.approx(1e6, rel=0.1)
@@ -68,7 +68,7 @@ def test_models_are_as_large_as_their_papers_say() -> None:
         assert sum(b.numel() for _, b in stored_buffers(module)) == statistics
 
 
-def test_the_next_character_of_eighty() -> None:
+def test_shakespeare_model_predicts_one_of_80_characters() -> None:
     task = TASKS["shakespeare-lstm"]()
     outputs = task.model()(torch.randint(0, 80, (3, 80)))
     assert outputs.shape == (3, 80)
@@ -87,7 +87,7 @@ def test_the_next_character_of_eighty() -> None:
     ],
     ids=str,
 )
-def test_of_bert_adapters_and_head_travel(task: dict[str, Any], parameters: int) -> None:
+def test_only_adapters_and_head_of_bert_are_sent(task: dict[str, Any], parameters: int) -> None:
     pytest.importorskip("peft")
     name = task.pop("name")
     assert _learned(name, **task) == parameters
@@ -126,7 +126,7 @@ def test_the_quadratic_is_half_the_squared_distance_to_the_center() -> None:
     assert task.l2 == 0
 
 
-def test_each_client_has_its_own_center() -> None:
+def test_quadratic_gives_each_client_its_own_center() -> None:
     shards = Quadratic(CENTERS).shards()
     assert [shard.x.tolist() for shard in shards] == [[[1, -2]], [[3, 0]], [[5, 2]]]
     assert shards[0].x.dtype == np.float32
@@ -134,7 +134,7 @@ def test_each_client_has_its_own_center() -> None:
     assert Local(epochs=2).count(len(shards[0])) == 2
 
 
-def test_centers_are_of_one_dimension_and_one_per_client() -> None:
+def test_centers_must_have_one_dimension_and_one_per_client() -> None:
     with pytest.raises(ValueError, match=r"centers has 2 points of \[1, 2\] numbers"):
         Quadratic(((1.0,), (1.0, 2.0)))
     with pytest.raises(ValueError, match="centers has 0 points"):
@@ -144,7 +144,7 @@ def test_centers_are_of_one_dimension_and_one_per_client() -> None:
     Quadratic(CENTERS).check(3)
 
 
-def test_a_task_with_a_dataset_brings_no_shards() -> None:
+def test_task_with_a_dataset_has_no_shards() -> None:
     with pytest.raises(LookupError, match="learns from the dataset digits"):
         TASKS["digits-logreg"]().shards()
 
@@ -160,7 +160,7 @@ def test_a_task_with_a_dataset_brings_no_shards() -> None:
         ("mnist-cnn", (28, 28)),
     ],
 )
-def test_a_task_computes_wherever_its_model_and_data_are(name: str, shape: tuple[int, ...]) -> None:
+def test_tasks_compute_on_the_device_of_model_and_data(name: str, shape: tuple[int, ...]) -> None:
     """On torch's device without data, which takes no tensor of the CPU beside its own, as a GPU does."""
     task = TASKS[name]()
     model = task.model().to("meta")

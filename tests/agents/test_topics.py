@@ -20,12 +20,12 @@ def test_topics_of_a_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "pi4-2", "run_1.b", "0", "x" * 63])
-def test_names(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert is_name(name)
 
 
 @pytest.mark.parametrize("name", ["", "+", "#", "a/b", "a b", "a\n", "-a", ".a", "ä", "x" * 64, "a\x00"])
-def test_what_cannot_be_a_name(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     assert not is_name(name)
     with pytest.raises(ValueError, match="cannot name a run"):
         Topics(name)

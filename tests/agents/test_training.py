@@ -97,7 +97,7 @@ def test_training_equals_torchs_optimizers(local: Local, l2: float) -> None:
     np.testing.assert_allclose(_train(local, Tiny(l2)), _reference(local, l2, 7), atol=1e-6)
 
 
-def test_a_step_by_hand() -> None:
+def test_one_step_by_hand() -> None:
     """Zero weights, one sample x = (1, 2) of class 0: p = ½, so g = −½ x for class 0 and ½ x for 1."""
 
     @dataclass(frozen=True)
@@ -124,20 +124,20 @@ def test_the_loss_is_the_mean_over_the_steps_with_the_l2_term() -> None:
     assert result.loss == pytest.approx(loss + 0.1 * float(START @ START))
 
 
-def test_the_step_size_may_be_assigned() -> None:
+def test_step_size_sent_with_the_model_is_used() -> None:
     trainer = Trainer(Tiny(), SHARD, Local(steps=5, lr=0.1))
     end = trainer.train(START, np.random.default_rng(1), lr=0.3).end
     np.testing.assert_array_equal(end - START, _train(Local(steps=5, lr=0.3)))
 
 
-def test_a_gradient_is_what_one_step_of_size_one_goes_down() -> None:
+def test_gradient_equals_one_step_of_size_one() -> None:
     local = Local(steps=5, batch_size=4, lr=1.0, momentum=0.9)
     result = Trainer(Tiny(l2=0.2), SHARD, local).gradient(START, np.random.default_rng(1))
     np.testing.assert_allclose(-result.end, _reference(local, 0.2, 1), atol=1e-6)
     assert result.steps == 1
 
 
-def test_clip_gradient_bounds_a_gradient_that_is_sent() -> None:
+def test_clip_gradient_bounds_a_sent_gradient() -> None:
     for bound in (0.01, 0.001):
         trainer = Trainer(Tiny(), SHARD, Local(steps=1, clip_gradient=bound))
         sent = trainer.gradient(START, np.random.default_rng(0)).end
@@ -159,7 +159,7 @@ def test_schedules_by_hand(schedule: Schedule, factors: list[float]) -> None:
     assert [schedule.factor(n) for n in range(len(factors))] == pytest.approx(factors, abs=1e-5)
 
 
-def test_the_rate_follows_the_version_whoever_gives_it() -> None:
+def test_learning_rate_schedule_follows_the_version() -> None:
     local = Local(lr=0.4, lr_by_version=Schedule(over=10))
     assert local.rate(0) == 0.4
     assert local.rate(5) == pytest.approx(0.2)
@@ -187,7 +187,7 @@ class Scaled(Tiny):
 
 
 @pytest.mark.parametrize("factor", [1e-6, 1.0, 1e4])
-def test_float16_loses_no_gradient_that_is_small_or_large_for_it(factor: float) -> None:
+def test_float16_scaling_preserves_small_and_large_gradients(factor: float) -> None:
     """It has numbers from 6e-8 to 65504. On the CPU, which a topology does not allow, it is the same."""
     half, full = (
         _train(Local(steps=20, batch_size=4, lr=0.5 / factor, precision=kind), Scaled(factor=factor))
@@ -197,12 +197,12 @@ def test_float16_loses_no_gradient_that_is_small_or_large_for_it(factor: float) 
     assert half.any()
 
 
-def test_a_loss_that_is_no_number_ends_the_search_for_a_scale() -> None:
+def test_loss_of_nan_ends_the_search_for_a_scale() -> None:
     trainer = Trainer(Scaled(factor=math.inf), SHARD, Local(steps=2, precision="float16"))
     assert not math.isfinite(trainer.train(START, np.random.default_rng(1)).loss)
 
 
-def test_frozen_parameters_neither_train_nor_travel() -> None:
+def test_frozen_parameters_are_neither_trained_nor_sent() -> None:
     frozen = Start(frozen=("0.*",))
     trainer = Trainer(Tiny(), SHARD, Local(steps=5, lr=0.3, optimizer="adam"), frozen)
     before = {name: p.clone() for name, p in trainer.flat.module.named_parameters()}
@@ -217,7 +217,7 @@ def test_frozen_parameters_neither_train_nor_travel() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_depends_on_start_and_seed_alone(optimizer: Literal["sgd", "adam"]) -> None:
+def test_training_depends_only_on_start_and_seed(optimizer: Literal["sgd", "adam"]) -> None:
     """The optimizer begins anew in each training."""
     momentum = 0.9 if optimizer == "sgd" else 0.0
     local = Local(steps=5, batch_size=4, momentum=momentum, optimizer=optimizer)
@@ -229,13 +229,13 @@ def test_training_depends_on_start_and_seed_alone(optimizer: Literal["sgd", "ada
     assert not np.array_equal(_train(local, seed=2), _train(local))
 
 
-def test_two_trainers_leave_their_shard_as_it_is() -> None:
+def test_trainer_leaves_its_shard_unchanged() -> None:
     before = SHARD.x.copy()
     Trainer(Tiny(), SHARD, Local(steps=1))
     np.testing.assert_array_equal(SHARD.x, before)
 
 
-def test_the_length_that_clip_bounds_is_right_for_many_equal_elements() -> None:
+def test_clip_norm_is_exact_for_many_equal_elements() -> None:
     """torch's own norm, in float32, would be off by 0.1 % and more."""
     length = training._length(torch.full((10_000_000,), 0.1))
     assert length == pytest.approx(float(np.float32(0.1)) * math.sqrt(1e7), rel=1e-9)
@@ -258,7 +258,7 @@ def test_clip_bounds_the_update_and_keeps_its_direction() -> None:
         (Local(epochs=2, batch_size=4), 6),  # 4 + 4 + 2 samples, twice
     ],
 )
-def test_steps(local: Local, steps: int) -> None:
+def test_steps_by_local_settings(local: Local, steps: int) -> None:
     assert local.count(len(SHARD)) == steps
     trainer = Trainer(Tiny(), SHARD, local)
     assert trainer.train(START, np.random.default_rng(0)).steps == steps
@@ -272,7 +272,7 @@ def test_an_epoch_sees_every_sample_once() -> None:
         assert sorted(torch.cat(epoch).tolist()) == list(range(10))
 
 
-def test_training_cut_short_gives_what_is_done() -> None:
+def test_interrupted_training_returns_the_steps_done() -> None:
     trainer = Trainer(Tiny(), SHARD, Local(steps=1000, batch_size=4))
     asked = iter([False, False, True])
     result = trainer.train(START, np.random.default_rng(1), stopped=lambda: next(asked))
@@ -334,14 +334,14 @@ class Masked(nn.Linear):
     ],
     ids=["infinite", "huge", "buffers", "extra", "half", "double", "frozen", "empty"],
 )
-def test_a_model_that_the_flat_vector_is_not_all_of_is_refused(module: nn.Module, told: str) -> None:
+def test_model_that_does_not_fit_a_flat_vector_is_refused(module: nn.Module, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         FlatModule(module)
     with pytest.raises(ValueError, match=told):
         initial(module)
 
 
-def test_frozen_parameters_stay_and_do_not_travel() -> None:
+def test_flat_vector_leaves_out_frozen_parameters() -> None:
     trainer = Trainer(Tiny(), SHARD, Local(steps=3), Start(frozen=("0.weight",)))
     module = trainer.flat.module
     frozen = module[0].weight.clone()  # type: ignore[index]
@@ -351,7 +351,7 @@ def test_frozen_parameters_stay_and_do_not_travel() -> None:
     assert torch.equal(module[0].weight, frozen)  # type: ignore[index]
 
 
-def test_the_schema_hash_tells_models_apart() -> None:
+def test_schema_hash_distinguishes_models() -> None:
     assert schema_hash(nn.Linear(2, 3)) == schema_hash(nn.Linear(2, 3))
     different = [nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 3, bias=False), nn.Linear(4, 2)]
     normed = [nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)]

@@ -27,14 +27,14 @@ def taken(timing: Timing, trainings: int) -> list[tuple[Nanoseconds, Nanoseconds
     return found
 
 
-def test_each_training_that_begins_takes_the_next_value() -> None:
+def test_each_started_training_takes_the_next_duration() -> None:
     timing = Timing(MEASURED, Duration("constant", {"value": 5}), rng, speed=0.5)
     floors = [2, 4, 14, 2]
     assert taken(timing, 4) == [(floor * SECOND, 5 * SECOND) for floor in floors]
     assert taken(Timing(MEASURED, None, rng), 2) == [(SECOND, 0), (2 * SECOND, 0)]
 
 
-def test_a_later_process_goes_on_where_the_one_before_was_killed() -> None:
+def test_restarted_process_continues_the_sequence_of_durations() -> None:
     """The trainings that were not finished have taken their values with them."""
     whole = taken(Timing(DRAWN, MEASURED, rng), 5)
     assert len(set(whole)) == 5
@@ -46,11 +46,11 @@ def test_timing_and_think_are_drawn_independently() -> None:
     assert all(floor != thinking for floor, thinking in taken(timing, 3))
 
 
-def test_without_either_nothing_takes_time() -> None:
+def test_without_timing_and_think_nothing_takes_time() -> None:
     assert taken(Timing(None, None, rng), 2) == [(0, 0), (0, 0)]
 
 
-def test_what_is_counted_outlives_the_process(tmp_path: Path) -> None:
+def test_count_of_trainings_survives_the_process(tmp_path: Path) -> None:
     path = tmp_path / "begun"
     assert memory_file.count(path) == 0
     for _ in range(3):

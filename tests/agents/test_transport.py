@@ -82,7 +82,7 @@ def connected(
         peer.socket.close()
 
 
-def test_what_is_published_during_a_reconnect_does_not_overtake_what_is_older(
+def test_messages_keep_their_order_across_a_reconnect(
     listener: socket.socket,
 ) -> None:
     connection = Connection(
@@ -110,7 +110,7 @@ def test_what_is_published_during_a_reconnect_does_not_overtake_what_is_older(
         second.socket.close()
 
 
-def test_a_closed_connection_keeps_no_socket(listener: socket.socket) -> None:
+def test_closed_connection_leaves_no_socket(listener: socket.socket) -> None:
     """Not even the two that wake paho's loop, which it would leave to the garbage collector."""
     with connected(listener, lambda _: None) as (connection, _):
         waking = [connection._paho._sockpairR, connection._paho._sockpairW]
@@ -137,7 +137,7 @@ def on_wire(part: bytes) -> bytes:
 LARGE = random.Random(0).randbytes(300_000)  # noqa: S311
 
 
-def test_a_message_that_is_read_late_has_arrived_when_the_kernel_had_it(
+def test_arrival_time_is_when_the_kernel_received_the_message(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packet_times, "_LONGEST", 60 * 10**9)  # this host may be busy
@@ -161,7 +161,7 @@ def test_a_message_that_is_read_late_has_arrived_when_the_kernel_had_it(
 
 
 @pytest.mark.parametrize("pieces", ["few", "many"])
-def test_large_messages_are_whole_and_acknowledged_in_whatever_pieces_they_come(
+def test_large_messages_are_assembled_from_any_pieces_and_acknowledged(
     listener: socket.socket, pieces: str
 ) -> None:
     """One message, parts, repeated parts, and a topic that is longer than what is looked at; what a
@@ -203,7 +203,7 @@ def test_large_messages_are_whole_and_acknowledged_in_whatever_pieces_they_come(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux wakes by the bytes that are there")
-def test_a_large_message_over_a_slow_link_wakes_its_reader_seldom(
+def test_large_message_over_a_slow_link_rarely_wakes_its_reader(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes of the next, small one are not waited for."""
@@ -227,7 +227,7 @@ def test_a_large_message_over_a_slow_link_wakes_its_reader_seldom(
         assert arrived.get(timeout=10).payload == b"ready"
 
 
-def test_a_large_message_is_sent_whole_to_a_broker_that_takes_it_slowly(
+def test_large_message_is_sent_whole_to_a_slow_broker(
     listener: socket.socket,
 ) -> None:
     with connected(listener, lambda _: None) as (connection, peer):
@@ -240,7 +240,7 @@ def test_a_large_message_is_sent_whole_to_a_broker_that_takes_it_slowly(
 
 
 @pytest.mark.parametrize("patient", [True, False])
-def test_a_goodbye_that_is_not_heard_in_time_is_left_to_the_broker(
+def test_connection_is_dropped_for_the_will_if_the_goodbye_takes_too_long(
     patient: bool, listener: socket.socket
 ) -> None:
     """It publishes the will where a connection ends without a DISCONNECT. Two messages are on their way,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.fuzz_messages import fuzzing
 
 
-def test_whatever_a_device_sends_is_taken_or_refused() -> None:
+def test_any_input_from_a_device_is_accepted_or_refused() -> None:
     with fuzzing(seed=7) as fuzz:
         for _ in range(2500):
             fuzz.step()

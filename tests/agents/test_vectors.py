@@ -32,7 +32,7 @@ def test_mix() -> None:
     assert target.tolist() == [7.0, 9.0]
 
 
-def test_long_vectors_are_done_to_the_end() -> None:
+def test_long_vectors_are_processed_completely() -> None:
     target, vector = np.ones(LONG, np.float32), np.arange(LONG, dtype=np.float32)
     add_scaled(target, vector, 0.5)
     np.testing.assert_array_equal(target, 1 + 0.5 * vector)
@@ -63,7 +63,7 @@ def test_works_in_place_with_scratch_far_smaller_than_the_model(operation: objec
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", [0, LONG // 2, LONG - 1])
-def test_one_bad_element_is_found(bad: float, index: int) -> None:
+def test_single_non_finite_element_is_found(bad: float, index: int) -> None:
     vector = np.ones(LONG, np.float32)
     vector[index] = bad
     assert not math.isfinite(norm(vector))
@@ -71,13 +71,13 @@ def test_one_bad_element_is_found(bad: float, index: int) -> None:
 
 
 @pytest.mark.parametrize("value", [1e-3, 0.1, 3.0])
-def test_a_norm_of_many_equal_elements_is_right_to_nine_digits(value: float) -> None:
+def test_norm_of_many_equal_elements_has_nine_correct_digits(value: float) -> None:
     """In float32 it would be off by 0.1 %."""
     vector = np.full(10_000_000, value, np.float32)
     assert norm(vector) == pytest.approx(float(np.float32(value)) * math.sqrt(1e7), rel=1e-9)
 
 
-def test_a_norm() -> None:
+def test_norm_by_hand() -> None:
     assert norm(np.array([3.0, -4.0], np.float32)) == 5.0
     assert norm(np.zeros(0, np.float32)) == 0.0
     assert norm(np.array([1.8e19], np.float32)) == pytest.approx(1.8e19)

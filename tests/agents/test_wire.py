@@ -23,7 +23,7 @@ MODEL = ModelMessage(run="run", version=3, dispatch=17, schema="abc", vector=VEC
 UPDATE = message("nano-1", 17, base_version=3, loss=float("nan"), vector=VECTOR)
 
 
-def test_round_trip() -> None:
+def test_payloads_are_encoded_and_decoded() -> None:
     model = payloads.decode_model(payloads.encode(MODEL))
     assert (model.run, model.version, model.dispatch, model.schema) == ("run", 3, 17, "abc")
     np.testing.assert_array_equal(model.vector, VECTOR)
@@ -32,7 +32,7 @@ def test_round_trip() -> None:
         np.testing.assert_array_equal(getattr(update, field.name), getattr(UPDATE, field.name))
 
 
-def test_the_library_reads_what_we_write() -> None:
+def test_safetensors_reads_our_payloads() -> None:
     payload = payloads.encode(UPDATE)
     tensors = safetensors.numpy.load(payload)
     assert list(tensors) == ["w"]
@@ -40,7 +40,7 @@ def test_the_library_reads_what_we_write() -> None:
     assert tensors["w"].dtype == np.float32
 
 
-def test_we_read_what_the_library_writes() -> None:
+def test_payloads_of_safetensors_are_read() -> None:
     payload = safetensors.numpy.save({"w": VECTOR}, {"protocol": "2", "name": "läufer"})
     vector, metadata, _ = payloads.unpack(payload)
     np.testing.assert_array_equal(vector, VECTOR)
@@ -64,7 +64,7 @@ def test_buffers_follow_the_vector_in_the_same_format() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 3, 2**70, "2", None, True])
-def test_buffers_of_sizes_that_are_none_are_refused(count: object) -> None:
+def test_buffers_with_invalid_sizes_are_refused(count: object) -> None:
     buffers = Buffers(np.array([0.5, -3.0], np.float32), np.array([1]))
     payload = payloads.encode(dataclasses.replace(UPDATE, buffers=buffers))
     (length,) = struct.unpack_from("<Q", payload)
@@ -75,7 +75,7 @@ def test_buffers_of_sizes_that_are_none_are_refused(count: object) -> None:
         payloads.unpack(struct.pack("<Q", len(text)) + text + payload[8 + length :])
 
 
-def test_the_data_is_aligned_and_not_copied() -> None:
+def test_decoded_data_is_aligned_and_not_copied() -> None:
     payload = payloads.encode(UPDATE)
     vector = payloads.decode_update(payload).vector
     assert np.shares_memory(vector, np.frombuffer(payload, np.uint8))
@@ -83,13 +83,13 @@ def test_the_data_is_aligned_and_not_copied() -> None:
     assert vector.flags.aligned
 
 
-def test_a_vector_of_another_layout_is_sent_as_it_reads() -> None:
+def test_strided_vector_is_sent_with_its_values() -> None:
     strided = np.arange(6, dtype=np.float64)[::2]
     payload = payloads.encode(dataclasses.replace(MODEL, vector=strided))
     assert payloads.decode_model(payload).vector.tolist() == [0.0, 2.0, 4.0]
 
 
-def test_an_empty_vector() -> None:
+def test_empty_vector_is_encoded_and_decoded() -> None:
     payload = payloads.encode(dataclasses.replace(MODEL, vector=np.zeros(0, np.float32)))
     assert payloads.decode_model(payload).vector.shape == (0,)
 
@@ -131,12 +131,12 @@ def _header(**changes: Any) -> dict[str, Any]:
         (payloads.encode(MODEL).replace(b'"version":"3"', b'"version":"x"'), "field version"),
     ],
 )
-def test_what_is_wrong_is_said(payload: bytes, complaint: str) -> None:
+def test_invalid_payloads_are_refused_with_the_reason(payload: bytes, complaint: str) -> None:
     with pytest.raises(WireError, match=complaint):
         payloads.decode_model(payload)
 
 
-def test_a_number_too_big_for_a_field() -> None:
+def test_number_too_big_for_a_field_is_refused() -> None:
     """1e999 is infinite to Python's JSON, and int() of that an OverflowError."""
     header = {"__metadata__": {"protocol": "2", "run": "r", "version": 1e999}, "w": _header()["w"]}
     with pytest.raises(WireError, match="map of strings"):
@@ -156,7 +156,7 @@ def test_a_number_too_big_for_a_field() -> None:
         b'{"__metadata__": {}, "w": %s0%s}' % (b"[" * 900, b"]" * 900),
     ],
 )
-def test_an_error_is_short_and_plain_whatever_it_quotes(header: bytes) -> None:
+def test_errors_are_short_and_printable(header: bytes) -> None:
     with pytest.raises(WireError) as raised:
         payloads.decode_model(struct.pack("<Q", len(header)) + header + VECTOR.tobytes())
     assert len(str(raised.value)) < 200
@@ -164,7 +164,7 @@ def test_an_error_is_short_and_plain_whatever_it_quotes(header: bytes) -> None:
 
 
 @given(length=st.integers(0, len(payloads.encode(UPDATE)) - 1))
-def test_truncated(length: int) -> None:
+def test_truncated_payloads_are_refused(length: int) -> None:
     with pytest.raises(WireError):
         payloads.decode_update(payloads.encode(UPDATE)[:length])
 
@@ -185,7 +185,7 @@ headers = st.fixed_dictionaries(
 
 
 @given(payload=st.binary() | st.builds(_payload, anything | headers, st.binary()))
-def test_whatever_comes_is_a_message_or_a_wire_error(payload: bytes) -> None:
+def test_any_bytes_are_a_payload_or_a_wire_error(payload: bytes) -> None:
     for decode in (payloads.decode_model, payloads.decode_update):
         try:
             decode(payload)
@@ -199,7 +199,7 @@ def test_whatever_comes_is_a_message_or_a_wire_error(payload: bytes) -> None:
     field=st.sampled_from(["sequence", "dispatch", "loss", "samples", "sent"]),
     value=anything,
 )
-def test_a_damaged_message_is_a_message_or_a_wire_error(
+def test_damaged_payload_is_valid_or_a_wire_error(
     position: int, put: bytes, field: str, value: Any
 ) -> None:
     payload = payloads.encode(UPDATE)

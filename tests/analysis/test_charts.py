@@ -65,7 +65,7 @@ def column(chart: Chart, name: str, column: str) -> list[float]:
     return values
 
 
-def test_accuracy_against_time_versions_and_bytes(run: Run) -> None:
+def test_accuracy_is_drawn_against_time_versions_and_bytes(run: Run) -> None:
     chart = CHARTS["accuracy"]([run])
     assert (chart.x.title, chart.y.title) == ("device time (s)", "test accuracy (%)")
     assert column(chart, "fedbuff", "x") == [0.0, 5.0, 10.0]
@@ -76,7 +76,7 @@ def test_accuracy_against_time_versions_and_bytes(run: Run) -> None:
     assert column(by_bytes, "fedbuff", "y") == [2.3, 0.9, 1.1]
 
 
-def test_losses_of_the_devices_spread(run: Run) -> None:
+def test_losses_by_device_are_drawn_as_a_spread(run: Run) -> None:
     chart = CHARTS["loss-by-device"]([run])
     assert [column(chart, "fedbuff", name) for name in "xy"] == [[0.0, 5.0], [3.0, 1.0]]
     assert column(chart, "fedbuff, lowest", "y") == [2.0, 0.5]
@@ -88,7 +88,7 @@ def test_losses_of_the_devices_spread(run: Run) -> None:
     assert CHARTS["loss-by-device"]([without]).empty
 
 
-def test_runs_overlay_by_what_tells_them_apart(run: Run) -> None:
+def test_overlaid_runs_are_named_by_their_differences(run: Run) -> None:
     other = Run(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"topology": {}})
     chart = CHARTS["accuracy"]([run, other])
     assert [one.name for one in chart.layers] == ["fedbuff", "?", "scenario"]
@@ -116,7 +116,7 @@ def test_runs_that_differ_in_their_seed_share_a_colour_and_a_legend(run: Run) ->
     assert len(layer(CHARTS["contributions"]([run, other]), "fedbuff").columns["x"]) == 6
 
 
-def test_lanes(run: Run) -> None:
+def test_device_lanes_have_a_span_per_state(run: Run) -> None:
     chart = CHARTS["devices"]([run])
     spans = layer(chart, "devices").columns
     assert chart.y.ticks == {0.0: "fast", 1.0: "slow", 2.0: "mute"}
@@ -129,7 +129,7 @@ def test_lanes(run: Run) -> None:
     assert spans["sequence"][-1] == -1  # the work of no update
 
 
-def test_the_legend_of_lanes_has_the_states_that_there_were(run: Run, empty: Run) -> None:
+def test_legend_of_lanes_lists_the_states_that_occurred(run: Run, empty: Run) -> None:
     """Also one that comes later to a page, and one that is alone."""
     chart = CHARTS["devices"]([run])
     assert list(chart.legend) == ["download", "train", "upload", "paused"]
@@ -142,7 +142,7 @@ def test_the_legend_of_lanes_has_the_states_that_there_were(run: Run, empty: Run
     assert [text.get_text() for text in legend.get_texts()] == ["train"]
 
 
-def test_of_the_lanes_of_several_runs_the_newest_updates_are_shown(run: Run) -> None:
+def test_lanes_of_several_runs_show_the_newest_updates(run: Run) -> None:
     """Of all together: in each run they arrive at 2, 5 and 8 s."""
     other = replace(run, topology={"rule": {"name": "fedasync"}})
     chart = lanes([run, other], max_updates=3)
@@ -151,7 +151,7 @@ def test_of_the_lanes_of_several_runs_the_newest_updates_are_shown(run: Run) -> 
     assert lanes([run, other], max_updates=6).x.limits == (0.0, None)
 
 
-def test_many_lanes_are_named_by_group(directory: Path) -> None:
+def test_many_lanes_are_labelled_by_group(directory: Path) -> None:
     devices = {f"d{number}": {"group": "ab"[number >= 60]} for number in range(80)}
     (directory / "manifest.json").write_text(json.dumps({"devices": devices}))
     (directory / "events.jsonl").write_text(EVENTS[-1] + "\n")
@@ -162,7 +162,7 @@ def test_many_lanes_are_named_by_group(directory: Path) -> None:
 BLANK = Chart("t", Axis("device time", "s"), Axis("y"), ())
 
 
-def test_marks_of_a_second_are_one(run: Run) -> None:
+def test_actions_within_a_second_share_a_mark(run: Run) -> None:
     columns = layer(with_actions(BLANK, [run]), "scenario").columns
     assert columns["x"].tolist() == [4.2]
     what = "1: link up 100 kbit/s, rtt 200 ms slow; cpu 0.05 fast; pause mute"
@@ -185,7 +185,7 @@ def crash(at: float, device: str = "fast") -> events.Acted:
     return events.Acted(at, device, "scenario", 0.0, {"action": "crash"})
 
 
-def test_labels_are_words_where_there_is_room_for_all(directory: Path) -> None:
+def test_marks_are_labelled_with_words_if_all_fit(directory: Path) -> None:
     """The run takes 10 s; 70 characters fit above its plot."""
     roomy = with_actions(BLANK, [scripted(directory, crash(2.0), crash(6.0))])
     assert layer(roomy, "scenario").columns["label"].tolist() == ["crash fast", "crash fast"]
@@ -195,7 +195,7 @@ def test_labels_are_words_where_there_is_room_for_all(directory: Path) -> None:
     assert narrow.key[1] == "2: crash fast (3.1 s)"
 
 
-def test_marks_of_one_of_several_runs_say_whose_they_are(directory: Path) -> None:
+def test_marks_of_one_of_several_runs_name_the_run(directory: Path) -> None:
     run = scripted(directory, crash(2.0), crash(6.0))
     other = replace(run, topology={"rule": {"name": "fedavg"}}, scenario=run.scenario[:1])
     found = with_actions(BLANK, [run, other], colors={id(run): "red"})
@@ -204,7 +204,7 @@ def test_marks_of_one_of_several_runs_say_whose_they_are(directory: Path) -> Non
     assert [COLORS[index] for index in marks["color"]] == ["grey", "red"]
 
 
-def test_two_runs_of_a_rule_are_called_by_what_differs(run: Run) -> None:
+def test_two_runs_of_a_rule_are_named_by_their_differences(run: Run) -> None:
     def named(*topologies: dict[str, Any]) -> list[str]:
         return list(distinct([replace(run, topology=topology) for topology in topologies]))
 
@@ -220,13 +220,13 @@ def test_two_runs_of_a_rule_are_called_by_what_differs(run: Run) -> None:
     ]
 
 
-def test_a_chart_of_one_point_is_bare(run: Run) -> None:
+def test_chart_without_a_line_to_draw_is_omitted(run: Run) -> None:
     assert not CHARTS["accuracy"]([run]).bare
     assert CHARTS["accuracy"]([replace(run, evaluations=run.evaluations[:1])]).bare
     assert CHARTS["staleness-histogram"]([replace(run, updates=run.updates[:2])]).bare  # one bar
 
 
-def test_use_over_time(directory: Path) -> None:
+def test_resource_use_is_drawn_over_time(directory: Path) -> None:
     """CPU at half a core, but that the device is away from 4 to 16 s and begins anew."""
     lines = [
         json.dumps(
@@ -245,7 +245,7 @@ def test_use_over_time(directory: Path) -> None:
     assert CHARTS["rates-over-time"]([load(directory)]).bare  # nobody counts bytes
 
 
-def test_where_much_happens_a_mark_stands_for_more(directory: Path) -> None:
+def test_marks_are_merged_where_many_actions_happen(directory: Path) -> None:
     churn = [crash(at) for at in range(5, 60)]
     quiet = events.Acted(900.0, "slow", "scenario", 0.0, {"action": "pause"})
     chart = with_actions(BLANK, [scripted(directory, *churn, quiet)])
@@ -257,7 +257,7 @@ def test_where_much_happens_a_mark_stands_for_more(directory: Path) -> None:
     assert chart.note == "each vertical mark stands for up to 2 s of the scenario"
 
 
-def test_a_links_trace_hides_no_crash(directory: Path) -> None:
+def test_link_traces_do_not_hide_a_crash(directory: Path) -> None:
     (directory / "topology.yaml").write_text("devices: [{name: pi, link: {trace: {up: walk.up}}}]\n")
     change = {"action": "set", "link": {"up": 1e5}}
     steps = [events.Acted(at / 2, "fast", "scenario", 0.0, change) for at in range(100)]
@@ -270,7 +270,7 @@ def test_a_links_trace_hides_no_crash(directory: Path) -> None:
     assert chart.note == "100 link changes from traces are not marked"
 
 
-def test_staleness(run: Run) -> None:
+def test_staleness_is_drawn_per_group(run: Run) -> None:
     chart = CHARTS["staleness"]([run])
     assert column(chart, "pi", "x") == [2.0, 5.0, 8.0]
     assert column(chart, "pi", "y") == [0, 0, 2]
@@ -279,7 +279,7 @@ def test_staleness(run: Run) -> None:
     assert bars["y"].tolist() == pytest.approx([200 / 3, 0, 100 / 3])
 
 
-def test_of_many_updates_each_group_shows_the_same_part(run: Run) -> None:
+def test_many_updates_are_sampled_evenly_across_groups(run: Run) -> None:
     many = replace(run, updates=run.updates.iloc[np.arange(25_000) % len(run.updates)])
     chart = CHARTS["staleness"]([many])
     held = many.updates["group"].value_counts()
@@ -290,14 +290,14 @@ def test_of_many_updates_each_group_shows_the_same_part(run: Run) -> None:
     assert chart.note == "an evenly spaced sample of the updates"
 
 
-def test_contributions(run: Run) -> None:
+def test_contributions_are_drawn_per_device(run: Run) -> None:
     chart = CHARTS["contributions"]([run])
     assert column(chart, "pi", "y") == pytest.approx([200 / 3, 100 / 3])
     assert column(chart, "nano", "importance") == [20.0]
     assert chart.note == "χ² = 0.045, Jain's index 0.6, 20.0% of the importance without any update"
 
 
-def test_fidelity(run: Run) -> None:
+def test_fidelity_is_drawn_against_requested_values(run: Run) -> None:
     chart = CHARTS["cpu"]([run])
     assert (column(chart, "devices", "x"), column(chart, "devices", "y")) == ([50.0], [40.0])
     assert chart.note.startswith("1 not shown")
@@ -305,7 +305,7 @@ def test_fidelity(run: Run) -> None:
     assert column(CHARTS["rates"]([run]), "uplink", "y") == pytest.approx([0.9])  # Mbit/s
 
 
-def test_what_not_all_seeds_have_reached_is_told(run: Run) -> None:
+def test_target_missed_by_some_seeds_is_noted(run: Run) -> None:
     other = {**run.topology, "seed": 1}
     late = replace(run, topology=other, evaluations=run.evaluations.assign(accuracy=0.3))
     unknown = replace(run, topology=other, evaluations=run.evaluations.assign(accuracy=np.nan))
@@ -313,13 +313,13 @@ def test_what_not_all_seeds_have_reached_is_told(run: Run) -> None:
         assert "80% (1 of 2 did)" in CHARTS["time-to-accuracy"](runs).note
 
 
-def test_time_to_accuracy(run: Run) -> None:
+def test_time_to_accuracy_is_drawn(run: Run) -> None:
     chart = CHARTS["time-to-accuracy"]([run])
     assert chart.x.ticks == {0.0: "60%", 1.0: "70%", 2.0: "80%", 3.0: "85%"}
     assert column(chart, "fedbuff", "y") == [5.0] * 4
 
 
-def test_a_layer_whose_columns_do_not_fit_is_refused() -> None:
+def test_layer_with_columns_of_unequal_length_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' differ in length"):
         Layer("a", "line", arrays(x=[1, 2], y=[1]))
     with pytest.raises(ValueError, match=r"'a' is to tell of columns that it lacks: \['z'\]"):
@@ -327,7 +327,7 @@ def test_a_layer_whose_columns_do_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_every_chart_is_drawn_on_paper(run: Run, empty: Run, name: str) -> None:
+def test_every_chart_is_drawn_with_matplotlib(run: Run, empty: Run, name: str) -> None:
     drawn, ground = _picture(CHARTS[name]([run]), "light")
     assert (np.abs(drawn.astype(int) - ground) > 40).any(axis=2).mean() > 0.01  # something is to be seen
     _picture(CHARTS[name]([empty]), "dark")
@@ -341,7 +341,7 @@ def _picture(chart: Chart, theme: Theme) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_every_chart_is_drawn_on_the_screen(run: Run, empty: Run, name: str) -> None:
+def test_every_chart_is_drawn_with_bokeh(run: Run, empty: Run, name: str) -> None:
     early, late = CHARTS[name]([empty]), CHARTS[name]([run])
     drawn = screen.draw(early, "dark")
     before = dict(drawn.sources)
@@ -358,7 +358,7 @@ def test_every_chart_is_drawn_on_the_screen(run: Run, empty: Run, name: str) -> 
     assert document.to_json()  # what a browser is sent
 
 
-def test_a_layer_that_is_gone_is_emptied_and_a_new_one_added() -> None:
+def test_updated_chart_empties_removed_layers_and_adds_new_ones() -> None:
     def chart(*names: str) -> Chart:
         layers = [Layer(name, "line", arrays(x=[1.0], y=[2.0])) for name in names]
         return Chart("t", Axis("x"), Axis("y", limits=(0.0, float(len(names)))), tuple(layers))
@@ -371,14 +371,14 @@ def test_a_layer_that_is_gone_is_emptied_and_a_new_one_added() -> None:
     assert drawn.figure.y_range.end == 3.0
 
 
-def test_sources_can_be_streamed(run: Run) -> None:
+def test_points_can_be_streamed_to_a_chart(run: Run) -> None:
     source = screen.draw(CHARTS["accuracy"]([run])).sources["fedbuff"]
     assert isinstance(source, ColumnDataSource)
     source.stream({"x": [11.0], "y": [90.0], "version": [4], "at": [11.0]})
     assert list(dict(source.data)["x"]) == [0.0, 5.0, 10.0, 11.0]
 
 
-def test_paper_shows_the_data(run: Run) -> None:
+def test_matplotlib_figure_shows_the_data(run: Run) -> None:
     axes: Axes = paper.draw(CHARTS["accuracy"]([run])).axes[0]
     assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[0.0, 10.0], [5.0, 85.0], [10.0, 80.0]]
     assert axes.get_ylim() == (0.0, 100.0)
@@ -387,7 +387,7 @@ def test_paper_shows_the_data(run: Run) -> None:
     assert [text[:12] for text in shown[1:]] == ["1: link up 1"]
 
 
-def test_the_palette_is_seen_on_both_papers() -> None:
+def test_palette_has_contrast_on_light_and_dark() -> None:
     """A contrast of 1.9 or more (WCAG's ratio), as Okabe and Ito's own orange has on white."""
 
     def luminance(hexadecimal: str) -> float:

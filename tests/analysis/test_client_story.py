@@ -29,7 +29,7 @@ UPDATE = events.UpdateApplied(
 )
 
 
-def test_story_has_what_happened_to_the_client_in_order_of_time() -> None:
+def test_story_lists_events_of_the_client_in_order_of_time() -> None:
     records: list[events.Record] = [
         events.RunStarted(0.0, 1e9, ("a", "b"), ()),
         events.Acted(3.5, "b", "scenario", 0.0, to_json(Crash())),
@@ -70,7 +70,7 @@ def test_story_of_an_update_that_is_not_applied_says_when_it_arrived() -> None:
     ]
 
 
-def test_story_tells_of_wrong_sums_and_of_notes_that_name_the_client() -> None:
+def test_story_includes_wrong_sums_and_notes_naming_the_client() -> None:
     records: list[events.Record] = [
         events.WrongSum(1.0, ("a", "b"), ("c",)),
         events.Note(2.0, "a retired, and took its memory"),

@@ -36,7 +36,7 @@ def sooner(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return load(write_run(tmp_path_factory.mktemp("sooner"), lines, topology, MANIFEST))
 
 
-def test_one_run(by_hand: Run) -> None:
+def test_row_of_one_run_by_hand(by_hand: Run) -> None:
     (row,) = comparison.compare([by_hand], 0.8)
     # 85 % at 5 s, with version 2, in which are two updates of 2600 bytes
     assert (row.time.mean, row.rounds.mean, row.updates.mean, row.bytes.mean) == (5.0, 2.0, 2.0, 5200.0)
@@ -55,7 +55,9 @@ def test_seeds_share_a_row(by_hand: Run, sooner: Run) -> None:
     assert (name, runs, time) == ("fedbuff", "2", "4.0 ± 12.7")
 
 
-def test_speed_up_is_against_the_first(by_hand: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_speed_up_is_relative_to_the_first_row(
+    by_hand: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     lines = _good_at(2.5)
     topology = "name: by-hand\nrule: {name: fedasync}\n"
     other = load(write_run(tmp_path_factory.mktemp("other"), lines, topology, MANIFEST))
@@ -63,7 +65,7 @@ def test_speed_up_is_against_the_first(by_hand: Run, tmp_path_factory: pytest.Te
     assert [row.speed_up for row in comparison.compare([other, by_hand], 0.8)] == [1.0, 0.5]
 
 
-def test_tasks_are_not_compared_with_each_other(
+def test_runs_of_different_tasks_are_not_compared(
     by_hand: Run, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     topology = "name: b\ntask: {name: other}\nrule: {name: fedasync}\nstop: {after: 5s}\n"
@@ -76,7 +78,7 @@ def test_tasks_are_not_compared_with_each_other(
     assert remark.startswith("The runs learn different tasks (?, other)")
 
 
-def test_runs_that_end_by_different_conditions_are_marked(by_hand: Run) -> None:
+def test_runs_with_different_stop_conditions_are_marked(by_hand: Run) -> None:
     stops = [{"after": "5s", "target_accuracy": None}, {"after": None, "target_accuracy": 0.8}]
     runs = [replace(by_hand, topology={**by_hand.topology, "stop": stop}) for stop in stops]
     (remark,) = comparison.remarks(runs)
@@ -84,7 +86,7 @@ def test_runs_that_end_by_different_conditions_are_marked(by_hand: Run) -> None:
     assert comparison.remarks(runs[:1]) == []
 
 
-def test_runs_that_did_not_come_to_their_end_are_marked(by_hand: Run, directory: Path) -> None:
+def test_unfinished_runs_are_marked(by_hand: Run, directory: Path) -> None:
     assert comparison.remarks([by_hand]) == []
     for lines in (EVENTS[:-1], [*EVENTS[:-1], EVENTS[-1].replace("after", "interrupted")]):
         write_run(directory, lines, "rule: {name: fedasync}\n", MANIFEST)
@@ -92,7 +94,7 @@ def test_runs_that_did_not_come_to_their_end_are_marked(by_hand: Run, directory:
         assert told.startswith("Not finished: fedasync. ")
 
 
-def test_what_is_left_of_a_run_is_enough_to_compare_it(by_hand: Run, sooner: Run) -> None:
+def test_reduced_run_compares_like_the_full_run(by_hand: Run, sooner: Run) -> None:
     whole = [by_hand, sooner]
     slim = [comparison.slim(run) for run in whole]
     for target in (None, 0.8):
@@ -102,7 +104,7 @@ def test_what_is_left_of_a_run_is_enough_to_compare_it(by_hand: Run, sooner: Run
     assert (len(slim[0].updates.columns), len(slim[0].telemetry)) == (3, 0)
 
 
-def test_runs_that_were_changed_by_hand_are_told(directory: Path) -> None:
+def test_runs_changed_by_hand_are_noted(directory: Path) -> None:
     change = Acted(7.5, "slow", "scenario", 0.0, {"action": "set", "cpu": 0.1})
     assert comparison.remarks([with_records(directory, change)]) == []
     changed = with_records(directory, replace(change, source="hand"))
@@ -110,7 +112,7 @@ def test_runs_that_were_changed_by_hand_are_told(directory: Path) -> None:
     assert told.startswith("Changed by hand during the run: fedbuff. ")
 
 
-def test_runs_of_different_code_are_no_seeds_of_each_other(by_hand: Run) -> None:
+def test_runs_of_different_code_are_separate_rows(by_hand: Run) -> None:
     """Though their topologies are the same to the letter."""
     runs = [
         replace(by_hand, path=Path(name), manifest={**by_hand.manifest, "code": name[0]})
@@ -119,7 +121,7 @@ def test_runs_of_different_code_are_no_seeds_of_each_other(by_hand: Run) -> None
     assert [row.runs for row in comparison.compare(runs, None)] == [1, 2]
 
 
-def test_what_a_former_version_of_a_sweep_left_is_a_row_of_its_own_and_told(by_hand: Run) -> None:
+def test_runs_of_an_older_sweep_version_are_a_separate_row(by_hand: Run) -> None:
     """Data files beside the topology were changed, and the sweep run again."""
     cell = {**by_hand.manifest, "label": "slow link", "runtime": "process"}
     seeds = [
@@ -139,7 +141,7 @@ def test_what_a_former_version_of_a_sweep_left_is_a_row_of_its_own_and_told(by_h
     assert comparison.remarks([*seeds[:2], elsewhere]) == []
 
 
-def test_a_seed_that_counts_twice_in_virtual_time_is_told(by_hand: Run) -> None:
+def test_repeated_seed_in_virtual_time_is_noted(by_hand: Run) -> None:
     virtual = {key: value for key, value in by_hand.manifest.items() if key not in ("validity", "cpus")}
     runs = [replace(by_hand, manifest=virtual, topology={**by_hand.topology, "seed": s}) for s in (1, 2)]
     assert comparison.remarks(runs) == []
@@ -149,7 +151,7 @@ def test_a_seed_that_counts_twice_in_virtual_time_is_told(by_hand: Run) -> None:
     assert comparison.remarks(emulated) == []
 
 
-def test_a_target_that_was_not_reached_has_no_cost(by_hand: Run) -> None:
+def test_missed_target_has_no_cost(by_hand: Run) -> None:
     (row,) = comparison.compare([by_hand], 0.9)
     assert isnan(row.time.mean)
     assert isnan(row.speed_up)
@@ -158,12 +160,12 @@ def test_a_target_that_was_not_reached_has_no_cost(by_hand: Run) -> None:
     assert cells[headings.index("reached")] == "0 of 1"
 
 
-def test_the_target_is_the_highest_that_all_reached(by_hand: Run, sooner: Run) -> None:
+def test_default_target_is_the_highest_reached_by_all(by_hand: Run, sooner: Run) -> None:
     assert comparison.common_target([by_hand, sooner]) == 0.85
     assert comparison.common_target([]) is None
 
 
-def test_what_cannot_be_believed_is_told(tmp_path: Path) -> None:
+def test_runs_that_are_not_valid_are_marked(tmp_path: Path) -> None:
     manifest = MANIFEST | {"validity": {"valid": False, "reasons": ["the host was busy"]}}
     run = load(write_run(tmp_path, EVENTS, "name: a\nrule: {name: fedavg}\n", manifest))
     headings, (cells,) = comparison.texts(comparison.compare([run], 0.8))
@@ -171,7 +173,7 @@ def test_what_cannot_be_believed_is_told(tmp_path: Path) -> None:
     assert story.story([run])[1].title == "fedavg (not valid: 1 of 1 runs)"
 
 
-def test_what_was_not_judged_is_told_apart(tmp_path: Path) -> None:
+def test_runs_that_were_not_judged_are_counted_separately(tmp_path: Path) -> None:
     verdicts = [False, None, True]
     runs = []
     for seed, valid in enumerate(verdicts):
@@ -187,7 +189,7 @@ def test_what_was_not_judged_is_told_apart(tmp_path: Path) -> None:
     assert story.story(runs)[1].title == "fedavg (not valid: 1, not judged: 1 of 3 runs)"
 
 
-def test_without_an_accuracy_there_is_the_loss(tmp_path: Path) -> None:
+def test_loss_is_compared_without_an_accuracy(tmp_path: Path) -> None:
     lines = [line.replace('"accuracy":0.', '"accuracy":null,"was":0.') for line in EVENTS]
     run = load(write_run(tmp_path, lines, "name: q\nrule: {name: fedavg}\n", MANIFEST))
     assert comparison.common_target([run]) is None
@@ -198,5 +200,5 @@ def test_without_an_accuracy_there_is_the_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.8, "80%"), (0.975, "97.5%"), (1.0, "100%")])
-def test_percent(share: float, text: str) -> None:
+def test_percentages_are_formatted(share: float, text: str) -> None:
     assert comparison.percent(share) == text

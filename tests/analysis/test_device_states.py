@@ -45,12 +45,12 @@ def test_states_follow_from_the_timestamps(directory: Path) -> None:
     assert of(run, "mute") == [("wait", 0.0, 10.0, -1)]
 
 
-def test_a_part_of_the_run(directory: Path) -> None:
+def test_states_of_a_part_of_the_run(directory: Path) -> None:
     assert of(load(directory), "slow", since=6.5)[0] == ("train", 6.5, 7.0, 2)
     assert of(load(directory), "fast", since=6.5) == [("wait", 6.5, 10.0, -1)]
 
 
-def test_a_round_without_an_applied_update_is_work(directory: Path) -> None:
+def test_round_without_an_applied_update_counts_as_work(directory: Path) -> None:
     run = with_records(
         directory,
         events.Acted(6.0, "mute", "hand", 0.0, {"action": "pause"}),
@@ -70,7 +70,7 @@ def test_a_round_without_an_applied_update_is_work(directory: Path) -> None:
     assert of(run, "mute", since=9.0) == [("unfinished", 9.0, 10.0, -1)]
 
 
-def test_while_a_run_goes_on_the_use_of_the_cpu_tells_of_a_round(directory: Path) -> None:
+def test_state_of_a_running_round_follows_from_cpu_use(directory: Path) -> None:
     (directory / "events.jsonl").write_text("\n".join(EVENTS[:-1]) + "\n")
     samples = [
         *(("mute", at, cpu) for at, cpu in ((0, 1.0), (2, 1.2), (4, 1.21), (6, 1.31), (8, 0.0))),
@@ -95,7 +95,7 @@ def test_while_a_run_goes_on_the_use_of_the_cpu_tells_of_a_round(directory: Path
     assert of(load(directory), "mute") == [("wait", 0.0, 10.0, -1)]
 
 
-def test_a_paused_device_that_is_down_meanwhile_or_joins(directory: Path) -> None:
+def test_paused_device_that_crashes_or_rejoins_meanwhile(directory: Path) -> None:
     run = with_records(
         directory,
         *(
@@ -117,7 +117,7 @@ def test_a_paused_device_that_is_down_meanwhile_or_joins(directory: Path) -> Non
     ]
 
 
-def test_a_resumed_run_begins_with_what_was_planned(directory: Path) -> None:
+def test_resumed_run_starts_with_the_planned_states(directory: Path) -> None:
     run = with_records(
         directory,
         events.Acted(8.0, "slow", "hand", 0.0, {"action": "pause"}),
@@ -135,7 +135,7 @@ def test_a_resumed_run_begins_with_what_was_planned(directory: Path) -> None:
     assert of(run, "mute") == [("wait", 0.0, 9.0, -1), ("offline", 9.0, 10.0, -1)]
 
 
-def test_pauses_and_absence_go_before_work(directory: Path) -> None:
+def test_pauses_and_absence_take_precedence_over_work(directory: Path) -> None:
     run = with_records(
         directory,
         events.Acted(2.0, "slow", "scenario", 0.0, {"action": "pause"}),
@@ -156,7 +156,7 @@ def test_pauses_and_absence_go_before_work(directory: Path) -> None:
     ]
 
 
-def test_who_is_cut_off_is_offline_at_once_and_until_it_is_ready_again(directory: Path) -> None:
+def test_disconnected_device_is_offline_until_it_is_ready_again(directory: Path) -> None:
     run = with_records(
         directory,
         events.Acted(8.2, "slow", "scenario", 0.0, {"action": "disconnect"}),
@@ -175,7 +175,7 @@ def test_who_is_cut_off_is_offline_at_once_and_until_it_is_ready_again(directory
     ]
 
 
-def test_who_joins_is_held_by_nothing_of_before(directory: Path) -> None:
+def test_rejoining_device_is_not_held_by_earlier_actions(directory: Path) -> None:
     run = with_records(
         directory,
         events.Acted(8.1, "slow", "scenario", 0.0, {"action": "pause"}),
@@ -187,7 +187,7 @@ def test_who_joins_is_held_by_nothing_of_before(directory: Path) -> None:
     assert of(run, "slow")[-2:] == [("offline", 8.2, 9.5, -1), ("wait", 9.5, 10.0, -1)]
 
 
-def test_who_is_started_anew_at_once_is_there(directory: Path) -> None:
+def test_device_restarted_at_once_is_present(directory: Path) -> None:
     """In virtual time all of that is of one moment."""
     run = with_records(
         directory,
@@ -201,7 +201,7 @@ def test_who_is_started_anew_at_once_is_there(directory: Path) -> None:
     assert of(run, "slow")[3:] == [("wait", 8.0, 9.0, -1), ("offline", 9.0, 10.0, -1)]
 
 
-def test_who_was_not_there_at_the_start_is_offline_until_ready(directory: Path) -> None:
+def test_device_absent_at_the_start_is_offline_until_ready(directory: Path) -> None:
     missing = EVENTS[0].replace('"missing":[]', '"missing":["mute","stranger"]')
     ready = events.to_line(events.ClientStatus(4.0, "mute", "ready"))
     (directory / "events.jsonl").write_text(
@@ -210,7 +210,7 @@ def test_who_was_not_there_at_the_start_is_offline_until_ready(directory: Path) 
     assert of(load(directory), "mute") == [("offline", 0.0, 4.0, -1), ("wait", 4.0, 10.0, -1)]
 
 
-def test_times_that_are_not_known_cover_nothing(directory: Path) -> None:
+def test_unknown_times_cover_no_interval(directory: Path) -> None:
     line = EVENTS[8].replace('"train_end":7.0', '"train_end":null')
     (directory / "events.jsonl").write_text("\n".join([EVENTS[0], line, EVENTS[-1]]) + "\n")
     states = [span[0] for span in of(load(directory), "slow")]
@@ -222,7 +222,7 @@ def test_a_run_without_records_has_no_intervals(directory: Path) -> None:
     assert timeline(load(directory)).empty
 
 
-def test_intervals_fill_the_run_whatever_overlaps(directory: Path) -> None:
+def test_intervals_fill_the_run_under_any_overlap(directory: Path) -> None:
     """Against a slow count, moment by moment, of random updates that overlap in every way."""
     random, lines = np.random.default_rng(5), [EVENTS[0]]
     for sequence in range(40):
@@ -265,11 +265,11 @@ def _slow(updates: pd.DataFrame, moment: float) -> str:
 
 
 @pytest.mark.parametrize("column", ["device", "state"])
-def test_names_are_categoricals(directory: Path, column: str) -> None:
+def test_device_and_state_names_are_categoricals(directory: Path, column: str) -> None:
     assert isinstance(timeline(load(directory))[column].dtype, pd.CategoricalDtype)
 
 
-def test_a_mask_is_made_before_the_training(directory: Path) -> None:
+def test_mask_time_is_placed_before_the_training(directory: Path) -> None:
     """Between the end of the download, at 8.25 s, and the training, at 9; other updates have none."""
     first = events.from_line(EVENTS[next(i for i, line in enumerate(EVENTS) if '"update"' in line)])
     assert isinstance(first, events.UpdateApplied)

@@ -52,7 +52,9 @@ OLD = [float(number) for number in range(20)]
         (OLD[::-1], [_WHOLE]),
     ],
 )
-def test_in_order(new: list[float], sent: list[type[DocumentChangedEvent]]) -> None:
+def test_ordered_rows_are_replaced_by_the_smallest_change(
+    new: list[float], sent: list[type[DocumentChangedEvent]]
+) -> None:
     rows, seen = exchanged(OLD, new, ordered=True)
     assert rows == new
     assert seen[: len(sent)] == sent
@@ -68,12 +70,14 @@ def test_in_order(new: list[float], sent: list[type[DocumentChangedEvent]]) -> N
         (OLD[1:], [_WHOLE]),
     ],
 )
-def test_in_any_order(new: list[float], sent: list[type[DocumentChangedEvent]]) -> None:
+def test_unordered_rows_are_replaced_by_the_smallest_change(
+    new: list[float], sent: list[type[DocumentChangedEvent]]
+) -> None:
     rows, seen = exchanged(OLD, new, ordered=False)
     assert sorted(rows) == sorted(new)
     assert seen[: len(sent)] == sent
     assert len(seen) == len(sent) or sent == [_WHOLE]
 
 
-def test_from_nothing() -> None:
+def test_empty_table_is_filled() -> None:
     assert exchanged([], OLD, ordered=True)[0] == OLD

@@ -37,7 +37,7 @@ def test_every_record_becomes_a_row(directory: Path) -> None:
     assert run.duration == 10.0
 
 
-def test_columns_have_types_and_clients_the_order_of_the_plan(directory: Path) -> None:
+def test_columns_are_typed_and_clients_in_plan_order(directory: Path) -> None:
     run = load(directory)
     assert run.updates["client"].cat.categories.tolist() == ["fast", "slow", "mute"]
     assert run.devices["group"].cat.categories.tolist() == ["pi", "nano"]
@@ -46,14 +46,14 @@ def test_columns_have_types_and_clients_the_order_of_the_plan(directory: Path) -
     assert run.devices["importance"].tolist() == [0.5, 0.3, 0.2]
 
 
-def test_a_client_that_was_not_planned_comes_last_and_has_no_group(directory: Path) -> None:
+def test_unplanned_client_is_last_and_has_no_group(directory: Path) -> None:
     write(directory, *EVENTS[:2], EVENTS[2].replace('"fast"', '"guest"'), EVENTS[8])
     run = load(directory)
     assert run.updates["client"].cat.categories.tolist() == ["fast", "slow", "mute", "guest"]
     assert run.updates["group"].isna().tolist() == [True, False]
 
 
-def test_what_is_not_finite_is_nan_and_what_is_new_is_skipped(directory: Path) -> None:
+def test_non_finite_values_are_nan_and_unknown_records_skipped(directory: Path) -> None:
     update = EVENTS[2].replace('"loss":1.5', '"loss":null,"colour":{"new":[1]}')
     write(directory, EVENTS[0], update, '{"event":"novelty","at":1.0}', EVENTS[3])
     run = load(directory)
@@ -61,12 +61,12 @@ def test_what_is_not_finite_is_nan_and_what_is_new_is_skipped(directory: Path) -
     assert len(run.versions) == 1
 
 
-def test_a_novelty_that_has_our_names_and_other_types_is_skipped(directory: Path) -> None:
+def test_unknown_record_with_known_field_names_is_skipped(directory: Path) -> None:
     write(directory, *EVENTS[:4], '{"event":"novelty","at":"noon","version":[1]}', *EVENTS[4:])
     assert len(load(directory).updates) == 3
 
 
-def test_a_torn_last_line_is_left_out(directory: Path) -> None:
+def test_torn_last_line_is_skipped(directory: Path) -> None:
     assert load(directory).telemetry["cpu"].tolist() == [1.25]  # the fixture's second line is torn
     path = directory / "events.jsonl"
     path.write_text(path.read_text()[:-20])
@@ -79,13 +79,15 @@ def test_a_torn_last_line_is_left_out(directory: Path) -> None:
     "broken",
     ["{", "[]", '{"at":1.0}', '{"event":"version","at":1.0}', '{"event":"status","at":"x"}', "{}"],
 )
-def test_a_line_that_cannot_be_read_is_named(directory: Path, broken: str) -> None:
+def test_unreadable_line_is_named(directory: Path, broken: str) -> None:
     write(directory, *EVENTS[:4], broken, *EVENTS[4:])
     with pytest.raises(ValueError, match=r"events.jsonl:.*\b5\b"):
         load(directory)
 
 
-def test_lines_are_counted_over_blocks(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_numbers_are_counted_across_blocks(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(records, "BLOCK", 100)  # shorter than a line
     whole = load(directory)
     assert len(whole.updates) == 3
@@ -95,12 +97,12 @@ def test_lines_are_counted_over_blocks(directory: Path, monkeypatch: pytest.Monk
         load(directory)
 
 
-def test_a_run_still_going_lasts_until_its_last_record(directory: Path) -> None:
+def test_running_run_lasts_until_its_last_record(directory: Path) -> None:
     write(directory, *EVENTS[:9])
     assert load(directory).duration == 8.0  # an update's time is when it was applied
 
 
-def test_a_resumed_run_goes_on_after_its_first_end(directory: Path) -> None:
+def test_resumed_run_continues_after_its_first_end(directory: Path) -> None:
     resumed = (
         EVENTS[0].replace('"at":0.0,"wall_clock":1.7e9', '"at":10.0,"wall_clock":1.8e9'),
         EVENTS[1].replace('"at":0.0', '"at":11.0'),
@@ -113,7 +115,7 @@ def test_a_resumed_run_goes_on_after_its_first_end(directory: Path) -> None:
     assert load(directory).duration == 12.0
 
 
-def test_a_run_that_has_not_begun_is_empty_with_all_columns(directory: Path) -> None:
+def test_run_without_records_has_all_columns_and_no_rows(directory: Path) -> None:
     for name in ("events.jsonl", "telemetry.jsonl", "topology.yaml"):
         (directory / name).unlink()
     run = load(directory)
@@ -124,7 +126,7 @@ def test_a_run_that_has_not_begun_is_empty_with_all_columns(directory: Path) -> 
     assert run.fidelity.columns.tolist() == ["device", "group", "figure", "asked", "got", "error"]
 
 
-def test_what_is_no_run_or_too_new_is_refused(directory: Path) -> None:
+def test_folder_without_a_run_or_with_a_newer_format_is_refused(directory: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load(directory / "nowhere")
     write(directory, EVENTS[0].replace('"format":1', '"format":2'))
@@ -135,7 +137,7 @@ def test_what_is_no_run_or_too_new_is_refused(directory: Path) -> None:
         load(directory)
 
 
-def test_telemetry_is_told_in_device_time(directory: Path) -> None:
+def test_telemetry_is_in_device_time(directory: Path) -> None:
     assert load(directory).telemetry[["at", "monotonic"]].values.tolist() == [[7.5, 107.5]]
     (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "dilation": 5.0}))
     assert load(directory).telemetry["at"].tolist() == [1.5]
@@ -155,7 +157,7 @@ def test_each_part_of_a_resumed_run_has_its_own_clock(directory: Path) -> None:
     assert run.duration == 13.0
 
 
-def test_after_a_reboot_the_hosts_clock_is_another(directory: Path) -> None:
+def test_host_clock_may_restart_between_segments(directory: Path) -> None:
     """It was up for 100 s as the first segment began, for 90 s as the second did, at device time 10."""
     again = events.RunStarted(10.0, 1.7e9 + 1000, ("fast",), ())
     write(directory, *EVENTS, events.to_line(again).strip())
@@ -176,7 +178,7 @@ def test_after_a_reboot_the_hosts_clock_is_another(directory: Path) -> None:
         assert run.telemetry["monotonic"].tolist() == [-915.0, -903.0, 93.0]  # one clock for all
 
 
-def test_probes_are_told_by_the_devices_clock(directory: Path) -> None:
+def test_probes_are_in_device_time(directory: Path) -> None:
     (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "dilation": 2.0}))
     probe = {"device": "slow", "at": 98.0, "probe": {"up": 5e5, "rtt": 0.2}}
     with (directory / "telemetry.jsonl").open("a") as file:  # after the fixture's torn line
@@ -187,19 +189,19 @@ def test_probes_are_told_by_the_devices_clock(directory: Path) -> None:
     assert run.probes["down"].isna().all()
 
 
-def test_a_run_is_shown_in_one_line(directory: Path) -> None:
+def test_repr_of_a_run_is_one_line(directory: Path) -> None:
     told = f"<run {directory.name}: 3 devices, 3 updates in 3 versions, 10.0 s>"
     assert repr(load(directory)) == told
 
 
-def test_the_scenario_tells_what_was_done(directory: Path) -> None:
+def test_scenario_table_lists_actions_with_details(directory: Path) -> None:
     write(directory, *EVENTS[:5], events.to_line(ACTED).strip(), *EVENTS[5:])
     row = load(directory).scenario.iloc[0]
     assert (row["at"], row["device"], row["action"]) == (3.0, "slow", "set")
     assert json.loads(row["details"]) == ACTED.details
 
 
-def test_fidelity_is_a_row_per_figure(directory: Path) -> None:
+def test_fidelity_table_has_a_row_per_figure(directory: Path) -> None:
     cpu = {"asked": 0.5, "got": 0.49, "error": -2.0, "measured": 9.0, "used": 0.3}
     figures = {"group": "pi", "cpu": cpu, "up": {"asked": None, "got": None, "error": None}, "probes": 0}
     (directory / "fidelity.json").write_text(json.dumps({"format": 1, "devices": {"fast": figures}}))
@@ -208,7 +210,7 @@ def test_fidelity_is_a_row_per_figure(directory: Path) -> None:
     assert table["got"].tolist() == pytest.approx([0.49, np.nan], nan_ok=True)
 
 
-def test_fidelity_that_is_half_written_counts_once_the_run_has_an_outcome(directory: Path) -> None:
+def test_unreadable_fidelity_is_an_error_once_the_run_has_an_outcome(directory: Path) -> None:
     (directory / "fidelity.json").write_text('{"format": 1, "dev')
     assert load(directory).fidelity.empty
     (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "outcome": "after"}))
@@ -216,7 +218,7 @@ def test_fidelity_that_is_half_written_counts_once_the_run_has_an_outcome(direct
         load(directory)
 
 
-def test_a_follower_tells_what_is_new_and_all_so_far(directory: Path) -> None:
+def test_follower_returns_new_records_and_the_whole_run(directory: Path) -> None:
     path = directory / "events.jsonl"
     write(directory, *EVENTS[:4])
     follower = Follower(directory)
@@ -236,7 +238,7 @@ def test_a_follower_tells_what_is_new_and_all_so_far(directory: Path) -> None:
     assert follower.read() == {}
 
 
-def test_runs_of_a_folder_come_oldest_first(directory: Path, tmp_path: Path) -> None:
+def test_runs_of_a_folder_are_sorted_oldest_first(directory: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     for name, created in (("b", 1.0), ("a", 2.0)):
         (folder / name).mkdir(parents=True)
@@ -258,7 +260,7 @@ def test_export_writes_every_table(directory: Path, tmp_path: Path) -> None:
         run.export(tmp_path / "out", "xls")  # type: ignore[arg-type]
 
 
-def test_a_run_has_lasted_until_its_last_sample(directory: Path) -> None:
+def test_duration_extends_to_the_last_sample(directory: Path) -> None:
     (directory / "events.jsonl").write_text(EVENTS[0] + "\n")
     assert load(directory).duration == 7.5
     (directory / "telemetry.jsonl").write_text('{"device":"fast","at":99.5,"cpu":1.0}\n')  # not begun

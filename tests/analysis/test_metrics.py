@@ -83,7 +83,7 @@ def uneven(tmp_path: Path) -> Run:
     return _told(tmp_path, rounds)
 
 
-def test_what_it_took_to_reach_an_accuracy(directory: Path) -> None:
+def test_cost_to_reach_an_accuracy(directory: Path) -> None:
     run = load(directory)
     # the evaluation at 5 s is the first of at least 80%: version 2, of two updates of 2600 bytes
     assert metrics.reached(run, 0.8) == metrics.Reached(5.0, 2.0, 2.0, 5200.0)
@@ -92,18 +92,18 @@ def test_what_it_took_to_reach_an_accuracy(directory: Path) -> None:
     assert all(map(isnan, (never.time, never.rounds, never.updates, never.bytes)))
 
 
-def test_of_evaluations_at_one_instant_the_first_recorded_is_the_first(directory: Path) -> None:
+def test_evaluations_of_one_instant_keep_their_recorded_order(directory: Path) -> None:
     lines = [to_line(Evaluated(1.0, n, 1.0, 0.8 if n >= 7 else 0.1)).rstrip() for n in range(40)]
     (directory / "events.jsonl").write_text("\n".join([*lines, EVENTS[1]]) + "\n")  # to be sorted
     assert metrics.reached(load(directory), 0.8).rounds == 7
 
 
-def test_evaluations_count_in_the_order_of_their_models(directory: Path) -> None:
+def test_evaluations_are_ordered_by_model_version(directory: Path) -> None:
     (directory / "events.jsonl").write_text("\n".join([*EVENTS[:6], EVENTS[10], EVENTS[6]]) + "\n")
     assert metrics.reached(load(directory), 0.8).time == 5.0
 
 
-def test_when_a_quality_was_crossed_is_interpolated(directory: Path) -> None:
+def test_time_of_crossing_a_quality_is_interpolated(directory: Path) -> None:
     run = load(directory)
     assert metrics.crossed(run, "accuracy", 0.475) == 2.5  # halfway from 10% at 0 s to 85% at 5 s
     assert metrics.crossed(run, "accuracy", 0.85) == 5.0
@@ -113,12 +113,12 @@ def test_when_a_quality_was_crossed_is_interpolated(directory: Path) -> None:
     assert metrics.crossed(run, "loss", 0.8) == inf
 
 
-def test_from_a_loss_that_is_not_finite_nothing_is_interpolated(directory: Path) -> None:
+def test_non_finite_loss_is_not_interpolated(directory: Path) -> None:
     diverged, learned = Evaluated(6.0, 3, nan, 0.1), Evaluated(8.0, 4, 0.5, 0.9)
     assert metrics.crossed(with_records(directory, diverged, learned), "loss", 0.6) == 8.0
 
 
-def test_a_run_that_diverged_in_the_end_has_no_final_loss(directory: Path) -> None:
+def test_run_that_diverged_at_the_end_has_no_final_loss(directory: Path) -> None:
     run = with_records(directory, Evaluated(9.5, 4, nan, 0.1))
     assert isnan(metrics.final(run, "loss"))
     assert metrics.final(run, "accuracy") == pytest.approx(0.45)
@@ -133,7 +133,7 @@ def test_a_run_that_diverged_in_the_end_has_no_final_loss(directory: Path) -> No
         (86400.1, 10, 0.2, 9.0),
     ],
 )
-def test_an_evaluation_at_the_very_begin_of_the_last_part_counts(
+def test_evaluation_at_the_start_of_the_last_part_counts(
     directory: Path, every: float, count: int, share: float, expected: float
 ) -> None:
     moments = [k * every for k in range(1, count + 1)]
@@ -143,7 +143,7 @@ def test_an_evaluation_at_the_very_begin_of_the_last_part_counts(
     assert metrics.final(load(directory), "loss", share) == expected
 
 
-def test_the_final_quality_is_that_of_the_last_part_of_the_time(directory: Path) -> None:
+def test_final_quality_averages_the_last_part_of_the_time(directory: Path) -> None:
     run = load(directory)
     assert metrics.final(run, "accuracy") == 0.8
     assert metrics.final(run, "accuracy", share=0.5) == pytest.approx(0.825)
@@ -153,7 +153,7 @@ def test_the_final_quality_is_that_of_the_last_part_of_the_time(directory: Path)
     assert metrics.crossed(load(directory), "loss", 1.0) == inf
 
 
-def test_speed_up() -> None:
+def test_speed_up_is_the_ratio_of_times() -> None:
     assert metrics.speed_up(5.0, 7.5) == 1.5
     assert isnan(metrics.speed_up(nan, 7.5))
     assert isnan(metrics.speed_up(5.0, nan))
@@ -163,7 +163,7 @@ def test_speed_up() -> None:
     assert metrics.speed_up(0.0, 7.5) == inf
 
 
-def test_staleness_per_group_and_over_all(directory: Path) -> None:
+def test_staleness_per_group_and_overall(directory: Path) -> None:
     run = load(directory)
     table = metrics.staleness(run)
     assert table.index.tolist() == ["pi"]  # of 0, 0, 2
@@ -177,7 +177,7 @@ def test_staleness_per_group_and_over_all(directory: Path) -> None:
     assert metrics.staleness(run, None).index.tolist() == ["all"]
 
 
-def test_quantiles_of_staleness(uneven: Run) -> None:
+def test_staleness_quantiles(uneven: Run) -> None:
     # fast 0, 0, 0, 0, 0; slow 1, 2; rare 2
     row = metrics.staleness(uneven, None).loc["all"]
     assert (row["count"], row["max"]) == (8, 2)
@@ -189,12 +189,12 @@ def test_quantiles_of_staleness(uneven: Run) -> None:
     assert [slow[name] for name in ("p50", "p90", "p99")] == pytest.approx([1.5, 1.9, 1.99])
 
 
-def test_staleness_is_of_updates_also_where_they_are_more_than_the_versions(tmp_path: Path) -> None:
+def test_staleness_is_per_update_even_with_fewer_versions(tmp_path: Path) -> None:
     run = _told(tmp_path, [BOTH, BOTH, BOTH])
     assert metrics.staleness(run, None).loc["all", "count"] == 6
 
 
-def test_what_nobody_lived_through_has_no_shares(directory: Path) -> None:
+def test_empty_run_has_no_shares_or_energy(directory: Path) -> None:
     (directory / "events.jsonl").write_text("")
     run = load(directory)
     assert metrics.utilisation(run).isna().all(axis=None)
@@ -202,7 +202,7 @@ def test_what_nobody_lived_through_has_no_shares(directory: Path) -> None:
     assert joules.isna().all()
 
 
-def test_utilisation(directory: Path) -> None:
+def test_utilisation_by_hand(directory: Path) -> None:
     table = metrics.utilisation(load(directory))
     spent = {
         "download": 0.1,
@@ -219,7 +219,7 @@ def test_utilisation(directory: Path) -> None:
     assert table["busy"].tolist() == pytest.approx([0.2, 0.6, 0.0])
 
 
-def test_effective_importance(directory: Path) -> None:
+def test_effective_importance_by_hand(directory: Path) -> None:
     table = metrics.contributions(load(directory))
     assert table.index.tolist() == ["fast", "slow", "mute"]
     assert table["group"].tolist() == ["pi", "pi", "nano"]
@@ -229,7 +229,7 @@ def test_effective_importance(directory: Path) -> None:
     assert table["importance"].tolist() == [0.5, 0.3, 0.2]
 
 
-def test_contributions_are_per_aggregation_whatever_came_of_it(uneven: Run) -> None:
+def test_contributions_are_counted_per_aggregation(uneven: Run) -> None:
     assert (len(uneven.updates), uneven.versions["version"].max(), len(uneven.versions)) == (8, 5, 11)
     table = metrics.contributions(uneven)
     assert table.index.name == "device"
@@ -241,14 +241,14 @@ def test_contributions_are_per_aggregation_whatever_came_of_it(uneven: Run) -> N
     assert table["importance"].tolist() == [0.3, 0.25, 0.2, 0.15, 0.1]
 
 
-def test_bias_of_some_that_are_heard_and_some_that_are_not(uneven: Run) -> None:
+def test_bias_with_clients_that_never_contribute(uneven: Run) -> None:
     found = metrics.bias(uneven)
     shares = [(0.3, 1.75 / 4.25), (0.25, 1.5 / 4.25), (0.2, 1 / 4.25)]
     assert found.chi_square == pytest.approx(sum((p - q) ** 2 / q for p, q in shares))
     assert found.missed == pytest.approx(0.25)
 
 
-def test_a_client_that_nobody_planned_has_no_importance(directory: Path) -> None:
+def test_unplanned_client_has_no_importance(directory: Path) -> None:
     guest = EVENTS[2].replace('"fast"', '"guest"')
     (directory / "events.jsonl").write_text("\n".join([EVENTS[2], guest, EVENTS[3]]) + "\n")
     # half of all weight is a guest's: (1/2 − 1/2)² and (0 − 1/2)² ÷ 1/2
@@ -256,7 +256,7 @@ def test_a_client_that_nobody_planned_has_no_importance(directory: Path) -> None
     assert [found.chi_square, found.missed] == pytest.approx([0.5, 0.5])
 
 
-def test_rounds_without_updates_have_no_bias(tmp_path: Path) -> None:
+def test_rounds_without_updates_do_not_change_the_bias(tmp_path: Path) -> None:
     run = _told(tmp_path, [{}, {}])
     assert metrics.contributions(run)["weight"].tolist() == [0.0] * 5
     assert metrics.contributions(run)["share"].isna().all()
@@ -266,7 +266,7 @@ def test_rounds_without_updates_have_no_bias(tmp_path: Path) -> None:
     assert metrics.window(run) == 0
 
 
-def test_bias(directory: Path) -> None:
+def test_bias_by_hand(directory: Path) -> None:
     found = metrics.bias(load(directory))
     # (1/2 − 2/3)² ÷ 2/3 + (3/10 − 1/3)² ÷ 1/3
     assert found.chi_square == pytest.approx(1 / 24 + 1 / 300)
@@ -275,7 +275,7 @@ def test_bias(directory: Path) -> None:
     assert isnan(metrics.bias(load(directory)).chi_square)
 
 
-def test_window(directory: Path) -> None:
+def test_window_by_hand(directory: Path) -> None:
     # fast is in versions 1 and 2, slow in 3: versions 1 and 2 are without slow, so two are too few
     assert metrics.window(load(directory)) == 3
     (directory / "events.jsonl").write_text("\n".join(EVENTS[:6]) + "\n")
@@ -298,12 +298,12 @@ def test_empty_ticks_count_in_the_window(rounds: list[Round], expected: int, tmp
     assert metrics.window(_told(tmp_path, rounds)) == expected
 
 
-def test_the_window_is_the_longest_of_any_client(uneven: Run) -> None:
+def test_window_is_the_longest_of_any_client(uneven: Run) -> None:
     # fast is in 2, 3, 6, 8 and 9 of 11; slow in 3 and 9; rare in 6: five before it, five after
     assert metrics.window(uneven) == 6
 
 
-def test_an_aggregation_counts_before_its_version_is_recorded(tmp_path: Path) -> None:
+def test_aggregation_counts_before_its_version_is_recorded(tmp_path: Path) -> None:
     run = _told(tmp_path, [FAST, {}, {}], begun={"slow": 1.0, "rare": 1.0})
     assert len(run.versions) == 3
     assert metrics.window(run) == 4
@@ -319,7 +319,7 @@ def test_fairness_and_participants() -> None:
     assert metrics.effective_participants([2, 1, 0]) == pytest.approx(1.8)
 
 
-def test_energy(directory: Path) -> None:
+def test_energy_by_hand(directory: Path) -> None:
     joules = metrics.energy(load(directory), {"pi": {"train": 2.0, "wait": 0.5}})
     # fast: 2 s and 6 s; slow: 6 s and 2 s; nothing is known of the nano
     assert joules.tolist() == pytest.approx([7.0, 13.0, nan], nan_ok=True)
@@ -329,13 +329,13 @@ def test_energy(directory: Path) -> None:
     assert unknown.name == "joules"
 
 
-def test_an_unfinished_round_draws_what_training_does(directory: Path) -> None:
+def test_unfinished_round_uses_training_power(directory: Path) -> None:
     run = with_records(directory, RoundUnfinished(10.0, "mute", 0, 5.0, 10.0))
     joules = metrics.energy(run, {"nano": {"train": 2.0, "wait": 0.5}})
     assert joules["mute"] == pytest.approx(12.5)
 
 
-def test_energy_is_the_plans(directory: Path) -> None:
+def test_energy_uses_the_planned_power(directory: Path) -> None:
     manifest = json.loads((directory / "manifest.json").read_text())
     manifest["devices"]["slow"]["power"] = {"train": 7.2}
     (directory / "manifest.json").write_text(json.dumps(manifest))
@@ -345,7 +345,7 @@ def test_energy_is_the_plans(directory: Path) -> None:
     assert groups["energy"].tolist() == pytest.approx([43.2, nan], nan_ok=True)
 
 
-def test_intervals_of_confidence() -> None:
+def test_confidence_intervals_by_hand() -> None:
     found = metrics.t_interval([1.0, 2.0, 3.0])
     # t(0.975; 2) = 4.302653, of a standard error of 1 ÷ √3
     assert (found.mean, found.count) == (2.0, 3)
@@ -365,7 +365,7 @@ def test_intervals_of_confidence() -> None:
     assert isnan(metrics.t_interval([1.0, nan]).mean)
 
 
-def test_over_seeds_puts_runs_together_that_differ_in_nothing_else(tmp_path: Path) -> None:
+def test_over_seeds_groups_runs_that_differ_only_in_the_seed(tmp_path: Path) -> None:
     runs = []
     for number, (rule, seed, accuracy) in enumerate(
         [("fedbuff", 1, 0.8), ("fedbuff", 2, 0.9), ("area", 1, 0.5)]

@@ -54,7 +54,7 @@ async def _executed(folder: Path) -> dict[str, Executed]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs(executions: dict[str, Executed], name: str) -> None:
+def test_notebook_runs(executions: dict[str, Executed], name: str) -> None:
     notebook = executions[name]
     if isinstance(notebook, CellExecutionError):
         raise notebook
@@ -64,7 +64,7 @@ def test_it_runs(executions: dict[str, Executed], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_kept_as_source_that_uses_public_names(name: str) -> None:
+def test_notebook_is_stored_without_outputs_and_uses_public_names(name: str) -> None:
     notebook = nbformat.read(NOTEBOOKS / name, nbformat.NO_CONVERT)  # type: ignore[no-untyped-call]
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not [cell for cell in code if cell.outputs or cell.execution_count]

@@ -49,7 +49,7 @@ def _exact(spent: float, delta: float) -> float:
 
 
 @pytest.mark.parametrize(("noise", "times"), [(4.0, 1), (1.0, 1), (1.0, 10), (0.5, 25), (8.0, 1000)])
-def test_the_accountant_is_just_above_the_exact_composition(noise: float, times: int) -> None:
+def test_accountant_is_slightly_above_the_exact_composition(noise: float, times: int) -> None:
     """And it is the same as that accountant's own composition."""
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
@@ -62,7 +62,7 @@ def test_the_accountant_is_just_above_the_exact_composition(noise: float, times:
     assert privacy.epsilon(0.0, 1e-5) == 0.0
 
 
-def test_at_the_client_every_update_that_arrived_counts_once(tmp_path: Path) -> None:
+def test_client_noise_counts_every_received_update_once(tmp_path: Path) -> None:
     run = _run(
         tmp_path,
         "client",
@@ -86,7 +86,7 @@ def test_at_the_client_every_update_that_arrived_counts_once(tmp_path: Path) -> 
     assert written["epsilon"]["fast"] == pytest.approx(found["fast"], abs=1e-6)
 
 
-def test_at_the_client_what_an_interrupted_run_held_in_its_buffer_counts(tmp_path: Path) -> None:
+def test_client_noise_counts_updates_buffered_at_an_interrupt(tmp_path: Path) -> None:
     """And what never came does not; what was applied after a resume counts once."""
     run = _run(
         tmp_path,
@@ -105,7 +105,7 @@ def test_at_the_client_what_an_interrupted_run_held_in_its_buffer_counts(tmp_pat
     ]
 
 
-def test_at_the_server_a_version_counts_with_the_weight_of_a_client_in_it(tmp_path: Path) -> None:
+def test_server_noise_counts_versions_by_the_clients_weight(tmp_path: Path) -> None:
     """Noise is z times the heaviest update's bound: one of half its weight spends a quarter, two of one
     client in one version as one of both weights together."""
     run = _run(
@@ -121,7 +121,7 @@ def test_at_the_server_a_version_counts_with_the_weight_of_a_client_in_it(tmp_pa
     assert total.to_dict() == {"fast": 0.25 + 1.5**2 * 0.25, "slow": 0.25 * 0.25}
 
 
-def test_a_run_without_has_no_epsilon(directory: Path) -> None:
+def test_run_without_differential_privacy_has_no_epsilon(directory: Path) -> None:
     run = load(directory)
     assert "epsilon" not in summary.devices(run)
     assert privacy.record(run) is None

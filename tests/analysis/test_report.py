@@ -54,7 +54,7 @@ def _evil_run(folder: Path) -> Path:
     return write_run(folder, lines, topology, manifest)
 
 
-def test_it_holds_all_it_needs(directory: Path) -> None:
+def test_report_is_self_contained(directory: Path) -> None:
     page = report.html([load(directory)])
     tags = _Tags(page)
     for tag, attributes in tags.found:
@@ -73,7 +73,7 @@ def test_it_holds_all_it_needs(directory: Path) -> None:
     assert "Comparison" not in tags.text
 
 
-def test_the_time_of_devices_is_told_in_five_shares(directory: Path) -> None:
+def test_report_shows_device_time_in_five_shares(directory: Path) -> None:
     text = _Tags(report.html([load(directory)])).text
     assert re.search(r"busy \(%\)\s*transfer \(%\)\s*idle \(%\)\s*paused \(%\)\s*offline \(%\)", text)
 
@@ -88,7 +88,7 @@ def test_several_runs_are_compared(directory: Path, tmp_path_factory: pytest.Tem
     assert "speed-up" in tags.text
 
 
-def test_what_files_say_is_no_markup(tmp_path: Path) -> None:
+def test_text_from_files_is_escaped(tmp_path: Path) -> None:
     page = report.html([load(_evil_run(tmp_path))])
     assert _EVIL not in page
     tags = _Tags(page)
@@ -96,7 +96,7 @@ def test_what_files_say_is_no_markup(tmp_path: Path) -> None:
     assert re.search(r"</script>alert", page) is None
 
 
-def test_actions_are_told_in_words(directory: Path) -> None:
+def test_actions_are_written_in_words(directory: Path) -> None:
     change = events.Acted(2.5, "fast", "hand", 0.0, {"action": "set", "link": {"up": 2e4}})
     with (directory / "events.jsonl").open("a") as file:
         file.write(events.to_line(change))
@@ -104,7 +104,7 @@ def test_actions_are_told_in_words(directory: Path) -> None:
     assert re.search(r"by\s*at \(s\)\s*fast\s*link up 20 kbit/s\s*hand\s*2.5", text)
 
 
-def test_validity_is_told(tmp_path: Path) -> None:
+def test_validity_is_shown(tmp_path: Path) -> None:
     manifest = MANIFEST | {"validity": {"valid": True, "reasons": []}}
     run = write_run(tmp_path, EVENTS, "name: a\nrule: {name: fedavg}\n", manifest)
     assert "Valid: the host kept up" in _Tags(report.html([load(run)])).text
@@ -120,9 +120,7 @@ def test_validity_is_told(tmp_path: Path) -> None:
         ({"cpus": {"devices": "1"}}, "Not judged: the run has no verdict"),
     ],
 )
-def test_what_was_not_judged_is_not_called_valid(
-    tmp_path: Path, entries: dict[str, object], told: str
-) -> None:
+def test_unjudged_run_is_not_called_valid(tmp_path: Path, entries: dict[str, object], told: str) -> None:
     run = write_run(tmp_path, EVENTS, "name: a\nrule: {name: fedavg}\n", MANIFEST | entries)
     text = _Tags(report.html([load(run)])).text
     assert re.search(told, text)
@@ -130,7 +128,7 @@ def test_what_was_not_judged_is_not_called_valid(
     assert "Not valid" not in text
 
 
-def test_the_story_has_a_strip_for_each_run_on_one_axis(
+def test_story_has_a_strip_per_run_on_one_axis(
     directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = write_run(
@@ -162,7 +160,7 @@ def test_the_story_has_a_strip_for_each_run_on_one_axis(
     ],
     ids=["devices", "groups", "no room"],
 )
-def test_the_lanes_of_a_story_have_names_where_there_is_room(
+def test_story_lanes_are_named_if_there_is_room(
     groups: str, ticks: dict[float, str], tmp_path: Path
 ) -> None:
     devices = {f"d{number}": {"group": group} for number, group in enumerate(groups)}
@@ -170,7 +168,7 @@ def test_the_lanes_of_a_story_have_names_where_there_is_room(
     assert story.story([run])[1].y.ticks == ticks
 
 
-def test_the_story_of_a_long_run_shows_the_states_at_moments(
+def test_story_of_a_long_run_samples_the_states(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(story, "MAX_UPDATES", 2)  # it has three
@@ -183,7 +181,7 @@ def test_the_story_of_a_long_run_shows_the_states_at_moments(
     assert columns["end"][trained] == pytest.approx([1.5, 4.0, 7.0], abs=0.005)
 
 
-def test_the_strips_of_a_story_are_bounded_together(
+def test_story_strips_share_a_bound_on_their_spans(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = load(directory)

@@ -15,7 +15,7 @@ from analysis.load import load
 from tests.analysis.conftest import EVENTS, MANIFEST, with_records
 
 
-def test_headline(directory: Path) -> None:
+def test_headline_by_hand(directory: Path) -> None:
     assert summary.headline(load(directory)) == summary.Headline(
         rule="fedbuff",
         versions=3,
@@ -28,7 +28,7 @@ def test_headline(directory: Path) -> None:
     )
 
 
-def test_a_task_without_accuracy_that_diverged_was_evaluated(directory: Path) -> None:
+def test_diverged_task_without_accuracy_counts_as_evaluated(directory: Path) -> None:
     run = load(directory)
     run.evaluations[["accuracy", "loss"]] = nan
     assert summary.headline(run).quality == "loss nan: the model diverged"
@@ -36,7 +36,7 @@ def test_a_task_without_accuracy_that_diverged_was_evaluated(directory: Path) ->
     assert summary.headline(never).quality == "never evaluated"
 
 
-def test_updates_that_were_dropped_are_counted(directory: Path) -> None:
+def test_dropped_updates_are_counted(directory: Path) -> None:
     """Those that came twice are not: the record of one says so in the directory."""
     assert summary.headline(load(directory)).applied == "3 updates in 3 versions"
     late = events.UpdateRejected(10.0, "slow", "in the rule's buffer when the run ended")
@@ -54,14 +54,16 @@ def test_updates_that_were_dropped_are_counted(directory: Path) -> None:
         ({"cpus": {"devices": "1"}, "validity": {"valid": None}}, "not judged"),
     ],
 )
-def test_verdict(directory: Path, entries: dict[str, object], verdict: summary.Verdict) -> None:
+def test_verdict_from_the_manifest(
+    directory: Path, entries: dict[str, object], verdict: summary.Verdict
+) -> None:
     (directory / "manifest.json").write_text(json.dumps(MANIFEST | entries))
     run = load(directory)
     assert summary.verdict(run) == verdict
     assert summary.verdicts([run, run]) == {verdict: 2}
 
 
-def test_devices(directory: Path) -> None:
+def test_devices_table_by_hand(directory: Path) -> None:
     table = summary.devices(load(directory))
     assert table.index.tolist() == ["fast", "slow", "mute"]
     assert table["group"].tolist() == ["pi", "pi", "nano"]
@@ -75,7 +77,7 @@ def test_devices(directory: Path) -> None:
     assert table["idle"].tolist() == pytest.approx([0.6, 0.2, 1.0])
 
 
-def test_the_time_of_a_device_is_shared_out_completely(directory: Path) -> None:
+def test_shares_of_a_devices_time_sum_to_one(directory: Path) -> None:
     run = with_records(
         directory,
         events.ClientStatus(9.0, "fast", "offline"),
@@ -114,7 +116,7 @@ def test_a_run_without_records_has_unknown_shares(directory: Path) -> None:
     assert line.accuracy != line.accuracy  # NaN
 
 
-def test_groups_put_devices_of_one_kind_together() -> None:
+def test_groups_table_merges_devices_of_a_group() -> None:
     rows = pd.DataFrame(
         {
             "group": ["pi", "pi", "nano"],

@@ -26,7 +26,7 @@ from testbed.topology import yamlfile
 
 
 class TestGrid:
-    def test_a_best_inside_ends_the_search(self) -> None:
+    def test_best_step_inside_the_grid_ends_the_search(self) -> None:
         assert honest.step_to_try({0.1: 70, 0.3: 80, 1: 75}, 3) is None
         assert not honest.at_edge({0.1: 70, 0.3: 80, 1: 75})
 
@@ -40,37 +40,37 @@ class TestGrid:
             ({0.1: nan, 1: nan, 10: nan}, 0.01),
         ],
     )
-    def test_a_best_at_the_edge_extends_the_grid_in_its_pattern(
+    def test_best_step_at_the_edge_extends_the_grid(
         self, scores: dict[float, float], next_step: float
     ) -> None:
         assert honest.step_to_try(scores, len(scores)) == next_step
 
-    def test_of_equals_the_one_inside_counts(self) -> None:
+    def test_inner_step_wins_a_tie(self) -> None:
         assert honest.best_step({0.1: 80, 0.3: 80, 1: 80}) == 0.3
         assert honest.step_to_try({0.1: 80, 0.3: 80, 1: 80}, 3) is None
         assert honest.best_step({0.1: 80, 1: 80}) == 0.1
 
-    def test_it_is_bounded(self) -> None:
+    def test_grid_extensions_are_bounded(self) -> None:
         scores = {10.0**k: float(k) for k in range(3)}
         while (lr := honest.step_to_try(scores, 3)) is not None:
             scores[lr] = lr
         assert len(scores) == 3 + honest.EXTENSIONS
         assert honest.at_edge(scores)
 
-    def test_the_largest_that_is_tolerated_is_looked_for_beyond(self) -> None:
+    def test_largest_tolerated_step_is_searched_beyond_the_best(self) -> None:
         assert honest.step_beyond({0.1: 70, 0.3: 80, 1: 78}, 3, tolerance=2) == 3
         assert honest.step_beyond({0.1: 70, 0.3: 80, 1: 77.9}, 3, tolerance=2) is None
         assert honest.step_beyond({0.1: 80, 0.3: nan}, 2, tolerance=2) is None
         assert honest.step_beyond({10.0**k: 80 for k in range(7)}, 3, tolerance=2) is None
 
-    def test_steps_nearly_as_good_follow_the_best(self) -> None:
+    def test_near_best_steps_are_run_with_all_seeds(self) -> None:
         scores = {0.1: 79.0, 0.3: 80, 1: 78.9, 3: nan}
         assert honest.near_best(scores, 1) == (0.3, 0.1)
         assert honest.near_best(scores, 2) == (0.3, 0.1, 1)
         assert honest.near_best({0.1: -9, 0.3: -9}, nan) == (0.1,)
         assert honest.near_best({0.1: nan, 0.3: nan}, 1) == (0.1,)
 
-    def test_a_step_size_that_is_given_is_no_edge(self) -> None:
+    def test_fixed_step_size_is_not_extended(self) -> None:
         assert not honest.at_edge({0.1: nan})
         assert honest.step_to_try({0.1: 80}, 1) is None
 
@@ -89,18 +89,20 @@ class TestVerdicts:
             ([1.0, 1.1, nan], Verdict.NOT_TESTED),
         ],
     )
-    def test_only_the_interval_decides(self, differences: list[float], verdict: Verdict) -> None:
+    def test_verdict_follows_the_confidence_interval(
+        self, differences: list[float], verdict: Verdict
+    ) -> None:
         theirs = dict.fromkeys(range(len(differences)), 80.0)
         ours = {seed: 80 + difference for seed, difference in enumerate(differences)}
         assert honest.judge(ours, theirs).verdict is verdict
 
-    def test_pairs_are_by_seed(self) -> None:
+    def test_differences_are_paired_by_seed(self) -> None:
         judged = honest.judge({1: 50, 2: 70, 3: 90}, {3: 89, 1: 49.1, 2: 68.9})
         assert judged.verdict is Verdict.HOLDS  # though seeds differ far more than rules
         with pytest.raises(ValueError, match="cannot be paired"):
             honest.judge({1: 50}, {2: 50})
 
-    def test_against_several_all_must_be_beaten(self) -> None:
+    def test_all_of_several_baselines_must_be_beaten(self) -> None:
         holds, fails, open_ = (
             honest.judge(dict(enumerate(values)), dict.fromkeys(range(3), 0.0))
             for values in ([1, 1.1, 1.2], [-1, -1.1, -1.2], [1, -1, 0])
@@ -109,7 +111,7 @@ class TestVerdicts:
         assert honest.together([holds, open_]) is open_
         assert honest.together([holds, open_, fails]) is fails
 
-    def test_a_claim_holds_against_every_step_nearly_as_good(self) -> None:
+    def test_claim_must_hold_against_every_near_best_step(self) -> None:
         holds, fails, open_, few = (
             honest.judge(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
             for values in ([1, 1.1, 1.2], [-1, -1.1, -1.2], [1, -1, 0], [1, 1])
@@ -129,14 +131,14 @@ class TestVerdicts:
         assert (steps, judged.verdict) == (theirs, Verdict.NOT_TESTED)
         assert judged.reason == "2 seeds compared, of at least 3, with step sizes 1 and 0.3"
 
-    def test_another_regime_is_not_tested(self) -> None:
+    def test_claim_is_not_tested_in_another_regime(self) -> None:
         assert honest.not_the_papers(84.2, 9.8, 84.2) == ""
         assert honest.not_the_papers(79.2, 9.8, 84.2) == ""
         assert "in the paper 84.2 %: another regime" in honest.not_the_papers(79.1, 9.8, 84.2)
         assert "hardly more than the untrained" in honest.not_the_papers(14, 9.8)
         assert "hardly more" in honest.not_the_papers(nan, 9.8)
 
-    def test_a_loss_above_the_untrained_models_is_a_finding(self) -> None:
+    def test_loss_above_the_untrained_models_is_reported(self) -> None:
         assert honest.not_learned(2.0, 2.303) == ""
         assert "hardly less" in honest.not_learned(2.27, 2.303)
         assert "diverged" in honest.not_learned(2.45, 2.303)
@@ -185,21 +187,21 @@ def result(a: float, b: float, seeds: int = 4) -> Result:
 
 
 class TestJudging:
-    def test_claims_hold_by_the_seeds_that_chose_nothing(self) -> None:
+    def test_claims_are_judged_on_seeds_that_chose_no_step(self) -> None:
         better, tolerated = judging.rows(EXPERIMENT, result(88, 85))
         assert (better.verdict, better.seeds) == (Verdict.HOLDS, 3)
         assert better.ours == "88.0 (0.3) / 85.0 (0.3) (B)"
         assert better.difference.startswith("+3.0 (")
         assert (tolerated.verdict, tolerated.difference) == (Verdict.HOLDS, "×3.3 (×3.3 to ×3.3)")
 
-    def test_tolerance_is_of_seeds_that_tried_the_whole_grid(self) -> None:
+    def test_tolerance_uses_seeds_that_ran_the_whole_grid(self) -> None:
         """Of the others only step sizes that are nearly as good ran: what they tolerate is not known."""
         whole = result(88, 85, seeds=3)
         more = [cell(name, seed, 85, lr) for name in "AB" for seed in (4, 5) for lr in (0.1, 0.3)]
         _, tolerated = judging.rows(EXPERIMENT, replace(whole, cells=(*whole.cells, *more)))
         assert (tolerated.seeds, tolerated.difference) == (3, "×3.3 (×3.3 to ×3.3)")
 
-    def test_a_step_nearly_as_good_for_the_other_can_take_a_verdict_back(self) -> None:
+    def test_near_best_step_of_the_baseline_can_revoke_a_verdict(self) -> None:
         """The seed that chooses prefers 0.1 for B by half a point; on the others 0.3 is as good as A."""
         steps: dict[str, dict[float, float]] = {
             "A": {0.1: 85, 0.3: 88, 1: 86},
@@ -222,26 +224,26 @@ class TestJudging:
         better, _ = judging.rows(EXPERIMENT, Result(tuple(uncompared), "2026-11-23", 2))
         assert (better.verdict, better.seeds) == (Verdict.NOT_TESTED, 2)
 
-    def test_a_baseline_from_another_regime_decides_nothing(self) -> None:
+    def test_baseline_in_another_regime_leaves_the_claim_open(self) -> None:
         better, _ = judging.rows(EXPERIMENT, result(88, 70))
         assert better.verdict is Verdict.NOT_TESTED
         assert "another regime" in better.reason
 
-    def test_a_best_at_the_edge_decides_nothing(self) -> None:
+    def test_best_step_at_the_edge_leaves_the_claim_open(self) -> None:
         found = result(88, 85)
         edge = [one for one in found.cells if not (one.variant == "B" and one.lr < 0.3)]
         better, _ = judging.rows(EXPERIMENT, replace(found, cells=tuple(edge)))
         assert better.verdict is Verdict.NOT_TESTED
         assert "best step size of B, 0.3, is the edge" in better.reason
 
-    def test_few_seeds_or_none_decide_nothing(self) -> None:
+    def test_too_few_seeds_leave_the_claim_open(self) -> None:
         assert judging.rows(EXPERIMENT, result(88, 85, seeds=3))[0].verdict is Verdict.NOT_TESTED
         assert judging.rows(EXPERIMENT, result(88, 85, seeds=1))[0].verdict is Verdict.NOT_TESTED
         assert {row.verdict for row in judging.rows(EXPERIMENT, None)} == {Verdict.NOT_RUN}
         alone = Result((cell("A", 1, 80),), "2026-11-23", 2)
         assert judging.rows(EXPERIMENT, alone)[0].reason == "no runs of B"
 
-    def test_a_target_that_nobody_reaches_decides_nothing(self) -> None:
+    def test_unreached_target_leaves_the_claim_open(self) -> None:
         timed = Experiment("t", "fedfa", "T", "time", (Claim("A is sooner", "A", ("B",)),), target=0.6)
         never = [cell(variant, seed, 50) for variant in "AB" for seed in range(1, 5)]
         (row,) = judging.rows(timed, Result(tuple(never), "2026-11-23", 2))
@@ -256,7 +258,7 @@ class TestJudging:
         (row,) = judging.rows(timed, Result(tuple(some), "2026-11-23", 2))
         assert (row.verdict, row.ours) == (Verdict.HOLDS, "53.0 (0.3) / 100.0 (0.3) (B)")
 
-    def test_a_step_size_that_reaches_no_target_is_chosen_by_its_accuracy_or_below_it(self) -> None:
+    def test_step_without_the_target_is_ranked_by_accuracy_below_the_others(self) -> None:
         timed = Experiment("t", "fedfa", "T", "time", (Claim("A is sooner", "A", ("B",)),), target=0.6)
         sooner = [cell("B", 1, 65, lr, reached=50.0 + abs(lr - 0.3)) for lr in (0.1, 0.3, 1)]
         for accuracies, reason in (
@@ -272,7 +274,7 @@ class TestJudging:
             assert reason in row.reason
             assert row.ours.startswith("100.0 ("), "seconds, with nothing added"
 
-    def test_losses_are_better_when_low(self) -> None:
+    def test_lower_losses_are_better(self) -> None:
         lossy = Experiment("l", "fedfix", "L", "loss", (Claim("A is lower", "A", ("B",)),))
         cells = [
             cell("AB"[b], seed, 50, loss=1.0 + b + 0.01 * seed * b) for b in (0, 1) for seed in range(4)
@@ -307,7 +309,7 @@ runtime: {name: virtual}
 """
 
 
-def test_from_a_sweep_to_a_page(tmp_path: Path) -> None:
+def test_page_is_made_from_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     (tmp_path / "base.yaml").write_text(BASE)
     (tmp_path / "area.md").write_text("# AREA\n\n<!-- begin tiny -->\n<!-- end tiny -->\n\nOurs.\n")
@@ -359,7 +361,7 @@ def test_step_sizes_are_chosen_in_virtual_time(tmp_path: Path) -> None:
     assert {one.seed for one in done.cells} == {1, 2}
 
 
-def test_what_is_wrong_with_a_sweep_is_told(tmp_path: Path) -> None:
+def test_invalid_sweep_is_reported(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(BASE)
     bench = Bench(tmp_path / "runs", None, print, files=tmp_path, jobs=1)
     (tmp_path / "tiny.yaml").write_text(TINY.replace("task.local.lr", "task.local.steps"))
@@ -376,7 +378,7 @@ def test_what_is_wrong_with_a_sweep_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
-def test_an_experiment_names_variants_of_its_sweep(experiment: Experiment) -> None:
+def test_experiments_name_variants_of_their_sweep(experiment: Experiment) -> None:
     """Also: its runs are valid, on its sweep's own runtime too, and its page has what is kept of it."""
     study = yamlfile.read(SWEEPS / experiment.file).data
     named = {name for claim in experiment.claims for name in (claim.ours, *claim.others)}
@@ -394,7 +396,7 @@ def test_an_experiment_names_variants_of_its_sweep(experiment: Experiment) -> No
     assert report.filled(page, experiment.name, report.markdown(experiment, kept)) == page
 
 
-def test_missing_data_is_told(tmp_path: Path) -> None:
+def test_missing_data_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.papers", "area", "--data", str(tmp_path)]
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
@@ -402,7 +404,7 @@ def test_missing_data_is_told(tmp_path: Path) -> None:
     assert all(word in ended.stderr for word in ("ylecun/mnist", "TESTBED_DATA"))
 
 
-def test_an_unknown_set_is_told(
+def test_unknown_set_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["papers", "fredprox"])

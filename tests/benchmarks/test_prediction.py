@@ -32,7 +32,7 @@ TOPOLOGY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_runs_of_the_model_itself_are_predicted_exactly(own: bool, tmp_path: Path) -> None:
+def test_virtual_runs_are_predicted_exactly(own: bool, tmp_path: Path) -> None:
     options = Options("virtual")
     (tmp_path / "t.yaml").write_text(yaml.safe_dump(TOPOLOGY | {"stop": {"after": "10s"}}))
     variants = {"a": {}, "b": {"rule": {"name": "fedasync"}}}
@@ -45,7 +45,7 @@ def test_runs_of_the_model_itself_are_predicted_exactly(own: bool, tmp_path: Pat
         assert row.count(" 1.00 (1.00 to 1.00) ") == 2, row
 
 
-def test_what_takes_twice_as_long_is_told(tmp_path: Path) -> None:
+def test_run_that_takes_twice_as_long_is_reported(tmp_path: Path) -> None:
     def run(**changes: Any) -> Run:
         return testbed.simulate(TOPOLOGY, runs=tmp_path, **changes)
 
@@ -58,7 +58,7 @@ def test_what_takes_twice_as_long_is_told(tmp_path: Path) -> None:
     assert float(rows["time to 80%"]) > 1.5
 
 
-def test_devices_are_as_fast_as_they_were_in_the_run(tmp_path: Path) -> None:
+def test_predicted_devices_have_the_measured_shares(tmp_path: Path) -> None:
     """Two that were to have 0.1 of a core had 0.08."""
     predicted = testbed.simulate(TOPOLOGY, runs=tmp_path)
     fast, slow = TOPOLOGY["devices"]

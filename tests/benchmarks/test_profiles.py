@@ -13,7 +13,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "fidelity.md"
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_catalogue_has_the_fit_to_the_published_times(device: str) -> None:
+def test_catalogue_matches_the_fit_to_the_published_times(device: str) -> None:
     training = profiles.load().device(device).training
     assert training is not None
     assert training.model_dump(exclude_none=True) == pytest.approx(fit(device).entry())
@@ -27,7 +27,7 @@ def test_networks_held_out_of_the_fit_are_predicted(device: str) -> None:
     assert found.family_error < 0.25
 
 
-def test_all_with_a_time_are_in_the_table() -> None:
+def test_table_lists_every_network_with_a_time() -> None:
     fits = {device: fit(device) for device in DEVICES}
     lines = table(fits).splitlines()
     assert len({line.count("|") for line in lines}) == 1
@@ -35,6 +35,6 @@ def test_all_with_a_time_are_in_the_table() -> None:
     assert table(fits) in DOCUMENT.read_text(encoding="utf-8")
 
 
-def test_the_catalogue_speaks_of_no_other_training() -> None:
+def test_catalogue_has_no_other_training_figures() -> None:
     known = {name for name, entry in profiles.load().devices.items() if entry.training is not None}
     assert known == set(DEVICES)

@@ -68,7 +68,7 @@ def test_checks_that_need_an_engine_are_skipped_without_one() -> None:
     assert list(checks.run(machine, "python-3.13", [CHECK], shared=False)) == []
 
 
-def test_the_demo_is_run_where_the_project_was_set_up() -> None:
+def test_demo_runs_where_the_project_was_set_up() -> None:
     machine = Answering(Completed(0, "Verdict: valid", 0.0), engine="none")
     demo = [check for check in checks.CHECKS if check.name == "demo"]
     assert list(checks.run(machine, "python-3.13", demo, shared=False)) == []
@@ -78,13 +78,13 @@ def test_the_demo_is_run_where_the_project_was_set_up() -> None:
     assert "make -C /home/me/clone demo" in machine.commands[-2]
 
 
-def test_only_a_shared_engine_is_spared_down_all() -> None:
+def test_down_all_is_skipped_only_on_a_shared_engine() -> None:
     machine = Answering(Completed(0, "", 0.0))
     list(checks.run(machine, "host", [CHECK], shared=True))
     assert "--shared" in machine.commands[0]
 
 
-def test_records_are_merged_and_survive_a_platform_that_does_not_come_up(tmp_path: Path) -> None:
+def test_records_are_merged_and_survive_a_platform_that_fails_to_start(tmp_path: Path) -> None:
     records: dict[str, results.Record] = {}
     results.came_up(records, "sid", FACTS)
     results.add(records, "sid", "doctor", Outcome(True, "ok", 1.0, None), "abc")
@@ -113,7 +113,7 @@ def test_results_of_another_engine_version_are_dropped() -> None:
     assert records["sid"].checks == {}
 
 
-def test_page_keeps_what_is_outside_the_marked_lines(tmp_path: Path) -> None:
+def test_page_keeps_text_outside_the_marked_lines(tmp_path: Path) -> None:
     page = tmp_path / "platforms.md"
     page.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
     results.write_page({}, page)

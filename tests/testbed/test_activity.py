@@ -41,7 +41,7 @@ def cycle(arrived: float, waited: float = 0.0):  # type: ignore[no-untyped-def]
     return update("pi-1", arrived, training=2.0, upload=1.0, waited=waited)
 
 
-def test_an_update_tells_its_cycle_and_the_next_is_inferred_to_be_like_it() -> None:
+def test_next_cycle_is_inferred_from_the_last_update() -> None:
     activity = began()
     activity.updated(cycle(4.0))
     assert seconds(activity, 4.0, 6) == "--dttu"
@@ -51,13 +51,13 @@ def test_an_update_tells_its_cycle_and_the_next_is_inferred_to_be_like_it() -> N
     assert seconds(activity, 9.0, 9) == "dttudtttu"
 
 
-def test_before_the_first_update_a_device_seems_to_train() -> None:
+def test_device_is_shown_training_before_its_first_update() -> None:
     assert seconds(began(), 3.0, 4) == "-TTT"
     assert Activity().now(3.0) == WAIT  # it was never there
     assert seconds(Activity(), 3.0, 4) == "----"
 
 
-def test_where_models_come_with_versions_a_device_waits_for_the_next() -> None:
+def test_device_waits_if_models_are_sent_with_versions() -> None:
     activity = began()
     activity.updated(cycle(4.0, waited=2.0))
     activity.updated(cycle(10.0, waited=2.0))  # dispatched at 6, when the first was applied
@@ -65,21 +65,21 @@ def test_where_models_come_with_versions_a_device_waits_for_the_next() -> None:
     assert seconds(activity, 13.0, 5) == "tuWWD"
 
 
-def test_where_models_come_at_once_a_device_is_at_work_while_its_update_is_in_a_buffer() -> None:
+def test_device_works_on_if_models_are_sent_at_once() -> None:
     activity = began()
     activity.updated(cycle(4.0, waited=9.0))
     activity.updated(cycle(8.0, waited=9.0))  # dispatched at 4, before the first was applied
     assert seconds(activity, 10.0, 10) == "dttudttuDT"
 
 
-def test_what_overlaps_is_told_once() -> None:
+def test_overlapping_times_are_counted_once() -> None:
     activity = began()
     activity.updated(cycle(4.0))
     activity.updated(update("pi-1", 6.0, download=3.0, training=1.0, upload=1.0))  # from 1 on
     assert seconds(activity, 6.0, 6) == "dttutu"
 
 
-def test_beyond_the_last_cycle_the_cpu_tells() -> None:
+def test_state_beyond_the_last_cycle_follows_from_cpu_use() -> None:
     activity = began()
     activity.updated(cycle(4.0))
     for until, busy in [(9.0, True), (10.0, False), (11.0, True)]:
@@ -91,14 +91,14 @@ def test_beyond_the_last_cycle_the_cpu_tells() -> None:
     }  # fmt: skip
 
 
-def test_without_telemetry_a_device_that_used_to_wait_for_longer_than_it_trained_waits() -> None:
+def test_state_without_telemetry_is_the_longer_of_wait_and_training() -> None:
     activity = began()
     activity.updated(cycle(4.0))
     activity.updated(cycle(12.0))  # four seconds idle
     assert seconds(activity, 18.0, 6) == "DTTUWW"
 
 
-def test_work_goes_on_after_a_pause() -> None:
+def test_work_continues_after_a_pause() -> None:
     activity = began()
     activity.updated(cycle(4.0))
     activity.hold("frozen", 6.0)
@@ -108,7 +108,7 @@ def test_work_goes_on_after_a_pause() -> None:
     assert seconds(activity, 12.0, 8) == "DTpppTUT"
 
 
-def test_a_device_that_comes_back_begins_anew() -> None:
+def test_returning_device_starts_a_new_cycle() -> None:
     activity = began()
     activity.updated(cycle(4.0))
     activity.hold("down", 6.0)
@@ -119,7 +119,7 @@ def test_a_device_that_comes_back_begins_anew() -> None:
     assert activity.now(10.0) == TRAIN
 
 
-def test_what_holds_a_device_twice_holds_it_until_both_are_over() -> None:
+def test_overlapping_holds_last_until_both_end() -> None:
     activity = began()
     activity.hold("frozen", 1.0)
     activity.hold("cut off", 2.0)
@@ -129,7 +129,7 @@ def test_what_holds_a_device_twice_holds_it_until_both_are_over() -> None:
     assert seconds(activity, 5.0, 5) == "TpxxT"
 
 
-def test_cells_are_of_whole_seconds_and_stand_still() -> None:
+def test_cells_cover_whole_seconds_and_do_not_change() -> None:
     activity = began()
     activity.updated(cycle(4.0))
     before = activity.cells(8.0, 30)
@@ -176,7 +176,7 @@ def lived(life: list[Happening], *, looking: bool) -> tuple[Activity, float]:
 @settings(deadline=None)
 @given(lives())
 @example([("update", at) for at in (1.5, 2.75, 32.25, 61.75)])  # the first: in the minute's first second
-def test_to_look_changes_nothing_and_every_second_is_told_once(life: list[Happening]) -> None:
+def test_reading_the_activity_does_not_change_it(life: list[Happening]) -> None:
     (unseen, at), (seen, _) = (lived(life, looking=looking) for looking in (False, True))
     assert seen.cells(at, WINDOW) == unseen.cells(at, WINDOW)
     shares = seen.shares(at)

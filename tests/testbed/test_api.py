@@ -35,7 +35,7 @@ TOPOLOGY: dict[str, Any] = {
 ENDLESS = {**TOPOLOGY, "stop": {"after": "100000h"}}
 
 
-def test_importing_it_imports_next_to_nothing() -> None:
+def test_import_of_testbed_is_light() -> None:
     code = "import sys, testbed; assert 'up' in dir(testbed); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -46,7 +46,7 @@ def test_importing_it_imports_next_to_nothing() -> None:
     assert {name for name in testbed.__all__ if getattr(testbed, name) is None} == set()
 
 
-def test_a_run_with_its_events(tmp_path: Path) -> None:
+def test_up_reports_events_and_progress(tmp_path: Path) -> None:
     """From a thread, beside an event loop, which goes on meanwhile."""
     seen: list[testbed.events.Record] = []
     told: list[str] = []
@@ -85,7 +85,7 @@ def test_a_run_with_its_events(tmp_path: Path) -> None:
         handle.pause("phone")
 
 
-def test_down_goes_on_after_a_run_that_cannot_be_ended(
+def test_down_continues_after_a_run_that_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("testbed.run.live_runs.find", list)  # all else on this machine
@@ -99,7 +99,7 @@ def test_down_goes_on_after_a_run_that_cannot_be_ended(
     assert finding.exactly("x" * 300, tmp_path) is None  # no more to look at than what is another's
 
 
-def test_the_topology_of_a_run_makes_it_again(tmp_path: Path) -> None:
+def test_resolved_topology_reproduces_the_run(tmp_path: Path) -> None:
     """It is resolved, with keys such as `on`, which YAML 1.1 takes for true."""
     run = testbed.simulate(TOPOLOGY, runs=tmp_path)
     again = testbed.simulate(run.topology, runs=tmp_path)
@@ -108,7 +108,7 @@ def test_the_topology_of_a_run_makes_it_again(tmp_path: Path) -> None:
     assert again.updates.equals(run.updates)
 
 
-def test_an_interrupt_takes_the_run_down(tmp_path: Path) -> None:
+def test_interrupt_removes_the_run(tmp_path: Path) -> None:
     handle = testbed.up(ENDLESS, runs=tmp_path)
     with pytest.raises(TimeoutError, match="goes on after"):
         handle.wait(0.1)
@@ -119,7 +119,7 @@ def test_an_interrupt_takes_the_run_down(tmp_path: Path) -> None:
     assert not (handle.path / "work").exists()
 
 
-def test_a_run_does_not_outlive_a_starter_that_is_killed(tmp_path: Path) -> None:
+def test_run_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
     code = f"import testbed, time\nprint(testbed.up({ENDLESS!r}).id, flush=True)\ntime.sleep(99)"
     starter = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
     assert starter.stdout is not None
@@ -133,7 +133,7 @@ def test_a_run_does_not_outlive_a_starter_that_is_killed(tmp_path: Path) -> None
         handle.wait(60)
 
 
-def test_a_detached_run_goes_on_until_it_is_taken_down(tmp_path: Path) -> None:
+def test_detached_run_continues_until_it_is_removed(tmp_path: Path) -> None:
     """Whatever becomes of a callback."""
 
     def refuse(record: testbed.events.Record) -> None:
@@ -153,7 +153,7 @@ def test_a_detached_run_goes_on_until_it_is_taken_down(tmp_path: Path) -> None:
     assert not (handle.path / "work").exists()
 
 
-def test_what_is_wrong_is_raised(tmp_path: Path) -> None:
+def test_bad_input_is_raised(tmp_path: Path) -> None:
     with pytest.raises(testbed.BadInputError, match=r"rule.mixing: .*expected"):
         testbed.up({**TOPOLOGY, "rule": {"name": "fedasync", "mixing": 7}}, runs=tmp_path)
     with pytest.raises(testbed.BadInputError, match="there is no such file"):
@@ -163,14 +163,14 @@ def test_what_is_wrong_is_raised(tmp_path: Path) -> None:
     assert list(tmp_path.glob("api-*")) == []
 
 
-def test_a_failed_run_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_run_raises_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash of the controller before the run clock goes."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(testbed.RunFailedError, match="its controller ended"):
         testbed.up(TOPOLOGY, runs=tmp_path)
 
 
-def test_a_sweep(tmp_path: Path) -> None:
+def test_sweep_runs_and_compares_its_cells(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
     base.write_text(text_of(TOPOLOGY).text)
     study = {"topology": str(base), "grid": {"seed": [1, 2], "stop.updates": [3, 6]}}
@@ -185,7 +185,7 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert all(pd.api.types.is_numeric_dtype(table[name]) for name in table.columns[2:])
 
 
-def test_a_sweep_may_have_paths_and_numbers_of_numpy(tmp_path: Path) -> None:
+def test_sweep_accepts_paths_and_numpy_numbers(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
     base.write_text(text_of(TOPOLOGY).text)
     study: dict[str, Any] = {
@@ -198,7 +198,7 @@ def test_a_sweep_may_have_paths_and_numbers_of_numpy(tmp_path: Path) -> None:
         testbed.sweep({**study, "variants": {"a": object()}}, runs=tmp_path)
 
 
-def test_what_takes_runs_says_so_where_there_are_none(tmp_path: Path) -> None:
+def test_functions_without_runs_raise_bad_input(tmp_path: Path) -> None:
     for take in (
         lambda: testbed.report([], tmp_path / "report.html"),
         lambda: testbed.draw([], tmp_path / "figure.png"),
@@ -209,7 +209,7 @@ def test_what_takes_runs_says_so_where_there_are_none(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_topologies_as_they_are_given(tmp_path: Path) -> None:
+def test_topology_may_be_a_file_a_text_or_a_mapping(tmp_path: Path) -> None:
     from testbed import topology
 
     file = tmp_path / "t.yaml"
@@ -226,7 +226,7 @@ def test_topologies_as_they_are_given(tmp_path: Path) -> None:
             text_of(wrong)  # type: ignore[arg-type]
 
 
-def test_a_notebook_shows_a_run_while_it_goes_and_when_it_is_over(tmp_path: Path) -> None:
+def test_notebook_shows_a_running_and_a_finished_run(tmp_path: Path) -> None:
     """The display of the first cell is kept up to date, by display id, in any front end."""
     cells = [
         f"import testbed\nrun = testbed.up({TOPOLOGY!r}, runs={str(tmp_path)!r})\nrun.show(every=0.1)",

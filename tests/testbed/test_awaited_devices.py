@@ -18,7 +18,7 @@ def returning(*records: events.Record) -> AwaitedDevices:
     return found
 
 
-def test_a_device_that_does_not_come_back_is_named_once() -> None:
+def test_device_that_does_not_return_is_reported_once() -> None:
     found = returning(acted("pi", Crash()), acted("pi", Restart()), acted("late", Join()))
     assert list(found.overdue(109.0)) == []
     assert list(found.overdue(110.0)) == [
@@ -28,7 +28,7 @@ def test_a_device_that_does_not_come_back_is_named_once() -> None:
     assert list(found.overdue(200.0)) == []
 
 
-def test_a_device_that_comes_back_is_not() -> None:
+def test_device_that_returns_is_not_reported() -> None:
     offline, ready = events.ClientStatus(2.0, "pi", "offline"), events.ClientStatus(3.0, "pi", "ready")
     found = returning(acted("pi", Crash()), acted("pi", Restart()), offline, ready)
     assert list(found.overdue(200.0)) == []
@@ -36,7 +36,7 @@ def test_a_device_that_comes_back_is_not() -> None:
     assert list(found.overdue(200.0)) != []
 
 
-def test_a_device_that_is_there_or_is_ended_again_is_not_waited_for() -> None:
+def test_present_or_ended_device_is_not_awaited() -> None:
     assert list(returning(acted("pi", Join()), acted("pi", Restart())).overdue(200.0)) == []
     again = returning(acted("pi", Crash()), acted("pi", Restart()), acted("pi", Pause()))
     assert list(again.overdue(200.0)) != []

@@ -55,7 +55,7 @@ LARGE = os.urandom(2_000_000)
 LIMITS = Limits(packet=3_000_000, queue=8_000_000)
 
 
-def test_rights_of_a_run() -> None:
+def test_topic_rights_of_a_run() -> None:
     made = accounts("r", ["a", "b"])
     assert list(made) == ["aggregator", "controller", "router", "a", "init/a", "b", "init/b"]
     a, init, aggregator = made["a"], made["init/a"], made["aggregator"]
@@ -71,7 +71,7 @@ def test_rights_of_a_run() -> None:
     assert not aggregator.may_read("testbed/other/update/a")
 
 
-def test_with_secure_aggregation_every_topic_of_a_share_is_named() -> None:
+def test_secure_runs_name_every_share_topic() -> None:
     made = accounts("r", ["a", "b", "c"], secure=True)
     assert made["a"].publish == (
         *(f"testbed/r/{kind}/a" for kind in ("update", "status", "report", "key", "sums")),
@@ -86,14 +86,14 @@ def test_with_secure_aggregation_every_topic_of_a_share_is_named() -> None:
             assert not any("+" in topic for topic in account.publish)
 
 
-def test_passwords_are_fresh_and_not_shown() -> None:
+def test_passwords_are_random_and_hidden() -> None:
     once, again = (accounts("r", ["a"])["a"] for _ in range(2))
     assert once.password != again.password
     assert once.password not in repr(once)
 
 
 @pytest.mark.parametrize("name", ["aggregator", "controller"])
-def test_a_device_cannot_take_an_account_of_the_infrastructure(name: str) -> None:
+def test_device_names_cannot_collide_with_infrastructure_logins(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         accounts("r", [name])
 
@@ -111,7 +111,7 @@ def test_a_device_cannot_take_an_account_of_the_infrastructure(name: str) -> Non
         ("a/+", "#", False),
     ],
 )
-def test_covers(pattern: str, topic: str, expected: bool) -> None:
+def test_topic_patterns_cover_topics(pattern: str, topic: str, expected: bool) -> None:
     assert covers(pattern, topic) is expected
 
 
@@ -122,7 +122,7 @@ def test_password_hashes_are_salted_and_checked() -> None:
     assert not is_password("Secret", hashed)
 
 
-def test_configuration_names_the_folder_as_the_broker_sees_it(tmp_path: Path) -> None:
+def test_configuration_uses_the_brokers_path_of_the_folder(tmp_path: Path) -> None:
     at = Listeners("0.0.0.0", 1883)  # noqa: S104
     conf = write_mosquitto(tmp_path, accounts("r", ["a"]), at, seen_at="/testbed")
     assert conf.read_text() == mosquitto_conf(at, "/testbed", Limits())
@@ -131,7 +131,7 @@ def test_configuration_names_the_folder_as_the_broker_sees_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("parameters", "devices"), [(1000, 4), (10_000, 100)])
-def test_what_a_flood_of_qos_0_takes_of_the_broker_is_bounded(parameters: int, devices: int) -> None:
+def test_qos_0_flood_uses_bounded_broker_memory(parameters: int, devices: int) -> None:
     limits = Limits.of(parameters, devices)
     assert limits.messages * 4 * parameters < 3 * limits.queue
     conf = mosquitto_conf(Listeners("h", 1), "/testbed", limits)
@@ -148,7 +148,7 @@ def test_what_a_flood_of_qos_0_takes_of_the_broker_is_bounded(parameters: int, d
         (100_000, 100, 0.0, 1939),
     ],
 )
-def test_memory_is_for_far_more_than_a_usual_run_takes(
+def test_memory_limit_exceeds_the_needs_of_a_usual_run(
     parameters: int, devices: int, beside: float, memory: int
 ) -> None:
     """A usual run takes a model under way to or from each device, and half of the shares that may
@@ -161,13 +161,13 @@ def test_memory_is_for_far_more_than_a_usual_run_takes(
     assert limits.container > 2 * limits.memory
 
 
-def test_memory_is_for_what_all_who_collude_may_keep() -> None:
+def test_memory_limit_grows_with_colluding_clients() -> None:
     one, four = (Limits.of(10**6, 20, 5.0, hostile) for hostile in (1, 4))
     assert four.memory - one.memory == 3 * 28 * (2**20 + 2**17)
 
 
 @pytest.mark.parametrize("embedded", [True, False])
-def test_files_hold_no_password_and_are_closed_to_others(tmp_path: Path, embedded: bool) -> None:
+def test_broker_files_hold_no_password_and_are_private(tmp_path: Path, embedded: bool) -> None:
     made = accounts("r", ["a"])
     at, identity = Listeners("h", 1, tls_port=2), new_identity("h")
     if embedded:
@@ -182,7 +182,7 @@ def test_files_hold_no_password_and_are_closed_to_others(tmp_path: Path, embedde
         assert not any(account.password in file.read_text() for account in made.values())
 
 
-def test_what_a_broker_refused_is_counted_by_login() -> None:
+def test_broker_refusals_are_counted_by_login() -> None:
     log = """\
 2026-11-22T22:36:34: New client connected from 127.0.0.1:1 as a (p2, c1, k60, u'a').
 2026-11-22T22:36:34: Will message specified (1 bytes) (r1, q1).
@@ -343,12 +343,12 @@ def wait_until_listening(port: int, broker: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the broker does not listen")
 
 
-def test_login(connect: Connect) -> None:
+def test_wrong_password_is_refused(connect: Connect) -> None:
     assert connect("a").refusal is None
     assert connect("a", password="wrong").refusal == "Not authorized"
 
 
-def test_a_device_and_the_init_that_sounds_like_it_are_two(logins: Logins, connect: Connect) -> None:
+def test_device_and_init_with_similar_names_are_distinct(logins: Logins, connect: Connect) -> None:
     inits, devices = (queue.SimpleQueue[Received]() for _ in range(2))
     init = Connection(logins("init/a"), [TOPICS.control("a")], inits.put)
     device = Connection(logins("init-a"), [TOPICS.request("init-a")], devices.put)
@@ -362,7 +362,7 @@ def test_a_device_and_the_init_that_sounds_like_it_are_two(logins: Logins, conne
         connection.close()
 
 
-def test_a_session_is_named_like_its_login_whatever_id_is_asked_for(connect: Connect) -> None:
+def test_session_id_is_the_login_name(connect: Connect) -> None:
     aggregator, client = connect("aggregator", client_id="aggregator"), connect("a")
     aggregator.subscribe(TOPICS.update("+"))
     lost: list[object] = []
@@ -376,7 +376,7 @@ def test_a_session_is_named_like_its_login_whatever_id_is_asked_for(connect: Con
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # paho leaves a socket
-def test_who_is_not_this_runs_broker_is_told_nothing(logins: Logins) -> None:
+def test_client_sends_nothing_to_a_foreign_broker(logins: Logins) -> None:
     real = logins("a")
     stranger = replace(real, certificate=new_identity("127.0.0.1").certificate)
     with pytest.raises(ConnectionFailedError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -401,9 +401,7 @@ def test_a_status_is_published_again_after_a_reconnect(logins: Logins, connect: 
     assert (watcher.take() if after == (status, b"ready") else after) == (status, b"offline")
 
 
-def test_who_subscribes_again_gets_the_retained_messages_once_more(
-    logins: Logins, connect: Connect
-) -> None:
+def test_new_subscription_gets_retained_messages_again(logins: Logins, connect: Connect) -> None:
     connect("a").publish(TOPICS.status("a"), b"ready", retain=True)
     inbox = queue.SimpleQueue[Received]()
     aggregator = Connection(logins("aggregator"), [TOPICS.status("+")], inbox.put, keeps_session=True)
@@ -416,9 +414,7 @@ def test_who_subscribes_again_gets_the_retained_messages_once_more(
     aggregator.close()
 
 
-def test_what_is_sent_while_a_kept_session_is_away_arrives_once_it_is_back(
-    logins: Logins, connect: Connect
-) -> None:
+def test_messages_for_an_absent_session_arrive_on_its_return(logins: Logins, connect: Connect) -> None:
     inbox, lost = (queue.SimpleQueue[Any]() for _ in range(2))
     begin = time.monotonic_ns()
     aggregator = Connection(
@@ -438,7 +434,7 @@ def test_what_is_sent_while_a_kept_session_is_away_arrives_once_it_is_back(
     aggregator.close()
 
 
-def test_large_payloads_go_both_ways(connect: Connect) -> None:
+def test_large_payloads_pass_in_both_directions(connect: Connect) -> None:
     aggregator, client = connect("aggregator"), connect("a")
     aggregator.subscribe(TOPICS.update("+"))
     client.subscribe(TOPICS.model("a"))
@@ -449,7 +445,7 @@ def test_large_payloads_go_both_ways(connect: Connect) -> None:
         assert aggregator.take() == (TOPICS.update("a"), LARGE)
 
 
-def test_what_is_larger_than_a_message_goes_in_chunks(logins: Logins) -> None:
+def test_payload_larger_than_a_packet_is_sent_in_chunks(logins: Logins) -> None:
     """Three and a bit of them, through a broker that takes none as large as the whole; a small one
     follows."""
     whole = LARGE * 2 + b"end"
@@ -468,7 +464,7 @@ def test_what_is_larger_than_a_message_goes_in_chunks(logins: Logins) -> None:
     aggregator.close()
 
 
-def test_a_packet_that_is_too_large_costs_its_sender_the_connection_and_no_one_else(
+def test_oversized_packet_only_disconnects_its_sender(
     connect: Connect,
 ) -> None:
     aggregator, client, other = connect("aggregator"), connect("a"), connect("b")
@@ -483,7 +479,7 @@ def test_a_packet_that_is_too_large_costs_its_sender_the_connection_and_no_one_e
 
 
 @pytest.mark.parametrize("logins", ["mosquitto"], indirect=True)  # the embedded broker has no such limit
-def test_what_waits_for_one_that_does_not_read_is_limited(connect: Connect) -> None:
+def test_queue_for_a_client_that_does_not_read_is_limited(connect: Connect) -> None:
     aggregator, client = connect("aggregator"), connect("a")
     aggregator.subscribe(TOPICS.update("+"))
     aggregator.paho.loop_stop()
@@ -509,7 +505,7 @@ def measured(tmp_path: Path, limits: Limits) -> Iterator[tuple[Connect, Logins, 
         yield connect, logins, broker
 
 
-def test_what_one_client_has_retained_is_bounded_and_harms_nobody(tmp_path: Path) -> None:
+def test_retained_messages_of_a_client_are_bounded(tmp_path: Path) -> None:
     """A message on each word that it can think of, and the largest on each topic that it may: eight are
     kept. The others' messages, large and small, get through."""
     limits = Limits.of(600_000, 4, 8 / 2)
@@ -535,7 +531,7 @@ def test_what_one_client_has_retained_is_bounded_and_harms_nobody(tmp_path: Path
         assert victim.take() == (TOPICS.share("b", "c"), largest)
 
 
-def test_at_its_limit_the_broker_grows_no_further_and_goes_on(tmp_path: Path) -> None:
+def test_broker_at_its_memory_limit_continues(tmp_path: Path) -> None:
     """Whoever sends what there is no room for loses its connection, and comes back; small messages are
     passed on."""
     limits = Limits(packet=1_200_000, queue=100_000_000, memory=16_000_000)
@@ -556,7 +552,7 @@ def test_at_its_limit_the_broker_grows_no_further_and_goes_on(tmp_path: Path) ->
         assert broker.is_running()
 
 
-def test_a_length_that_a_peer_announces_is_not_allocated(tmp_path: Path) -> None:
+def test_announced_length_is_not_allocated(tmp_path: Path) -> None:
     """32 bytes that announce 2 GiB, and 1 GiB, on a topic of shares of 3 MB: nothing is kept of them,
     and what others send is whole."""
     share = os.urandom(2_500_000)
@@ -586,7 +582,7 @@ def test_a_length_that_a_peer_announces_is_not_allocated(tmp_path: Path) -> None
         honest.close()
 
 
-def test_a_client_cannot_write_under_another_name(connect: Connect) -> None:
+def test_client_cannot_publish_under_another_name(connect: Connect) -> None:
     aggregator, client = connect("aggregator"), connect("a")
     aggregator.subscribe(TOPICS.update("+"), TOPICS.status("+"))
     client.publish(TOPICS.update("b"), b"forged")
@@ -599,7 +595,7 @@ def test_a_client_cannot_write_under_another_name(connect: Connect) -> None:
     assert late.take() == (TOPICS.status("a"), b"ready")
 
 
-def test_a_client_cannot_leave_a_will_under_another_name(connect: Connect) -> None:
+def test_client_cannot_set_a_will_under_another_name(connect: Connect) -> None:
     aggregator = connect("aggregator")
     aggregator.subscribe(TOPICS.status("+"))
     forger = connect("a", will=TOPICS.status("b"))
@@ -609,7 +605,7 @@ def test_a_client_cannot_leave_a_will_under_another_name(connect: Connect) -> No
     assert aggregator.take() == (TOPICS.status("a"), b"ready")
 
 
-def test_a_client_reads_only_what_is_addressed_to_it(connect: Connect) -> None:
+def test_client_receives_only_its_own_messages(connect: Connect) -> None:
     aggregator, client, other = connect("aggregator"), connect("a"), connect("b")
     other.publish(TOPICS.status("b"), b"ready", retain=True)
     client.subscribe(
@@ -626,7 +622,7 @@ def test_a_client_reads_only_what_is_addressed_to_it(connect: Connect) -> None:
     assert client.take() == (TOPICS.model("a"), b"for a")
 
 
-def test_a_login_alone_brings_no_retained_message(connect: Connect) -> None:
+def test_connection_without_subscription_gets_no_retained_message(connect: Connect) -> None:
     watcher, client = connect("aggregator"), connect("a")
     watcher.subscribe(TOPICS.status("+"))
     client.publish(TOPICS.status("a"), b"ready", retain=True)
@@ -650,7 +646,7 @@ def test_last_will_is_retained_when_a_client_vanishes(connect: Connect) -> None:
     assert late.take() == (TOPICS.status("a"), b"offline")
 
 
-def test_no_message_is_lost_while_others_come_and_go(connect: Connect) -> None:
+def test_messages_are_kept_while_other_clients_come_and_go(connect: Connect) -> None:
     aggregator, client = connect("aggregator"), connect("a")
     aggregator.subscribe(TOPICS.update("+"))
     coming = [
@@ -681,7 +677,7 @@ def come_and_go(connect: Connect, user: str, topic: str) -> None:
 
 
 @pytest.mark.alone
-def test_a_transfer_that_takes_longer_than_the_keep_alive_keeps_its_connection(logins: Logins) -> None:
+def test_transfer_longer_than_the_keep_alive_keeps_its_connection(logins: Logins) -> None:
     """A chunk of 1 MiB takes 4.2 s at 2 Mbit/s; the keep-alive is 2 s, and the broker waits 3 s. One
     client sends, the other receives, each over its own link. A link on which nothing moves is still
     noticed."""

@@ -22,13 +22,13 @@ def foreign(folder: Path) -> Path:
     return package
 
 
-def test_ours_come_before_others_of_that_name(tmp_path: Path) -> None:
+def test_bundled_package_precedes_another_of_its_name(tmp_path: Path) -> None:
     foreign(tmp_path)
     told = python("import testbed, agents; print(agents.__file__)", tmp_path).stdout
     assert told.strip() == str(bundle.AGENTS / "__init__.py")
 
 
-def test_another_one_that_is_imported_already_is_named(tmp_path: Path) -> None:
+def test_foreign_package_already_imported_is_named(tmp_path: Path) -> None:
     package = foreign(tmp_path)
     ended = python("import agents, testbed", tmp_path)
     error = ended.stderr.splitlines()[-1]
@@ -37,6 +37,6 @@ def test_another_one_that_is_imported_already_is_named(tmp_path: Path) -> None:
     assert "Import testbed first" in error
 
 
-def test_ours_may_be_imported_already(tmp_path: Path) -> None:
+def test_bundled_package_may_already_be_imported(tmp_path: Path) -> None:
     told = python("import agents, analysis, testbed; print(agents.__file__)", tmp_path)
     assert told.stdout.strip() == str(bundle.AGENTS / "__init__.py"), told.stderr

@@ -65,7 +65,7 @@ def test_this_host_is_measured(cache: Path) -> None:
     assert [path.name for path in cache.parent.iterdir()] == ["calibration.json"]
 
 
-def test_a_measurement_leaves_torch_its_threads() -> None:
+def test_measurement_restores_torchs_threads() -> None:
     import torch
 
     before = torch.get_num_threads()
@@ -73,7 +73,7 @@ def test_a_measurement_leaves_torch_its_threads() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_a_host_is_measured_once(bench: Bench) -> None:
+def test_calibration_is_cached(bench: Bench) -> None:
     first = calibration.calibrate()
     assert calibration.calibrate() == first
     assert bench.runs == 1
@@ -83,7 +83,7 @@ def test_a_host_is_measured_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"cpu": "Abacus II"}, {"cores": 8}, {"torch": "2.1"}])
-def test_another_machine_or_another_torch_is_measured_anew(
+def test_other_machine_or_torch_version_is_measured_again(
     bench: Bench, changed: dict[str, object]
 ) -> None:
     first = calibration.calibrate()
@@ -106,7 +106,7 @@ def test_another_machine_or_another_torch_is_measured_anew(
         b'{"format": 2, "calibrations": [{"host": 3}]}',
     ],
 )
-def test_a_cache_that_is_torn_or_foreign_is_replaced(bench: Bench, cache: Path, content: bytes) -> None:
+def test_damaged_or_foreign_cache_is_replaced(bench: Bench, cache: Path, content: bytes) -> None:
     cache.parent.mkdir()
     cache.write_bytes(content)
     first = calibration.calibrate()
@@ -114,12 +114,12 @@ def test_a_cache_that_is_torn_or_foreign_is_replaced(bench: Bench, cache: Path, 
     assert bench.runs == 1
 
 
-def test_a_cache_that_cannot_be_written_does_no_harm(bench: Bench, cache: Path) -> None:
+def test_unwritable_cache_is_ignored(bench: Bench, cache: Path) -> None:
     cache.parent.write_text("a file where the folder should be")
     assert calibration.calibrate() == _calibration(HERE, 41.0)
 
 
-def test_a_failed_write_leaves_the_old_cache_and_nothing_else(
+def test_failed_write_keeps_the_old_cache(
     bench: Bench, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = calibration.calibrate()
@@ -135,7 +135,7 @@ def test_a_failed_write_leaves_the_old_cache_and_nothing_else(
     assert [path.name for path in cache.parent.iterdir()] == ["calibration.json"]
 
 
-def test_a_share_is_the_devices_speed_in_cores_of_this_host() -> None:
+def test_cpu_share_is_the_devices_speed_in_host_cores() -> None:
     here = _calibration(HERE, 40.0)
     assert calibration.share("pi", DeviceProfile(gflops=10.0), here) == 0.25
     assert calibration.share("big", DeviceProfile(gflops=60.0), here) == 1.5
@@ -145,7 +145,7 @@ STEP = Work(convolution=10.0, depthwise=0.5, matrix=8.0, memory=0.4)
 """On the host of SPEEDS 0.1 s of each kind."""
 
 
-def test_a_share_in_training_follows_from_what_a_step_consists_of() -> None:
+def test_training_share_depends_on_the_operations_of_a_step() -> None:
     device = Training(convolution=50.0, depthwise=1.0, matrix=40.0, memory=0.8)
     here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
     assert calibration.share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.4)
@@ -154,19 +154,19 @@ def test_a_share_in_training_follows_from_what_a_step_consists_of() -> None:
     assert calibration.share("pi", profile, here, None) == 0.25  # by HPL: nothing is known of the step
 
 
-def test_products_are_compared_by_hpl_where_training_does_not_tell_their_speed() -> None:
+def test_matrix_products_use_hpl_without_a_training_figure() -> None:
     device = Training(convolution=50.0, depthwise=1.0, memory=0.8)
     here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
     # a quarter of the host's double precision: products take 0.4 s
     assert calibration.share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.6)
 
 
-def test_a_profile_without_a_speed_has_no_share() -> None:
+def test_profile_without_a_speed_has_no_share() -> None:
     with pytest.raises(BadInputError, match=r"the profile jetson-nano has no gflops.*give cpu"):
         calibration.share("jetson-nano", DeviceProfile(cores=4), _calibration(HERE))
 
 
-def test_a_summary_tells_the_spread() -> None:
+def test_summary_shows_the_spread() -> None:
     assert _calibration(HERE, 40.0).summary().splitlines() == [
         "One core of this host: 40.0 Gflop/s in double precision",
         "    5 products: lowest 20.0, median 40.0, highest 42.0",
@@ -177,13 +177,13 @@ def test_a_summary_tells_the_spread() -> None:
     ]
 
 
-def test_a_summary_tells_where_the_spread_is_wide() -> None:
+def test_summary_warns_of_a_wide_spread() -> None:
     wide = _calibration(HERE, 40.0).model_copy(update={"high": 60.0})
     assert not wide.is_steady
     assert wide.summary().splitlines()[-1].startswith("The speed varied")
 
 
-def test_programs_read_one_level() -> None:
+def test_dictionary_form_has_one_level() -> None:
     told = _calibration(HERE, 40.0).as_dict()
     assert (told["gflops"], told["cpu"], told["steady"]) == (40.0, "Abacus", True)
     assert told["training"] == {"convolution": 100, "depthwise": 5, "matrix": 80, "memory": 4}

@@ -57,7 +57,7 @@ def _on_host(topology: Topology) -> Catalog:
     return with_cpu(read(topology), topology, {HERE: HOST})
 
 
-def test_a_class_gives_what_the_topology_does_not_say(tmp_path: Path) -> None:
+def test_link_class_supplies_missing_keys(tmp_path: Path) -> None:
     topology = _topology(
         tmp_path,
         "{name: a, cpu: 0.1, link: {class: lte, up: 1mbit}}",
@@ -72,7 +72,7 @@ def test_a_class_gives_what_the_topology_does_not_say(tmp_path: Path) -> None:
     assert topology.devices[0].link.down is None  # the topology says what the user wrote
 
 
-def test_a_profile_gives_the_power_that_the_topology_does_not(tmp_path: Path) -> None:
+def test_profile_supplies_missing_power(tmp_path: Path) -> None:
     topology = _topology(
         tmp_path,
         "{name: a, cpu: 0.1, profile: raspberry-pi-4}",
@@ -86,7 +86,7 @@ def test_a_profile_gives_the_power_that_the_topology_does_not(tmp_path: Path) ->
     ]
 
 
-def test_run_directory_gives_the_same_plan_again(tmp_path: Path) -> None:
+def test_run_directory_reproduces_the_plan(tmp_path: Path) -> None:
     """Also where the profiles have changed since, and a core is as fast again."""
     (tmp_path / "profiles.yaml").write_text(
         "devices: {mine: {gflops: 11.9, memory: 300MiB, power: {train: 3W}}}\nlinks: {slow: {up: 3kbit}}"
@@ -113,7 +113,7 @@ devices:
 """
 
 
-def test_a_profile_gives_the_heat_that_the_topology_does_not(tmp_path: Path) -> None:
+def test_profile_supplies_missing_thermal(tmp_path: Path) -> None:
     (tmp_path / "profiles.yaml").write_text(
         "devices: {hot: {gflops: 11.9, thermal: {after: 5min, to: 60%}}}"
     )
@@ -134,13 +134,13 @@ def test_a_profile_gives_the_heat_that_the_topology_does_not(tmp_path: Path) -> 
     assert notes[-1] == "What else a device has (GPU, caches, memory bandwidth) is not emulated."
 
 
-def test_a_container_may_have_too_little_left_by_heat(tmp_path: Path) -> None:
+def test_thermal_share_below_a_containers_minimum_is_refused(tmp_path: Path) -> None:
     topology = _topology(tmp_path, "{name: a, cpu: 0.02, thermal: {after: 1s, to: 1%}}")
     with pytest.raises(BadInputError, match=r"devices\[0\].thermal: found 0.0002: a container has"):
         plan.plan(topology, "docker", FOUR)
 
 
-def test_a_profile_is_a_share_of_this_hosts_core(tmp_path: Path) -> None:
+def test_profile_is_a_share_of_a_host_core(tmp_path: Path) -> None:
     (tmp_path / "profiles.yaml").write_text(OWN)
     topology = _topology(tmp_path, "{name: a, profile: plain}", "{name: b, profile: plain, cpu: 0.3}")
     assert needs_speeds(topology, read(topology), many_hosts=False)
@@ -151,7 +151,7 @@ def test_a_profile_is_a_share_of_this_hosts_core(tmp_path: Path) -> None:
     assert "no training times of it are known" in sentence
 
 
-def test_on_several_machines_a_profile_is_a_share_of_each_ones_core(tmp_path: Path) -> None:
+def test_profile_share_depends_on_each_machine(tmp_path: Path) -> None:
     (tmp_path / "profiles.yaml").write_text(OWN)
     topology = _topology(
         tmp_path, "{name: a, profile: plain, count: 2}", "{name: b, profile: plain, cpu: 0.3}"
@@ -168,7 +168,7 @@ def test_on_several_machines_a_profile_is_a_share_of_each_ones_core(tmp_path: Pa
     assert made.measured.cpu == {}  # nodes may be others the next time
 
 
-def test_with_training_times_the_share_is_that_of_the_task(tmp_path: Path) -> None:
+def test_profile_with_training_times_gives_a_share_per_task(tmp_path: Path) -> None:
     (tmp_path / "profiles.yaml").write_text(OWN)
     topology = _topology(tmp_path, "{name: a, profile: known}", "{name: b, profile: raspberry-pi-4}")
     found = _on_host(topology)
@@ -184,16 +184,14 @@ def test_with_training_times_the_share_is_that_of_the_task(tmp_path: Path) -> No
     assert sentences[0].endswith("tell nothing, take most of it.")
 
 
-def test_a_step_of_some_size_is_not_called_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_step_gets_no_note_on_small_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = Work(convolution=1, depthwise=0, matrix=0, memory=0.1)
     monkeypatch.setattr(catalog, "of_step", lambda task, batch_size, frozen: large)
     (sentence,) = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}")).cpu_notes
     assert sentence.endswith("A step's time on this host: memory traffic 71%, convolutions 29%.")
 
 
-def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_step_falls_back_to_hpl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "of_step", lambda task, batch_size, frozen: None)
     found = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
     assert found.cpu["a"] == {HERE: 0.2}
@@ -201,7 +199,7 @@ def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest
     assert "what a step of digits-logreg consists of is not known" in sentence
 
 
-def test_plan_up_and_manifest_say_how_a_share_was_found(
+def test_origin_of_a_share_is_shown_in_plan_up_and_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(here, "calibrate", lambda: HOST)
@@ -224,7 +222,7 @@ def test_plan_up_and_manifest_say_how_a_share_was_found(
     assert directory.read_manifest()["shares"] == [sentence]
 
 
-def test_users_profiles_lie_beside_the_topology(tmp_path: Path) -> None:
+def test_user_profiles_are_read_beside_the_topology(tmp_path: Path) -> None:
     (tmp_path / "profiles.yaml").write_text("links: {mine: {up: 3mbit}}\n")
     (device,) = _planned(_topology(tmp_path, "{name: a, cpu: 0.1, link: {class: mine}}")).devices
     assert device.link is not None
@@ -240,13 +238,15 @@ def test_users_profiles_lie_beside_the_topology(tmp_path: Path) -> None:
         ("{name: a, cpu: 1, link: {trace: {csv: topology.yaml}}}", "topology.yaml: line 1: "),
     ],
 )
-def test_what_is_not_known_is_refused_with_the_place(tmp_path: Path, device: str, told: str) -> None:
+def test_unknown_profile_or_class_is_refused_with_its_place(
+    tmp_path: Path, device: str, told: str
+) -> None:
     with pytest.raises(BadInputError) as refused:
         read(_topology(tmp_path, device))
     assert told in str(refused.value)
 
 
-def test_a_link_follows_its_trace(tmp_path: Path) -> None:
+def test_link_rates_come_from_its_trace(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("time,up,rtt\n0,1000000,0.02\n2,0,0.08\n")
     found = link_traces.steps("a", link_traces.read(LinkTrace(csv="t.csv"), tmp_path))
     assert list(islice(found, 3)) == [

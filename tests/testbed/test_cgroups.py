@@ -29,12 +29,12 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_systemd_slice_is_nobodys_child() -> None:
+def test_parent_group_is_named_for_cgroupfs_and_systemd() -> None:
     assert cgroups.parent(RUN, "devices", "cgroupfs") == "/testbed-demo-20261122-1-devices"
     assert cgroups.parent(RUN, "devices", "systemd") == "testbed_demo_20261122_1_devices.slice"
 
 
-def test_a_runs_groups_are_found_in_every_hierarchy(mounts: Path) -> None:
+def test_groups_of_a_run_are_found_in_every_hierarchy(mounts: Path) -> None:
     slices = mounts / "unified" / cgroups.parent(RUN, "devices", "systemd")
     slices.mkdir()
     found = cgroups.folders(RUN, "devices")
@@ -64,7 +64,7 @@ def test_cpu_seconds_are_counted_once(mounts: Path) -> None:
     assert cgroups.cpu_seconds(RUN, "devices") == pytest.approx(2.5)
 
 
-def test_weights_that_the_kernel_does_not_take_are_an_error(mounts: Path) -> None:
+def test_weights_that_the_kernel_changes_are_an_error(mounts: Path) -> None:
     """As where a hierarchy rounds them, or something else writes them again."""
     file = mounts / "unified" / f"testbed-{RUN}-devices" / "cpu.weight"
     file.write_text("100\n")

@@ -33,7 +33,7 @@ def finished(runs: Path, run: str = "t-1", **entries: object) -> RunDirectory:
     return directory
 
 
-def test_a_plan_on_a_narrow_terminal_breaks_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_on_a_narrow_terminal_keeps_figures_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     lines = cli(
         "plan", TOPOLOGIES / "links.yaml", "--runtime", "docker", "--oversubscribe"
@@ -43,7 +43,7 @@ def test_a_plan_on_a_narrow_terminal_breaks_no_figure(monkeypatch: pytest.Monkey
     assert any(line.startswith("Not shown, as the terminal is too narrow: quota") for line in lines)
 
 
-def test_a_list_of_runs_on_a_narrow_terminal_breaks_no_word(
+def test_list_of_runs_on_a_narrow_terminal_keeps_words_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
@@ -55,7 +55,7 @@ def test_a_list_of_runs_on_a_narrow_terminal_breaks_no_word(
     assert " ".join(remark).startswith("Not shown, as the terminal is too narrow: devices, runtime")
 
 
-def test_one_device_is_told_in_the_singular(testbed: Testbed, tmp_path: Path) -> None:
+def test_single_device_is_written_in_the_singular(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_topology(tmp_path, devices=[{"name": "alone", "cpu": 0.1}], rule={"name": "fedavg"})
     said = testbed("plan", topology, "--runtime", "virtual").out
     assert "virtual: 1 device in simulated time." in said
@@ -68,7 +68,9 @@ def test_completion_is_installed_for_one_name() -> None:
     assert "Usage: testbed up " in cli("up", "--help").stdout
 
 
-def test_bars_on_a_narrow_terminal_leave_names_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bars_on_a_narrow_terminal_leave_room_for_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     lines = cli("data", QUICKSTART).stdout.splitlines()
     (row,) = (line for line in lines if line.startswith("medium-1"))
@@ -76,7 +78,7 @@ def test_bars_on_a_narrow_terminal_leave_names_room(monkeypatch: pytest.MonkeyPa
     assert len(row) <= 50
 
 
-def test_what_a_locale_has_no_character_for_is_no_error(
+def test_characters_missing_in_the_locale_are_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
@@ -86,7 +88,7 @@ def test_what_a_locale_has_no_character_for_is_no_error(
     assert "?" in done.stdout  # for – where there is no figure
 
 
-def test_an_interrupt_during_the_imports_is_no_error() -> None:
+def test_interrupt_during_imports_prints_no_traceback() -> None:
     """What takes its time there is typer."""
     program = (
         "import sys\n"
@@ -103,7 +105,9 @@ def test_an_interrupt_during_the_imports_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(("interrupted", "code"), [(True, 130), (False, 1)])
-def test_an_interrupt_that_a_library_makes_an_error_of_is_one(interrupted: bool, code: int) -> None:
+def test_interrupt_turned_into_an_error_by_a_library_is_an_interrupt(
+    interrupted: bool, code: int
+) -> None:
     """As pydantic does, of whose classes some are made when a command imports them."""
     program = (
         "import os, signal, sys\n"
@@ -145,7 +149,7 @@ def test_an_interrupt_that_a_library_makes_an_error_of_is_one(interrupted: bool,
         (["no-such-command"], "no-such-command"),
     ],
 )
-def test_bad_input(
+def test_bad_input_exits_with_2_and_names_the_place(
     testbed: Testbed,
     arguments: list[str | Path],
     named: str,
@@ -187,7 +191,7 @@ def test_names_of_old_commands_are_errors_that_name_the_new_ones(
         (["export", "t-1", "--to", "mlflow", "--model", "--version", "3"], "--version"),
     ],
 )
-def test_options_of_another_use_of_a_command_are_refused(
+def test_options_that_do_not_apply_are_refused(
     testbed: Testbed, arguments: list[str], named: str, tmp_path: Path
 ) -> None:
     finished(tmp_path)
@@ -204,7 +208,7 @@ def test_options_of_another_use_of_a_command_are_refused(
         ["dashboard", "--port"],
     ],
 )
-def test_a_port_that_is_taken(testbed: Testbed, arguments: list[str | Path], tmp_path: Path) -> None:
+def test_port_in_use_is_reported(testbed: Testbed, arguments: list[str | Path], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         said = testbed(*arguments, port, "--runs", tmp_path)
@@ -214,7 +218,7 @@ def test_a_port_that_is_taken(testbed: Testbed, arguments: list[str | Path], tmp
 
 
 @pytest.mark.parametrize("detached", [[], ["-d"]])
-def test_runs_that_is_a_file(testbed: Testbed, detached: list[str], tmp_path: Path) -> None:
+def test_file_as_runs_folder_is_refused(testbed: Testbed, detached: list[str], tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     said = testbed("up", *detached, QUICKSTART, "--runtime", "process", "--runs", tmp_path / "runs")
     assert said.code == 2
@@ -223,16 +227,14 @@ def test_runs_that_is_a_file(testbed: Testbed, detached: list[str], tmp_path: Pa
 
 
 @pytest.mark.parametrize("outcome", ["after", "interrupted"])
-def test_runs_that_cannot_be_resumed(testbed: Testbed, outcome: str, tmp_path: Path) -> None:
+def test_unresumable_runs_are_refused(testbed: Testbed, outcome: str, tmp_path: Path) -> None:
     finished(tmp_path, outcome=outcome)  # complete, or without a first model
     said = testbed("up", "--resume", "t-1", "--runs", tmp_path)
     assert said.code == 2
     assert "start a new run" in said.err
 
 
-def test_a_run_that_ended_before_its_controller_died_is_complete(
-    testbed: Testbed, tmp_path: Path
-) -> None:
+def test_run_that_ended_before_its_controller_died_is_complete(testbed: Testbed, tmp_path: Path) -> None:
     directory = finished(tmp_path, outcome=None)
     directory.events.write_text(events.to_line(events.RunEnded(2.0, "updates", 3, 9)))
     said = testbed("up", "--resume", "t-1", "--runs", tmp_path)
@@ -240,14 +242,14 @@ def test_a_run_that_ended_before_its_controller_died_is_complete(
     assert "is complete (it ended by `updates`)" in said.err
 
 
-def test_a_living_run_is_not_resumed(testbed: Testbed, tmp_path: Path) -> None:
+def test_running_run_is_not_resumed(testbed: Testbed, tmp_path: Path) -> None:
     finished(tmp_path).claim()  # by this process
     said = testbed("up", "--resume", "t-1", "--runs", tmp_path)
     assert said.code == 2
     assert "testbed down t-1" in said.err
 
 
-def test_runs_tells_how_each_came_out(testbed: Testbed, tmp_path: Path) -> None:
+def test_runs_lists_the_outcome_of_each_run(testbed: Testbed, tmp_path: Path) -> None:
     finished(tmp_path, "a-done")
     finished(tmp_path, "b-crashed", outcome=None, controller={"pid": 2**22 + 1, "started": 0.0})
     finished(tmp_path, "c-lives").claim()
@@ -261,7 +263,7 @@ def test_runs_tells_how_each_came_out(testbed: Testbed, tmp_path: Path) -> None:
     }
 
 
-def test_the_beginning_of_several_ids_means_the_one_that_goes_on(tmp_path: Path) -> None:
+def test_ambiguous_run_prefix_selects_the_running_run(tmp_path: Path) -> None:
     finished(tmp_path, "t-1")
     finished(tmp_path, "t-2")
     with pytest.raises(BadInputError, match="the beginning of 2 runs"):
@@ -270,7 +272,7 @@ def test_the_beginning_of_several_ids_means_the_one_that_goes_on(tmp_path: Path)
     assert attach("t-", runs=tmp_path).id == "t-3"
 
 
-def test_text_is_printed_as_it_is(testbed: Testbed, tmp_path: Path) -> None:
+def test_text_is_printed_without_markup_or_wrapping(testbed: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "[bold]"
     line = "[/] \\[red] " + 100 * "word " + "end"
     (finished(folder).logs / "broker.log").write_text(line + "\n")
@@ -281,9 +283,7 @@ def test_text_is_printed_as_it_is(testbed: Testbed, tmp_path: Path) -> None:
     assert f"{folder}/no-such.yaml" in missing.err
 
 
-def test_of_an_empty_log_of_a_device_alone_it_is_told_what_would_be_in_it(
-    testbed: Testbed, tmp_path: Path
-) -> None:
+def test_empty_device_log_is_explained(testbed: Testbed, tmp_path: Path) -> None:
     logs = finished(tmp_path, devices={"pi-1": {"group": "pi"}}).logs
     for name in ("dashboard", "pi-1", "tracker-mlflow"):
         (logs / f"{name}.log").touch()
@@ -302,12 +302,12 @@ def test_a_wide_table_stays_one_line_per_row_in_a_pipe(tmp_path: Path) -> None:
     assert not [line for line in lines if line.endswith(" ")]
 
 
-def test_down_is_done_where_nothing_runs(testbed: Testbed) -> None:
+def test_down_of_a_missing_run_succeeds(testbed: Testbed) -> None:
     said = testbed("down", "no-such-run")
     assert (said.code, said.err) == (0, "")
 
 
-def test_a_file_that_may_not_be_read_is_named(testbed: Testbed, tmp_path: Path) -> None:
+def test_unreadable_file_is_named(testbed: Testbed, tmp_path: Path) -> None:
     (finished(tmp_path).logs / "broker.log").mkdir()  # stands for it: root may read everything
     said = testbed("logs", "t-1", "--runs", tmp_path)
     assert said.code == 1
@@ -356,14 +356,14 @@ def test_up_ends_with_the_verdict(
     assert line.endswith(end)
 
 
-def test_a_detached_run_cannot_be_strict(testbed: Testbed, tmp_path: Path) -> None:
+def test_detached_run_cannot_be_strict(testbed: Testbed, tmp_path: Path) -> None:
     said = testbed("up", "--detach", "--strict", QUICKSTART, "--runs", tmp_path / "runs")
     assert said.code == 2
     assert "--strict needs the end of the run" in said.err
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_beginning_of_a_run_id_is_enough(testbed: Testbed, tmp_path: Path) -> None:
+def test_unique_run_prefix_selects_the_run(testbed: Testbed, tmp_path: Path) -> None:
     for run in ("alpha-1", "alpha-12", "beta-1"):
         (finished(tmp_path, run).logs / "broker.log").write_text(f"of {run}\n")
     assert "of beta-1" in testbed("logs", "b", "--runs", tmp_path).out
@@ -376,7 +376,7 @@ def test_the_beginning_of_a_run_id_is_enough(testbed: Testbed, tmp_path: Path) -
     assert testbed("logs", "", "--runs", tmp_path).code == 2
 
 
-def test_down_takes_the_beginning_of_what_is_left(testbed: Testbed, tmp_path: Path) -> None:
+def test_down_accepts_a_prefix_of_the_remaining_runs(testbed: Testbed, tmp_path: Path) -> None:
     """Runs that have nothing left do not make it ambiguous."""
     for run in ("alpha-1", "alpha-2"):
         directory = finished(tmp_path, run)

@@ -67,7 +67,7 @@ def commands() -> dict[str, Any]:
     return found
 
 
-def test_help_imports_nothing_heavy_and_tells_all_commands() -> None:
+def test_help_is_light_and_lists_all_commands() -> None:
     lines, loaded = run_of_main("--help")
     assert not loaded & HEAVY
     text = "\n".join(lines)
@@ -75,7 +75,7 @@ def test_help_imports_nothing_heavy_and_tells_all_commands() -> None:
     assert text.index("Many runs:") < text.index("  compare ")
 
 
-def test_completion_imports_nothing_heavy() -> None:
+def test_completion_is_light() -> None:
     found, loaded = completed("testbed re")
     assert found == ["replay", "restart", "resume", "report"]
     assert not loaded & HEAVY
@@ -84,7 +84,7 @@ def test_completion_imports_nothing_heavy() -> None:
     assert not loaded & HEAVY
 
 
-def test_completion_of_runs_and_of_their_devices(tmp_path: Path) -> None:
+def test_completion_offers_runs_and_their_devices(tmp_path: Path) -> None:
     devices = {"pi-1": {"group": "pi"}, "pi-2": {"group": "pi"}, "far": {"group": "far"}}
     for run in ("alpha-1", "alpha-2", "beta-1"):
         (tmp_path / run / "logs").mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_completion_of_runs_and_of_their_devices(tmp_path: Path) -> None:
     assert completed(f"testbed kill {given} alpha p")[0] == []  # of which one?
 
 
-def test_completion_knows_what_there_is() -> None:
+def test_completion_offers_existing_names() -> None:
     assert completion.rules("") == list(RULES)
     assert completion.tasks("") == list(TASKS)
     assert "raspberry-pi-4" in completion.profiles("rasp")
@@ -106,7 +106,7 @@ def test_completion_knows_what_there_is() -> None:
     assert completion.trace_formats("") == list(FORMATS)
 
 
-def test_all_commands_have_json_and_a_schema() -> None:
+def test_every_command_has_json_and_a_schema() -> None:
     having = {
         name
         for name, command in commands().items()
@@ -142,7 +142,7 @@ def test_all_commands_have_json_and_a_schema() -> None:
         "new examples RUNS/copied",
     ],
 )
-def test_json_is_as_its_schema_says(
+def test_json_output_matches_its_schema(
     testbed: Testbed, ended: Path, arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -188,7 +188,7 @@ def test_a_schema_is_printed(testbed: Testbed) -> None:
     assert "images build" in said.err
 
 
-def test_quiet_prints_the_result_alone(testbed: Testbed) -> None:
+def test_quiet_prints_only_the_result(testbed: Testbed) -> None:
     topology = TOPOLOGIES / "quickstart.yaml"
     loud, quiet = testbed("validate", topology), testbed("validate", "--quiet", topology)
     assert loud.out.splitlines()[0] == quiet.out.strip()
@@ -208,11 +208,11 @@ def test_quiet_prints_the_result_alone(testbed: Testbed) -> None:
         (5.0, 0, 4, ""),
     ],
 )
-def test_time_left(taken: float, done: int, total: int, said: str) -> None:
+def test_remaining_time_is_estimated(taken: float, done: int, total: int, said: str) -> None:
     assert console.time_left(taken, done, total) == said
 
 
-def test_progress_is_told_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of something that takes 100 s, of which 10 of 110 MB were there before."""
     now, told = 0.0, list[tuple[float, str]]()
     monkeypatch.setattr("testbed.console.time.monotonic", lambda: now)
@@ -241,7 +241,7 @@ def test_no_color_is_respected(testbed: Testbed, tmp_path: Path) -> None:
         assert ended.stderr == shown
 
 
-def test_a_narrow_terminal_cuts_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_terminal_keeps_figures_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Console(file=io.StringIO(), width=40)
     monkeypatch.setattr(console, "out", lambda: screen)
     monkeypatch.setattr(console, "verbosity", 0)

@@ -63,7 +63,7 @@ class Engine:
         self.told.append((name, limits))
 
 
-def test_who_was_not_limited_when_the_clock_starts_is_then(spec: RunSpec) -> None:
+def test_unlimited_container_is_limited_when_it_becomes_ready(spec: RunSpec) -> None:
     """It gets ready in mid-run, and is to take nothing from the others."""
     engine = Engine(spec)
     engine.devices.limit("d-1")
@@ -75,7 +75,7 @@ def test_who_was_not_limited_when_the_clock_starts_is_then(spec: RunSpec) -> Non
     assert len(engine.told) == 3
 
 
-def test_who_joins_later_is_away_until_it_is_told_to(spec: RunSpec) -> None:
+def test_device_that_joins_later_is_absent_until_its_join(spec: RunSpec) -> None:
     engine = Engine(spec)
     away = {name: device.away for name, device in engine.devices.states.items()}
     assert away == {"d-1": False, "d-2": False, "late": True}
@@ -87,9 +87,7 @@ def test_who_joins_later_is_away_until_it_is_told_to(spec: RunSpec) -> None:
 
 
 @given(st.lists(_ACTIONS, max_size=8))
-def test_actions_one_after_the_other_are_for_that_device_alone(
-    spec: RunSpec, actions: list[Action]
-) -> None:
+def test_actions_affect_only_their_device(spec: RunSpec, actions: list[Action]) -> None:
     engine = Engine(spec)
     before = dict(engine.devices.states)
     device = before["d-1"]
@@ -104,7 +102,7 @@ def test_actions_one_after_the_other_are_for_that_device_alone(
 
 
 @given(st.lists(_ACTIONS, max_size=4), st.sampled_from([SetCpu(0.5), SetCpu(0.1)]))
-def test_a_new_share_holds_from_then_on(spec: RunSpec, later: list[Action], share: SetCpu) -> None:
+def test_changed_share_stays_in_force(spec: RunSpec, later: list[Action], share: SetCpu) -> None:
     engine = Engine(spec)
     engine.devices.act("d-1", share)
     for action in later:
@@ -116,7 +114,7 @@ def test_a_new_share_holds_from_then_on(spec: RunSpec, later: list[Action], shar
 
 
 @pytest.mark.parametrize("action", [SetCpu(0.5), Join()])
-def test_what_the_engine_refuses_is_as_if_it_had_not_been_asked(spec: RunSpec, action: Action) -> None:
+def test_share_refused_by_the_engine_is_forgotten(spec: RunSpec, action: Action) -> None:
     engine = Engine(spec)
     before = dict(engine.devices.states)
     engine.refuses = True
@@ -129,7 +127,7 @@ def test_what_the_engine_refuses_is_as_if_it_had_not_been_asked(spec: RunSpec, a
 
 
 @pytest.mark.parametrize("action", [Restart(), Join()])
-def test_whose_container_has_ended_does_not_start_again(spec: RunSpec, action: Action) -> None:
+def test_ended_container_does_not_start_again(spec: RunSpec, action: Action) -> None:
     """Nor does it keep others from it, or itself from being told that it is over."""
     engine = Engine(spec)
     engine.devices.act("d-1", Crash())

@@ -85,7 +85,7 @@ AS_REQUESTED = {
         *("own code fails in a device", "own code fails in the aggregator"),
     ],
 )
-def test_a_part_that_dies_before_the_start_is_told_at_once(
+def test_part_that_dies_before_the_start_is_reported_at_once(
     aggregator: str, client: str, said: str, tmp_path: Path
 ) -> None:
     run = spec(tmp_path)
@@ -109,7 +109,7 @@ def terminated_soon() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("terminated_soon")
-def test_sigterm_while_devices_get_ready_leaves_nothing(tmp_path: Path) -> None:
+def test_sigterm_during_startup_leaves_nothing(tmp_path: Path) -> None:
     run = spec(tmp_path)
     programs = Programs(aggregator=python(SLEEP), client=python(SLEEP))
     with pytest.raises(KeyboardInterrupt):
@@ -117,9 +117,7 @@ def test_sigterm_while_devices_get_ready_leaves_nothing(tmp_path: Path) -> None:
     assert of(run) == []
 
 
-def test_a_directory_that_a_label_names_is_not_believed_blindly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_named_by_a_label_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process marked with a run but no directory must not cost anybody the `work/` that is here."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
@@ -179,7 +177,7 @@ class Stubborn(Idle):
         raise HostError("the Docker engine could not remove the containers: read timed out")
 
 
-def test_error_of_the_removal_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
+def test_removal_error_does_not_hide_the_cause(tmp_path: Path) -> None:
     run, lines = spec(tmp_path), Lines()
     with pytest.raises(RunFailedError, match="the broker ended as soon as"):
         Controller(run, Stubborn(), lines).run()
@@ -187,14 +185,14 @@ def test_error_of_the_removal_does_not_hide_why_the_run_ended(tmp_path: Path) ->
     assert not any("Everything removed" in line for line in lines.lines)
 
 
-def test_log_of_a_failed_process_is_shown_also_if_the_removal_fails(tmp_path: Path) -> None:
+def test_log_of_a_failed_process_is_shown_even_if_removal_fails(tmp_path: Path) -> None:
     run = spec(tmp_path)
     run.directory.log("aggregator").write_text("it broke\n")
     controller = Controller(run, Stubborn(), Lines())
     assert controller._log_tail("aggregator").endswith("it broke")
 
 
-def test_an_order_that_could_not_be_done_is_noted_and_held_against_the_run(tmp_path: Path) -> None:
+def test_failed_order_is_noted_and_makes_the_run_not_valid(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
@@ -206,7 +204,7 @@ def test_an_order_that_could_not_be_done_is_noted_and_held_against_the_run(tmp_p
     assert written == []
 
 
-def test_what_is_no_message_is_noted_and_does_nothing(tmp_path: Path) -> None:
+def test_invalid_message_is_noted_and_ignored(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
@@ -231,7 +229,7 @@ def test_what_is_no_message_is_noted_and_does_nothing(tmp_path: Path) -> None:
     assert controller._refusals.count == 104
 
 
-def test_who_says_too_much_is_not_written_down_and_takes_no_one_elses_place(tmp_path: Path) -> None:
+def test_excess_telemetry_of_a_device_is_dropped_without_affecting_others(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
@@ -246,7 +244,7 @@ def test_who_says_too_much_is_not_written_down_and_takes_no_one_elses_place(tmp_
     assert len(controller.failures) + len(controller._orders) < 400
 
 
-def test_a_client_that_floods_is_ended_and_the_aggregator_told_when_the_flood_is_over(
+def test_flooding_client_is_killed_and_the_aggregator_notified_afterwards(
     tmp_path: Path,
 ) -> None:
     run = spec(tmp_path)
@@ -268,7 +266,7 @@ def test_a_client_that_floods_is_ended_and_the_aggregator_told_when_the_flood_is
     assert controller._orders == [("aggregator", Note(told))]
 
 
-def test_a_sample_of_a_time_to_come_is_refused(tmp_path: Path) -> None:
+def test_sample_from_the_future_is_refused(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
@@ -278,14 +276,14 @@ def test_a_sample_of_a_time_to_come_is_refused(tmp_path: Path) -> None:
     assert controller._refusals.count == 1
 
 
-def test_a_failure_that_cannot_be_read_is_held_against_the_run(tmp_path: Path) -> None:
+def test_unreadable_failure_makes_the_run_not_valid(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     controller._received(Received(names.failure("d-1"), b"\xff", 0), lambda _: None)
     assert len(controller.failures) == len(controller._orders) == 1
 
 
-def test_what_cannot_be_told_to_a_device_is_a_failure(tmp_path: Path) -> None:
+def test_order_that_cannot_be_sent_is_a_failure(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller = Controller(run, Idle(), Lines())
     connection = Connection(Broker("localhost", 0, "c", ""), [], lambda _: None)
@@ -295,7 +293,7 @@ def test_what_cannot_be_told_to_a_device_is_a_failure(tmp_path: Path) -> None:
     assert ".link.rtt`" in failure
 
 
-def test_a_share_that_no_container_can_have_is_refused_in_mid_run(tmp_path: Path) -> None:
+def test_share_below_a_containers_minimum_is_refused_during_a_run(tmp_path: Path) -> None:
     run = spec(tmp_path)
     run = replace(run, plan=replace(run.plan, runtime="docker"))
     controller = Controller(run, Idle(), Lines())
@@ -303,7 +301,7 @@ def test_a_share_that_no_container_can_have_is_refused_in_mid_run(tmp_path: Path
         controller._execute({"device": "d-1", "action": "set", "cpu": 0.0005})
 
 
-def test_nothing_is_done_to_the_devices_of_a_run_that_only_waits_for_its_last_evaluation(
+def test_no_actions_are_done_while_the_last_evaluation_is_awaited(
     tmp_path: Path,
 ) -> None:
     run = spec(tmp_path)
@@ -313,7 +311,7 @@ def test_nothing_is_done_to_the_devices_of_a_run_that_only_waits_for_its_last_ev
         controller._execute({"device": "d-1", "action": "crash"})
 
 
-def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tmp_path: Path) -> None:
+def test_run_clock_starts_after_all_links_are_measured(tmp_path: Path) -> None:
     """A probe would take of what others share with its device. Told twice, it is written once."""
     run = spec(tmp_path, more="scenario: [{at: 5s, join: d-2}]")
     linked = [replace(device, link=Link(rtt=0.1)) for device in run.plan.devices]
@@ -347,7 +345,7 @@ def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tm
         ({"quota": 1001}, "its CPU quota is 1001 of 50000 µs, requested 5000 of 50000 µs"),
     ],
 )
-def test_no_clock_starts_on_limits_that_the_kernel_does_not_have(
+def test_run_clock_does_not_start_with_wrong_kernel_limits(
     kernel: dict[str, int], told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("testbed.run.controller._LIMITS_TIMEOUT_SECONDS", 0.1)
@@ -369,9 +367,7 @@ def test_no_clock_starts_on_limits_that_the_kernel_does_not_have(
     ("up", "told"),
     [(0.95e6, None), (0.88e6, "the uplink of d-1 was 12.0% less than asked"), (0.5e6, "50.0% less")],
 )
-def test_no_clock_starts_on_a_link_that_is_nothing_like_what_was_asked(
-    up: float, told: str | None, tmp_path: Path
-) -> None:
+def test_run_clock_does_not_start_with_a_wrong_link(up: float, told: str | None, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=1)
     linked = tuple(replace(device, link=Link(up=1_000_000)) for device in run.plan.devices)
     run = replace(run, plan=replace(run.plan, devices=linked))

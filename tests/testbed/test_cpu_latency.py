@@ -19,7 +19,7 @@ def _bearable() -> int:
 
 @pytest.mark.alone  # runs keep them awake, too
 @pytest.mark.skipif(not os.access(LATENCY, os.W_OK), reason="needs to write /dev/cpu_dma_latency")
-def test_cores_stay_awake_meanwhile() -> None:
+def test_cores_are_kept_awake_during_a_run() -> None:
     before = _bearable()
     with keep_awake() as awake:
         assert awake
@@ -27,6 +27,6 @@ def test_cores_stay_awake_meanwhile() -> None:
     assert _bearable() == before
 
 
-def test_a_host_that_refuses_is_told_apart(tmp_path: Path) -> None:
+def test_host_that_refuses_to_stay_awake_is_reported(tmp_path: Path) -> None:
     with keep_awake(tmp_path / "no such device") as awake:
         assert not awake

@@ -45,7 +45,7 @@ def manifest(runs: Path, run: str, **entries: object) -> RunDirectory:
     return directory
 
 
-def test_a_manifest_that_cannot_be_read_hides_no_other_run(tmp_path: Path, testbed: Testbed) -> None:
+def test_unreadable_manifest_does_not_hide_other_runs(tmp_path: Path, testbed: Testbed) -> None:
     ended = {"outcome": "after", "runtime": "docker", "cpus": {}}
     manifest(tmp_path, "a", created=1.0, **ended, validity={"valid": True})
     manifest(tmp_path, "b", created=2.0, **ended, validity={"valid": False, "reasons": ["busy"]})
@@ -69,7 +69,7 @@ def test_a_manifest_that_cannot_be_read_hides_no_other_run(tmp_path: Path, testb
     assert "manifest.json: no manifest: created: Input should be a valid number" in said.err
 
 
-def test_what_a_killed_controller_has_left_is_removed_and_nothing_else(
+def test_leftovers_of_a_killed_controller_are_removed_and_nothing_else(
     tmp_path: Path, testbed: Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_runs, "find", list)  # `--all` would end those of other tests
@@ -86,7 +86,7 @@ def test_what_a_killed_controller_has_left_is_removed_and_nothing_else(
     assert all((directory.models / "final.safetensors").exists() for directory in directories)
 
 
-def test_a_controller_ends_its_run_even_if_suspended_and_has_time_for_a_fleet(tmp_path: Path) -> None:
+def test_suspended_controller_ends_its_run_and_has_time_for_its_fleet(tmp_path: Path) -> None:
     fleet = {f"d-{number}": {"group": "d"} for number in range(1, 51)}
     directory = manifest(tmp_path, "a", devices=fleet)
     assert live_runs.stop_timeout(directory) == 110.0
@@ -110,7 +110,7 @@ def test_a_controller_ends_its_run_even_if_suspended_and_has_time_for_a_fleet(tm
 @pytest.mark.parametrize(
     "line", [b"null", b'{"device":"a","at":1}null', b' null{"device":"a"}', b"[1]", b"{" * 5000]
 )
-def test_no_line_ends_the_process(line: bytes) -> None:
+def test_no_line_crashes_the_process(line: bytes) -> None:
     """Arrow's reader of JSON crashes where a line is `null`."""
     whole = b'{"device":"a","at":1.0,"cpu":2.0,"more":"}x"}\n'
     for block in (line + b"\n", whole + line + b"\n" + whole):
@@ -132,7 +132,7 @@ def test_no_line_ends_the_process(line: bytes) -> None:
         ("loss", "[1]"),
     ],
 )
-def test_a_record_has_the_types_of_its_fields(field: str, value: str, tmp_path: Path) -> None:
+def test_record_with_wrong_field_types_is_refused(field: str, value: str, tmp_path: Path) -> None:
     fields = {"at": "1.0", "version": "1", "loss": "null", "accuracy": "0.5", field: value}
     line = '{"event":"evaluation",' + ",".join(f'"{name}":{text}' for name, text in fields.items()) + "}"
     with pytest.raises(ValueError, match=f"({field} of a |.*{field}`)"):
@@ -142,7 +142,7 @@ def test_a_record_has_the_types_of_its_fields(field: str, value: str, tmp_path: 
         load.load(tmp_path / "run")
 
 
-def test_a_number_too_large_for_a_float_is_none(tmp_path: Path) -> None:
+def test_number_too_large_for_a_float_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     path.write_text("".join(f'{{"device":"a","at":{at}}}\n' for at in (10**400, "NaN", 1)))
     assert [sample["at"] for sample in Samples(path).read()] == [1]
@@ -186,18 +186,18 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_large_or_malformed_topology_is_refused_soon(text: str, told: str) -> None:
+def test_huge_or_malformed_topology_is_refused_quickly(text: str, told: str) -> None:
     with pytest.raises(BadInputError, match=told):
         topology.parse(HEAD + text)
 
 
-def test_a_topology_of_30_mb_is_not_read(tmp_path: Path) -> None:
+def test_topology_of_30_mb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text("#" * 30_000_000)
     with pytest.raises(BadInputError, match=r"t\.yaml: cannot be read: this is larger than 4 MiB"):
         topology.load(tmp_path / "t.yaml")
 
 
-def test_a_full_disk_is_told_while_data_are_prepared(tmp_path: Path) -> None:
+def test_full_disk_is_reported_during_data_preparation(tmp_path: Path) -> None:
     """As by a limit on the size of files."""
     parsed = topology.parse(HEAD + "devices: [{name: d, cpu: 0.1}]\n")
     prepared = preparation.prepare(parsed, None)
@@ -211,7 +211,7 @@ def test_a_full_disk_is_told_while_data_are_prepared(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_is_told_with_a_place_and_the_mend() -> None:
+def test_full_disk_is_reported_with_place_and_fix() -> None:
     with pytest.raises(OSError, match="No space left") as raised:
         Path("/dev/full").write_text("x")
     told = "runs/a: No space left on device. Make room on that disk"
@@ -250,23 +250,21 @@ def closed() -> Iterator[Path]:
         "new examples CLOSED/new/folder",
     ],
 )
-def test_a_place_that_may_not_be_written_to_is_bad_input(
-    testbed: Testbed, closed: Path, command: str
-) -> None:
+def test_read_only_place_is_bad_input(testbed: Testbed, closed: Path, command: str) -> None:
     said = testbed(*command.replace("CLOSED", str(closed)).split())
     assert said.code == 2
     assert "you may not write there; name another place" in said.err
 
 
 @pytest.mark.parametrize("run", ["run", "hidden"])
-def test_a_run_of_another_user_is_not_resumed(testbed: Testbed, closed: Path, run: str) -> None:
+def test_run_of_another_user_is_not_resumed(testbed: Testbed, closed: Path, run: str) -> None:
     for arguments in (("--resume", closed / run), ("--resume", run, "--runs", closed)):
         said = testbed("up", *arguments)
         assert said.code == 2
         assert f"you may not read and write {closed / run}: " in said.err
 
 
-def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_made(tmp_path: Path) -> None:
+def test_unwritable_place_is_reported_before_work_starts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert writable_folder(tmp_path / "new" / "folder") == tmp_path / "new" / "folder"
     assert writable_file(tmp_path / "file") == tmp_path / "file"
@@ -279,7 +277,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_made(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_that_may_not_be_made_is_told_with_the_mend(tmp_path: Path) -> None:
+def test_file_that_cannot_be_created_is_reported_with_the_fix(tmp_path: Path) -> None:
     new, there, hidden = tmp_path / "new", tmp_path, tmp_path / "none" / "new"
     told = [
         str(of_os(PermissionError(13, "Permission denied", str(path)))) for path in (new, there, hidden)
@@ -291,7 +289,7 @@ def test_a_file_that_may_not_be_made_is_told_with_the_mend(tmp_path: Path) -> No
     ]
 
 
-def test_a_chart_of_no_runs_says_so() -> None:
+def test_chart_without_runs_is_reported() -> None:
     with pytest.raises(ValueError, match="no runs: the chart of devices takes one or more"):
         CHARTS["devices"]([])
 

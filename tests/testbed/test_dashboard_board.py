@@ -50,7 +50,7 @@ def note(board: Board, name: str) -> str:
     return next(panel.chart.note for panel in board.panels if panel.name == name)
 
 
-def test_reads_what_is_new_and_only_then(directory: RunDirectory) -> None:
+def test_new_records_are_read_once(directory: RunDirectory) -> None:
     board = Board([Feed(directory.path)])
     board.refresh(at_once=True)
     (feed,), first = board.feeds, board.generation
@@ -71,7 +71,7 @@ def test_reads_what_is_new_and_only_then(directory: RunDirectory) -> None:
     assert "not valid: too &lt;slow&gt;" in headers.header(feed)
 
 
-def test_losses_by_device_are_shown_where_the_run_has_them(directory: RunDirectory) -> None:
+def test_losses_by_device_are_shown_if_recorded(directory: RunDirectory) -> None:
     line = '{"event":"evaluation_part","at":0.0,"version":0,"part":"device","name":"%s","samples":9,'
     append(directory.events, *(line % name + '"loss":1.5,"accuracy":0.5}' for name in ("slow", "fast")))
     for text, shown in (("{}", False), ("{every: 1s, devices: 40}", True), ("[no, map]", False)):
@@ -82,7 +82,7 @@ def test_losses_by_device_are_shown_where_the_run_has_them(directory: RunDirecto
         assert [chart.empty for chart in charts] == [False] * shown
 
 
-def test_before_the_run_has_a_plan_there_is_nothing_to_draw(tmp_path: Path) -> None:
+def test_nothing_is_drawn_before_the_plan_exists(tmp_path: Path) -> None:
     board = Board([Feed(tmp_path)])
     board.refresh(at_once=True)
     RunDirectory(tmp_path).write_manifest(run="t-1")
@@ -90,7 +90,7 @@ def test_before_the_run_has_a_plan_there_is_nothing_to_draw(tmp_path: Path) -> N
     assert (board.runs, board.panels, board.feeds[0].error) == ((), (), "")
 
 
-def test_a_run_that_cannot_be_shown_says_why(directory: RunDirectory) -> None:
+def test_run_that_cannot_be_shown_is_explained(directory: RunDirectory) -> None:
     feed = Feed(directory.path)
     directory.write_manifest(devices={}, outcome="failed", error="no space for <shards>")
     feed.refresh()
@@ -106,7 +106,7 @@ def test_a_run_that_cannot_be_shown_says_why(directory: RunDirectory) -> None:
     assert "no manifest" in feed.error
 
 
-def test_what_is_new_is_drawn_with_what_is_there(directory: RunDirectory) -> None:
+def test_new_data_reuses_the_existing_bokeh_models(directory: RunDirectory) -> None:
     """Without new models: Bokeh never forgets the ids of those that are gone."""
     board, document = Board([Feed(directory.path)]), Document()
     page.fill(document, board, "light")
@@ -119,14 +119,14 @@ def test_what_is_new_is_drawn_with_what_is_there(directory: RunDirectory) -> Non
     assert {model.id for model in document.models} == before
 
 
-def test_the_server_imports_nothing_that_it_rarely_needs() -> None:
+def test_server_imports_rarely_needed_modules_late() -> None:
     """On a busy host each second of a core can take ten."""
     code = "import sys, testbed.dashboard.web_server; print({'scipy', 'torch'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
-def test_a_diverged_model_is_drawn_all_the_same(directory: RunDirectory) -> None:
+def test_run_with_a_diverged_model_is_drawn(directory: RunDirectory) -> None:
     """Without a finite loss on any device in one evaluation."""
     line = '{"event":"evaluation_part","at":%d,"version":%d,"part":"device","name":"slow","samples":9,'
     lines = [line % (at, at) + f'"loss":{loss},"accuracy":0.5}}' for at, loss in ((0, 1.5), (1, "null"))]
@@ -137,7 +137,7 @@ def test_a_diverged_model_is_drawn_all_the_same(directory: RunDirectory) -> None
     assert "1 evaluation without a finite loss" in note(board, "loss-by-device")
 
 
-def test_updates_that_are_not_all_held_are_not_counted(
+def test_page_refers_to_compare_when_updates_are_not_all_held(
     directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = tmp_path_factory.mktemp("other")
@@ -149,7 +149,7 @@ def test_updates_that_are_not_all_held_are_not_counted(
     assert "testbed compare" in page._compared(board)
 
 
-def test_a_broken_line_is_told_until_it_is_mended(directory: RunDirectory) -> None:
+def test_damaged_line_is_reported_until_repaired(directory: RunDirectory) -> None:
     feed = Feed(directory.path)
     feed.refresh()
     good = directory.events.read_text()
@@ -172,7 +172,7 @@ def test_memory_is_bounded(directory: RunDirectory) -> None:
     assert held["sequence"].tolist()[-8:] == list(range(52, 60))
 
 
-def test_lanes_of_a_run_that_goes_on_show_the_newest(
+def test_lanes_of_a_running_run_show_the_newest_updates(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boards, "_LIVE_LANE_UPDATES", 1)
@@ -184,7 +184,7 @@ def test_lanes_of_a_run_that_goes_on_show_the_newest(
     assert "newest" not in note(board, "devices-0")
 
 
-def test_what_is_measured_so_far(directory: RunDirectory) -> None:
+def test_measured_values_so_far_are_shown(directory: RunDirectory) -> None:
     for at, cpu in ((100.0, 1.0), (104.0, 2.0), (106.0, 3.0)):  # 2 s of CPU in 6 s
         append(directory.telemetry, json.dumps({"device": "fast", "at": at, "cpu": cpu}))
     append(
@@ -203,7 +203,7 @@ def test_what_is_measured_so_far(directory: RunDirectory) -> None:
     assert shares["asked"].to_dict() == {"fast": 0.25, "slow": 0.1, "mute": 0.1}
 
 
-def test_devices_are_a_table(directory: RunDirectory) -> None:
+def test_devices_are_shown_in_a_table(directory: RunDirectory) -> None:
     for at, cpu in ((100.0, 1.0), (104.0, 2.0), (106.0, 3.0)):
         sample = {"device": "fast", "at": at, "cpu": cpu, "memory": 2**28, "sent": 1000 * (at - 100)}
         append(directory.telemetry, json.dumps(sample))
@@ -220,7 +220,7 @@ def test_devices_are_a_table(directory: RunDirectory) -> None:
     assert (pi["updates"], pi["staleness"]) == (3, pytest.approx(2 / 3))
 
 
-def test_a_run_that_is_over_shows_no_chart_of_one_point(directory: RunDirectory) -> None:
+def test_finished_run_shows_no_chart_of_one_point(directory: RunDirectory) -> None:
     directory.events.write_text("".join(line + "\n" for line in (*EVENTS[:4], EVENTS[-1])))
     board = Board([Feed(directory.path)])
     board.refresh(at_once=True)
@@ -229,7 +229,7 @@ def test_a_run_that_is_over_shows_no_chart_of_one_point(directory: RunDirectory)
     assert not shown & {"accuracy", "loss", "staleness-0", "memory-over-time-0"}
 
 
-def test_charts_of_two_runs_say_whose_they_are(directory: RunDirectory, tmp_path: Path) -> None:
+def test_charts_of_two_runs_name_the_run(directory: RunDirectory, tmp_path: Path) -> None:
     other = RunDirectory(tmp_path / "other")
     other.path.mkdir()
     other.write_manifest(**MANIFEST)
@@ -246,7 +246,7 @@ def test_charts_of_two_runs_say_whose_they_are(directory: RunDirectory, tmp_path
     assert {panel.column for panel in many.panels} == {None}
 
 
-def test_a_visitor_who_leaves_early_is_no_traceback() -> None:
+def test_visitor_leaving_early_causes_no_traceback() -> None:
     """Bokeh's server raises this where the page was not made yet; all else is told."""
     early = ServerConnection.__new__(ServerConnection)
     early._session = None

@@ -69,7 +69,7 @@ def test_parquet_images_become_arrays(root: Path) -> None:
     assert tiny.test.scale == 1 / 255
 
 
-def test_colours_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_channels_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(datasets.DATASETS, "tests/tiny", TINY)
     folder = tmp_path / "tests" / "tiny"
     folder.mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_colours_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert tiny.train.x[0, 1].tolist() == [[1, 4, 7], [10, 13, 16]]  # green
 
 
-def test_images_are_decoded_once_until_their_files_change(
+def test_decoded_images_are_cached_until_files_change(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = datasets.load("tests/tiny", root)
@@ -95,7 +95,7 @@ def test_images_are_decoded_once_until_their_files_change(
         datasets.load("tests/tiny", root)
 
 
-def test_a_torn_cache_is_made_anew(root: Path, cache: Path) -> None:
+def test_damaged_cache_is_rebuilt(root: Path, cache: Path) -> None:
     datasets.load("tests/tiny", root)
     (torn,) = cache.rglob("train.safetensors")
     torn.write_bytes(torn.read_bytes()[:-4])
@@ -103,7 +103,7 @@ def test_a_torn_cache_is_made_anew(root: Path, cache: Path) -> None:
     assert files.load(torn).y.tolist() == [0, 1, 2]
 
 
-def test_unfit_files_are_named_with_the_mend(root: Path) -> None:
+def test_invalid_files_are_named_with_the_fix(root: Path) -> None:
     path = root / "tests/tiny/train-00000-of-00002.parquet"
     pd.DataFrame({"picture": [1], "other": [2]}).to_parquet(path)
     with pytest.raises(BadInputError, match=r"digit.*train-00000-of-00002\.parquet, .* anew"):
@@ -112,7 +112,7 @@ def test_unfit_files_are_named_with_the_mend(root: Path) -> None:
         datasets.load("tests/tiny", root / "nowhere")
 
 
-def test_decoding_tells_what_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_reports_the_remaining_work(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the rows of all splits; here from the first one on."""
     monkeypatch.setattr("testbed.console._WORTH_SECONDS", 0.0)
     told: list[str] = []
@@ -123,7 +123,7 @@ def test_decoding_tells_what_is_left(root: Path, monkeypatch: pytest.MonkeyPatch
     assert told == []
 
 
-def test_without_files_or_network_the_error_says_what_to_give(
+def test_missing_data_error_says_how_to_supply_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody is there
@@ -141,7 +141,7 @@ def test_digits_are_split_evenly_by_class() -> None:
     assert share == pytest.approx(np.full(10, 360 / 1437), rel=0.05)
 
 
-def test_mnist(data_root: Path) -> None:
+def test_mnist_has_its_known_shapes(data_root: Path) -> None:
     mnist = datasets.load("ylecun/mnist", data_root)
     assert mnist.train.x.shape == (60_000, 28, 28)
     assert mnist.test.x.shape == (10_000, 28, 28)
@@ -151,7 +151,7 @@ def test_mnist(data_root: Path) -> None:
     assert mnist.train.x.mean() / 255 == pytest.approx(0.1307, abs=1e-4)  # the known mean of MNIST
 
 
-def test_cifar10(data_root: Path) -> None:
+def test_cifar10_has_its_known_shapes(data_root: Path) -> None:
     cifar = datasets.load("uoft-cs/cifar10", data_root)
     assert cifar.train.x.shape == (50_000, 3, 32, 32)
     assert np.bincount(cifar.train.y).tolist() == 10 * [5000]
@@ -170,7 +170,7 @@ stop: {updates: 10}
 """
 
 
-def test_a_topology_has_its_data_prepared() -> None:
+def test_data_of_a_topology_is_prepared() -> None:
     prepared = preparation.prepare(topology.parse(DIGITS), None)
     assert (len(prepared.train), len(prepared.test)) == (1437, 360)
     assert list(prepared.indices) == CLIENTS
@@ -182,7 +182,7 @@ def test_a_topology_has_its_data_prepared() -> None:
     assert shard.scale == 1 / 16
 
 
-def test_a_task_without_dataset_brings_its_own() -> None:
+def test_task_without_a_dataset_supplies_its_data() -> None:
     text = DIGITS.replace(
         "digits-logreg, partition: {scheme: dirichlet, alpha: 1}", "quadratic, centers: [[0, 1], [2, 3]]"
     )
@@ -199,7 +199,7 @@ def _evaluated(how: str, seed: int = 7, importance: str = "uniform") -> preparat
     return preparation.prepare(topology.parse(f"{text}\nevaluate: {{{how}}}"), None)
 
 
-def test_the_model_may_be_evaluated_on_a_part_of_the_test_set() -> None:
+def test_evaluation_may_use_part_of_the_test_set() -> None:
     whole, part = _evaluated("on: test").test, _evaluated("samples: 100").test
     assert len(part) == 100
     assert {x.tobytes() for x in part.x} <= {x.tobytes() for x in whole.x}
@@ -208,7 +208,7 @@ def test_the_model_may_be_evaluated_on_a_part_of_the_test_set() -> None:
     assert len(_evaluated("samples: 400").test) == len(whole) == 360
 
 
-def test_the_model_may_be_evaluated_on_what_the_clients_have() -> None:
+def test_evaluation_may_use_the_clients_samples() -> None:
     prepared = _evaluated("on: clients, samples: 7")
     assert len(prepared.test) == 7 * 8
     for k, own in enumerate(prepared.indices.values()):
@@ -216,7 +216,7 @@ def test_the_model_may_be_evaluated_on_what_the_clients_have() -> None:
         assert {x.tobytes() for x in prepared.test.x[7 * k : 7 * (k + 1)]} <= has
 
 
-def test_clients_count_by_their_importance_in_the_evaluation() -> None:
+def test_evaluation_weighs_clients_by_importance() -> None:
     prepared = _evaluated("on: clients, samples: 100", importance="samples")
     sizes = [len(own) for own in prepared.indices.values()]
     counts = [round(100 * size / (1437 / 8)) for size in sizes]
@@ -235,11 +235,13 @@ def tiny() -> preparation.Prepared:
     return preparation.Prepared(Shard(x, y, 0.5), Shard(x[:2], y[:2], 0.5), indices)
 
 
-def test_labels_are_counted_up_to_the_largest_class_of_all(tiny: preparation.Prepared) -> None:
+def test_label_counts_cover_all_classes(tiny: preparation.Prepared) -> None:
     assert preparation.label_counts(tiny) == {"a": [2, 1, 0, 0], "b": [0, 2, 0, 1]}
 
 
-def test_the_run_directory_gets_what_others_can_read(tiny: preparation.Prepared, tmp_path: Path) -> None:
+def test_run_directory_records_the_data_in_plain_formats(
+    tiny: preparation.Prepared, tmp_path: Path
+) -> None:
     directory = RunDirectory.create(tmp_path, "run")
     preparation.write(tiny, directory)
     assert files.load(directory.shard("b")).x.tolist() == [[3], [4], [2]]
@@ -256,7 +258,7 @@ def _dealt(alpha: float = 0.5, labels: Indices | None = None, seed: int = 7) -> 
     return preparation._partition(topology.parse(text), datasets.Dataset(shard, shard))
 
 
-def test_a_partition_is_dealt_out_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_is_computed_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What deals it out takes seconds to import."""
     first = _dealt()
     monkeypatch.setattr(Dirichlet, "deal", None)

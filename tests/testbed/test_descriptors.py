@@ -28,7 +28,7 @@ def _allowed(hard: int, count: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_logs_of_a_thousand_devices_leave_the_low_numbers_to_who_calls_select(tmp_path: Path) -> None:
+def test_log_files_use_descriptors_above_the_select_limit(tmp_path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors.allow(1100, "logs")
     writer = LogWriter()
@@ -42,16 +42,16 @@ def test_logs_of_a_thousand_devices_leave_the_low_numbers_to_who_calls_select(tm
     assert soft <= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def test_the_soft_limit_is_raised_as_far_as_is_needed_and_allowed() -> None:
+def test_soft_limit_is_raised_as_needed_and_allowed() -> None:
     assert _allowed(4096, 1000).stdout.split() == ["2024", "4096"]
     assert _allowed(1500, 1000).stdout.split() == ["1500", "1500"]
 
 
-def test_devices_that_take_more_than_the_hard_limit_are_an_error_that_says_so() -> None:
+def test_fleet_beyond_the_hard_limit_is_an_error() -> None:
     assert "devices take 1,400 file descriptors" in _allowed(1200, 1300).stderr
 
 
-def test_where_there_are_no_higher_numbers_a_descriptor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptor_stays_if_no_higher_number_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     monkeypatch.setattr(descriptors, "_SELECTABLE", 2**30)
     try:
@@ -61,7 +61,7 @@ def test_where_there_are_no_higher_numbers_a_descriptor_stays(monkeypatch: pytes
         os.close(writing)
 
 
-def test_a_fleet_that_fits_is_no_error() -> None:
+def test_fleet_within_the_hard_limit_is_accepted() -> None:
     descriptors.allow(1, "one device")
     with pytest.raises(HostError, match="raise the hard limit"):
         descriptors.allow(2**40, "a fleet")

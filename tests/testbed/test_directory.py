@@ -12,7 +12,7 @@ from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 
 
-def test_two_runs_that_begin_in_the_same_second_are_two(
+def test_runs_started_in_the_same_second_are_distinct(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digits = iter(["0a1b", "0a1b", "0a1b", "c2d3"])
@@ -22,7 +22,7 @@ def test_two_runs_that_begin_in_the_same_second_are_two(
     assert (first, second) == ("study-20260101-120000-0a1b", "study-20260101-120000-c2d3")
 
 
-def test_where_no_folder_can_be_made_that_is_told(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(BadInputError, match="name a folder that you may write to with --runs"):
         RunDirectory.new(tmp_path / "runs", "study")

@@ -126,7 +126,7 @@ def make_context(configuration: Path, name: str, url: str, *, use: bool) -> None
         ("podman-5.8.6", "is Podman"),
     ],
 )
-def test_real_engines_are_told_apart(engine: str, reason: str | None) -> None:
+def test_kinds_of_engines_are_recognised(engine: str, reason: str | None) -> None:
     found = docker_engine.unfit(info_of(engine))
     finding = doctor.engine(info_of(engine, DockerRootDir="/"))
     if reason is None:
@@ -139,7 +139,7 @@ def test_real_engines_are_told_apart(engine: str, reason: str | None) -> None:
         assert found.reason in finding.detail
 
 
-def test_podman_is_refused_before_anything_is_started(
+def test_podman_is_refused_before_the_start(
     listening: socketserver.UnixStreamServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/engine.sock")
@@ -153,7 +153,7 @@ def test_podman_is_refused_before_anything_is_started(
     assert {request.split()[0] for request in asked} == {"GET"}
 
 
-def test_a_refused_run_leaves_nothing_and_plan_tells_of_it(
+def test_refused_engine_leaves_nothing_and_is_shown_by_plan(
     testbed: Testbed,
     listening: socketserver.UnixStreamServer,
     folder: Path,
@@ -210,7 +210,7 @@ def test_real_podman_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("release", ["6.10.14-linuxkit", "5.15.167.4-microsoft-standard-WSL2"])
-def test_an_engine_on_another_kernel_is_refused(release: str) -> None:
+def test_engine_on_another_kernel_is_refused(release: str) -> None:
     found = docker_engine.unfit(info_of("docker-28.5.2", KernelVersion=release))
     assert found is not None
     assert f"its kernel is {release}, the one here {platform.release()}" in found.reason
@@ -220,7 +220,7 @@ def test_an_engine_on_another_kernel_is_refused(release: str) -> None:
     ("own", "engines"),
     [("6.8-rc1", "6.8.0-rc1"), ("6.16+deb14-amd64", "6.16.0+deb14-amd64"), ("6.1.0-42", "6.1.0-42")],
 )
-def test_docker_writes_releases_with_three_numbers(
+def test_kernel_releases_are_compared_with_three_numbers(
     own: str, engines: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.release", lambda: own)
@@ -228,7 +228,7 @@ def test_docker_writes_releases_with_three_numbers(
 
 
 @pytest.mark.parametrize(("name", "fits"), [(socket.gethostname(), True), ("twin", False)])
-def test_an_engine_of_another_machine_with_the_same_kernel_is_refused(
+def test_engine_of_another_machine_with_the_same_kernel_is_refused(
     name: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = socketserver.TCPServer(("127.0.0.1", 0), Recorded)
@@ -240,7 +240,7 @@ def test_an_engine_of_another_machine_with_the_same_kernel_is_refused(
     assert fits or (found is not None and "another machine (twin, at tcp://127.0.0.1" in found.reason)
 
 
-def test_an_engine_with_other_files_is_warned_of(tmp_path: Path) -> None:
+def test_engine_that_sees_other_files_gives_a_warning(tmp_path: Path) -> None:
     info = info_of("docker-28.5.2", DockerRootDir=str(tmp_path))
     assert doctor.engine(info).status == "ok"
     info["DockerRootDir"] += "/not-here"
@@ -250,7 +250,7 @@ def test_an_engine_with_other_files_is_warned_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_variable", [True, False])
-def test_the_context_leads_to_its_engine(
+def test_docker_context_selects_its_engine(
     by_variable: bool,
     listening: socketserver.UnixStreamServer,
     contexts: Path,
@@ -270,7 +270,7 @@ def test_the_context_leads_to_its_engine(
 @pytest.mark.parametrize(
     ("by_variable", "fix"), [(True, "unset DOCKER_CONTEXT"), (False, "docker context use default")]
 )
-def test_the_context_of_an_engine_that_does_not_answer_is_named(
+def test_context_of_an_unreachable_engine_is_named(
     by_variable: bool, fix: str, contexts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_context(contexts, "lab", "unix:///nonexistent.sock", use=not by_variable)
@@ -284,9 +284,7 @@ def test_the_context_of_an_engine_that_does_not_answer_is_named(
     assert fix in str(finding.fix)
 
 
-def test_a_context_that_is_not_there_is_an_error(
-    contexts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_context_is_an_error(contexts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK would silently use the local engine."""
     monkeypatch.setenv("DOCKER_CONTEXT", "lab")
     with pytest.raises(HostError, match=r"There is no Docker context lab.*docker context use NAME"):
@@ -299,7 +297,7 @@ def test_a_context_that_is_not_there_is_an_error(
         docker_engine.connect()
 
 
-def test_docker_host_goes_before_the_context(
+def test_docker_host_takes_precedence_over_the_context(
     listening: socketserver.UnixStreamServer, contexts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_context(contexts, "lab", "unix:///nonexistent.sock", use=True)
@@ -312,9 +310,7 @@ def test_docker_host_goes_before_the_context(
     ("capabilities", "held"),
     [("000001ffffffffff", True), ("00000000a80425fb", False), ("0000000000001000", True)],
 )
-def test_root_of_a_container_may_not_change_networks(
-    capabilities: str, held: bool, tmp_path: Path
-) -> None:
+def test_missing_network_capability_is_detected(capabilities: str, held: bool, tmp_path: Path) -> None:
     """The second has Docker's default capabilities."""
     status = tmp_path / "status"
     status.write_text(f"Name:\tpython\nCapPrm:\t{'f' * 16}\nCapEff:\t{capabilities}\n")
@@ -322,7 +318,7 @@ def test_root_of_a_container_may_not_change_networks(
 
 
 @pytest.mark.docker
-def test_files_that_the_engine_does_not_see_are_named(engine: docker.DockerClient) -> None:
+def test_files_invisible_to_the_engine_are_named(engine: docker.DockerClient) -> None:
     mount = docker.types.Mount("/x", "/nonexistent/run/work", "bind")
     with (
         pytest.raises(HostError, match=r"sees other files .* it has no /nonexistent/run/work\. "),

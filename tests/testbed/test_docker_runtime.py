@@ -68,7 +68,7 @@ def limits(spec: RunSpec, device: Device, *actions: Action) -> list[CpuLimits | 
     return found
 
 
-def test_only_who_is_down_starts_without_a_quota(spec: RunSpec) -> None:
+def test_only_stopped_containers_start_without_a_quota(spec: RunSpec) -> None:
     here = Device(spec.plan.devices[0], away=False)
     assert limits(spec, here, Restart(), Pause(), Join()) == [None, None, None]
     assert limits(spec, replace(here, away=True), Join(), Join()) == [UNLIMITED, None]
@@ -76,7 +76,7 @@ def test_only_who_is_down_starts_without_a_quota(spec: RunSpec) -> None:
     assert limits(spec, here, Leave(), Join(), Join()) == [None, UNLIMITED, None]
 
 
-def test_a_new_share_is_a_new_quota(spec: RunSpec) -> None:
+def test_changed_share_sets_a_new_quota(spec: RunSpec) -> None:
     device = Device(spec.plan.devices[0], away=False)
     response = respond(spec, device, SetCpu(0.5))
     assert response.limits == CpuLimits(quota=5000, period=10_000, weight=5000, cpus="1")
@@ -85,13 +85,13 @@ def test_a_new_share_is_a_new_quota(spec: RunSpec) -> None:
     assert limits(spec, response.device, SetCpu(0.1)) == [PLANNED]
 
 
-def test_all_else_is_the_devices_to_do(spec: RunSpec) -> None:
+def test_other_actions_are_sent_to_the_device(spec: RunSpec) -> None:
     device = Device(spec.plan.devices[0], away=False)
     assert respond(spec, device, Crash()).orders == [("d", messages.DeviceOrder("d", Crash()))]
     assert respond(spec, device, Join()).orders == [("d", messages.DeviceOrder("d", Join()))]
 
 
-def test_a_container_that_has_ended_does_not_start_again(spec: RunSpec) -> None:
+def test_ended_container_is_not_started_again(spec: RunSpec) -> None:
     device = Device(spec.plan.devices[0], away=False)
     for begins in (Restart(), Join()):
         with pytest.raises(BadInputError, match=r"d cannot .* container has ended \(exit code 137\)"):
@@ -100,9 +100,7 @@ def test_a_container_that_has_ended_does_not_start_again(spec: RunSpec) -> None:
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_the_engine_limits_a_device_and_tells_of_its_end(
-    spec: RunSpec, engine: docker.DockerClient
-) -> None:
+def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: docker.DockerClient) -> None:
     """A share that the engine refuses is forgotten: the next limit is as planned. That a log
     cannot be saved keeps nothing from being removed. A device that prints for ever fills no disk."""
     preparation.write(preparation.prepare(spec.topology, None), spec.directory)
@@ -166,7 +164,7 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_containers_do_not_get_the_users_proxy(
+def test_containers_do_not_inherit_the_users_proxy(
     spec: RunSpec, built: images.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine's clients put it into each container, with its password."""
@@ -188,7 +186,7 @@ def test_containers_do_not_get_the_users_proxy(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_a_router_finds_room_for_the_lock_of_the_older_iptables(
+def test_router_can_create_the_iptables_lock(
     engine: docker.DockerClient, built: images.Images, tmp_path: Path
 ) -> None:
     """Its root file system is read-only."""
@@ -208,7 +206,7 @@ def test_a_router_finds_room_for_the_lock_of_the_older_iptables(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_containers_go_however_long_that_takes_but_for_a_swarms(
+def test_containers_are_removed_except_those_of_a_swarm(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker's engine has them, and the Swarm would start them again."""
@@ -237,7 +235,7 @@ def test_containers_go_however_long_that_takes_but_for_a_swarms(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_control_groups_go_that_only_the_engine_sees(
+def test_control_groups_visible_only_to_the_engine_are_removed(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from a container, which has control groups of its own."""
@@ -252,7 +250,7 @@ def test_control_groups_go_that_only_the_engine_sees(
 
 
 @pytest.mark.parametrize("silences", [3, 4])
-def test_removal_outlasts_an_engine_that_is_silent_for_a_while(silences: int) -> None:
+def test_removal_waits_for_a_slow_engine(silences: int) -> None:
     """On a slow host one removal takes longer than a request may; the engine goes on with it."""
     calls = iter([requests.ReadTimeout("read timed out")] * silences)
 
@@ -285,7 +283,7 @@ with closing(docker_engine.connect()) as engine:
 @pytest.mark.docker
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may make namespaces")
-def test_a_controller_in_a_pid_namespace_of_its_own_isolates_devices_too(
+def test_controller_in_its_own_pid_namespace_isolates_devices(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images
 ) -> None:
     """It does not see their processes, and must not take them for ended ones."""
@@ -308,7 +306,7 @@ def test_a_controller_in_a_pid_namespace_of_its_own_isolates_devices_too(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_control_groups_go_even_where_a_network_stays(
+def test_control_groups_are_removed_even_if_a_network_is_not(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "_NETWORK_RELEASE_TIMEOUT_SECONDS", 0.0)
@@ -329,7 +327,7 @@ def test_control_groups_go_even_where_a_network_stays(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_mps_answers_before_a_device_starts_and_only_those_that_share_reach_it(
+def test_mps_is_ready_before_devices_start_and_reachable_only_by_sharers(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:
     """Around a stand-in for NVIDIA's daemon, as this host may have no GPU."""

@@ -37,14 +37,14 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
 
 
-def test_without_an_engine_the_rest_is_still_examined(no_engine: None) -> None:
+def test_checks_continue_without_an_engine(no_engine: None) -> None:
     findings = {finding.name: finding for finding in doctor.doctor()}
     assert findings["Docker engine"].status == "missing"
     assert findings["Docker engine"].fix is not None
     assert findings["Python"].status == "ok"
 
 
-def test_a_fix_is_printed_in_one_piece(no_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixes_are_printed_unwrapped(no_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     (fix,) = (one.fix for one in doctor.doctor() if one.name == "Docker engine")
     assert fix is not None
     for columns in ("70", "400"):
@@ -52,13 +52,13 @@ def test_a_fix_is_printed_in_one_piece(no_engine: None, monkeypatch: pytest.Monk
         assert fix in cli("doctor").stdout
 
 
-def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:
+def test_engine_that_does_not_answer_is_named(no_engine: None) -> None:
     assert not docker_engine.available()
     with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*unset DOCKER_HOST"):
         docker_engine.connect()
 
 
-def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_connection_times_out_sooner_than_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Mock] = []
 
     def from_env(timeout: int) -> Mock:
@@ -73,7 +73,7 @@ def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.Monkey
     made[0].close.assert_called_once()
 
 
-def test_an_engine_on_a_busy_host_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_engine_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its socket takes a connection at once, and the answer comes after some seconds."""
     slow = tmp_path / "docker.sock"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{slow}")
@@ -106,7 +106,7 @@ def engine_that_answers(after: Iterator[float]) -> type[BaseHTTPRequestHandler]:
 
 
 @pytest.mark.parametrize("option", ["rootless", "userns"])
-def test_an_engine_without_root_is_passed_over(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rootless_engine_is_skipped(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["name=seccomp,profile=builtin"]
     info = {"ServerVersion": "27.0", "SecurityOptions": options}
     client = Mock(info=lambda: info)
@@ -124,7 +124,7 @@ def test_an_engine_without_root_is_passed_over(option: str, monkeypatch: pytest.
         pass
 
 
-def test_a_socket_of_others_is_fixed_by_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inaccessible_socket_is_fixed_by_group_membership(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = PermissionError(13, "Permission denied")
     wrapped = requests.ConnectionError("Connection aborted.", refused)
     monkeypatch.setattr("docker.from_env", Mock(side_effect=wrapped))
@@ -142,14 +142,14 @@ def test_a_socket_of_others_is_fixed_by_the_group(monkeypatch: pytest.MonkeyPatc
         ({"MemoryLimit": False}, "missing"),
     ],
 )
-def test_limits_that_do_not_hold_are_found(change: dict[str, Any], status: str) -> None:
+def test_ineffective_limits_are_found(change: dict[str, Any], status: str) -> None:
     finding = doctor.control_groups(LIMITS | change)
     assert finding.status == status
     assert (finding.fix is None) == (status == "ok")
 
 
 @pytest.mark.alone  # others make interfaces, too
-def test_a_kernel_feature_is_tried_and_leaves_nothing() -> None:
+def test_kernel_feature_check_leaves_nothing() -> None:
     interfaces = set(Path("/sys/class/net").iterdir())
     for feature in kernel.FEATURES:
         works, answer = kernel.supports(feature)
@@ -159,7 +159,7 @@ def test_a_kernel_feature_is_tried_and_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("refused", ["unshare", "ip"])
 @pytest.mark.parametrize("listed", [True, False])
-def test_what_an_ordinary_user_may_not_try_is_looked_up(
+def test_kernel_features_are_looked_up_for_ordinary_users(
     refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool
 ) -> None:
     """A user namespace that is refused, or has no rights in it, says nothing about the kernel."""
@@ -184,7 +184,7 @@ def test_what_an_ordinary_user_may_not_try_is_looked_up(
     assert "Operation not permitted" in finding.detail
 
 
-def test_a_feature_that_no_kernel_has_is_not_found() -> None:
+def test_missing_kernel_feature_is_reported() -> None:
     absent = kernel.Feature("sch_absent", "tc qdisc add dev lo root absent", "nothing", needed=False)
     finding = doctor.traffic_control(absent)
     assert finding.status == "warn"
@@ -196,7 +196,7 @@ def test_a_feature_that_no_kernel_has_is_not_found() -> None:
     ("allowed", "chosen", "status"),
     [("reno bbr cubic\n", "cubic", "ok"), ("reno bbr\n", "reno", "warn"), (None, None, "ok")],
 )
-def test_containers_have_cubic_where_the_kernel_allows_it(
+def test_containers_use_cubic_if_available(
     allowed: str | None, chosen: str | None, status: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "allowed"
@@ -208,14 +208,14 @@ def test_containers_have_cubic_where_the_kernel_allows_it(
 
 
 @pytest.mark.docker
-def test_a_host_with_an_engine_can_run(engine: docker.DockerClient) -> None:
+def test_host_with_an_engine_passes(engine: docker.DockerClient) -> None:
     findings = {finding.name: finding for finding in doctor.doctor()}
     assert findings["Docker engine"].status == "ok"
     assert findings["control groups"].status == "ok"
     assert all(finding.fix for finding in findings.values() if finding.status == "missing")
 
 
-def test_the_swarm_and_what_is_amiss_with_its_nodes() -> None:
+def test_swarm_nodes_with_problems_are_reported() -> None:
     def node(name: str, version: str = "20.10.24", **changes: str) -> dict[str, Any]:
         return {
             "ID": f"id-{name}",

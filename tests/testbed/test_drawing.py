@@ -25,7 +25,7 @@ stop: {after: 60s}
 HOST = Host((0, 1), 2**34, "this kernel has no netem")
 
 
-def test_text_has_servers_cells_groups_and_links() -> None:
+def test_text_drawing_has_servers_cells_groups_and_links() -> None:
     topology = parse(TOPOLOGY)
     drawn = drawing.picture(topology, plan(topology, "docker", HOST))
     assert drawing.as_text(drawn).splitlines() == [
@@ -38,7 +38,7 @@ def test_text_has_servers_cells_groups_and_links() -> None:
 
 
 @pytest.mark.parametrize(("runtime", "between"), [("docker", "router"), ("virtual", None)])
-def test_the_svg_is_one_and_its_texts_are_within(runtime: str, between: str | None) -> None:
+def test_svg_is_well_formed_and_its_texts_fit(runtime: str, between: str | None) -> None:
     topology = parse(TOPOLOGY)
     image = ElementTree.fromstring(  # noqa: S314  # our own
         drawing.as_svg(drawing.picture(topology, plan(topology, runtime, HOST)))
@@ -59,7 +59,7 @@ def test_the_svg_is_one_and_its_texts_are_within(runtime: str, between: str | No
     assert texts["broker"][0] < texts["wifi: up 20mbit, down 50mbit"][0] < texts["tv"][0]
 
 
-def test_plan_draws(testbed: Testbed, tmp_path: Path) -> None:
+def test_plan_draws_the_topology(testbed: Testbed, tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(TOPOLOGY)
     to = tmp_path / "t.svg"
     said = testbed("plan", tmp_path / "t.yaml", "--runtime", "virtual", "--draw", "--draw-to", to)

@@ -24,7 +24,7 @@ def test_budget_grows_by_the_share_and_shrinks_by_use() -> None:
     assert step(0.0, share=0.25, elapsed=0.02, used=0.02) == pytest.approx(-0.015)
 
 
-def test_idle_time_is_not_saved_up() -> None:
+def test_idle_time_does_not_accumulate() -> None:
     assert step(0.0, share=0.5, elapsed=3600.0, used=0.0) == 0.5 * PERIOD
 
 
@@ -35,7 +35,7 @@ def test_long_run_share_is_exact(share: float, tick: float) -> None:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.0, 2.5])
-def test_ticks_that_come_too_late_cost_share_and_never_give_more(share: float) -> None:
+def test_late_ticks_never_give_more_than_the_share(share: float) -> None:
     assert after(1000, share, tick=1.0) <= share * 1000 + 4
 
 
@@ -99,7 +99,7 @@ def test_children_share_the_limit(start: Start, duty_cycle: DutyCycle) -> None:
     assert child.status() != psutil.STATUS_STOPPED
 
 
-def test_release_and_close_resume(start: Start, duty_cycle: DutyCycle) -> None:
+def test_release_and_close_resume_processes(start: Start, duty_cycle: DutyCycle) -> None:
     processes = {name: psutil.Process(start(BUSY)) for name in ("released", "closed")}
     for name, process in processes.items():
         duty_cycle.limit(name, process.pid, 0.001)
@@ -113,7 +113,7 @@ def test_release_and_close_resume(start: Start, duty_cycle: DutyCycle) -> None:
         duty_cycle.limit("late", processes["closed"].pid, 0.5)
 
 
-def test_a_process_that_ends_troubles_nobody(start: Start, duty_cycle: DutyCycle) -> None:
+def test_process_that_exits_is_ignored(start: Start, duty_cycle: DutyCycle) -> None:
     with subprocess.Popen([sys.executable, "-c", "pass"]) as brief:
         duty_cycle.limit("brief", brief.pid, 0.1)
     duty_cycle.limit("gone", brief.pid, 0.1)
@@ -122,6 +122,6 @@ def test_a_process_that_ends_troubles_nobody(start: Start, duty_cycle: DutyCycle
     eventually(lambda: other.status() == psutil.STATUS_STOPPED)
 
 
-def test_a_share_must_be_positive(duty_cycle: DutyCycle) -> None:
+def test_share_must_be_positive(duty_cycle: DutyCycle) -> None:
     with pytest.raises(ValueError, match="stop a for ever"):
         duty_cycle.limit("a", 1, 0.0)

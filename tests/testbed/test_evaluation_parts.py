@@ -26,7 +26,7 @@ stop: {updates: 12}
 """
 
 
-def test_a_run_tells_loss_and_accuracy_of_classes_and_devices(
+def test_run_records_loss_and_accuracy_per_class_and_device(
     tmp_path: Path, testbed: Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DigitsLogreg, "has_perplexity", True)
@@ -66,7 +66,7 @@ def test_a_run_tells_loss_and_accuracy_of_classes_and_devices(
     assert len(pd.read_csv(tmp_path / "all.csv")) == len(rows)
 
 
-def test_a_run_is_evaluated_by_what_it_did_not_ask_for_and_a_damaged_model_is_named(
+def test_finished_run_is_evaluated_by_other_parts_and_a_damaged_model_is_named(
     tmp_path: Path, testbed: Testbed
 ) -> None:
     text = TEXT.replace(", classes: true, devices: 40", "")

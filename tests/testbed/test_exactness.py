@@ -59,7 +59,9 @@ def _devices(*timings: str) -> list[dict[str, Any]]:
     ids=["as_fedavg", "area every", "area period"],
 )
 @pytest.mark.parametrize("after", [1, 5, 12])
-def test_everything_at_once_at_the_end(rule: dict[str, Any], after: int, tmp_path: Path) -> None:
+def test_all_events_of_the_last_instant_are_handled_in_order(
+    rule: dict[str, Any], after: int, tmp_path: Path
+) -> None:
     """Arrivals, the rule's timer, an evaluation and the end, all at the last instant."""
     run = _run(
         tmp_path,
@@ -81,7 +83,7 @@ def test_everything_at_once_at_the_end(rule: dict[str, Any], after: int, tmp_pat
     ],
     ids=["period", "random"],
 )
-def test_area_makes_no_version_of_a_tick_without_messages(
+def test_area_tick_without_messages_makes_no_version(
     criterion: dict[str, Any], staleness: dict[int, int], tmp_path: Path
 ) -> None:
     run = _run(
@@ -101,7 +103,7 @@ def test_area_makes_no_version_of_a_tick_without_messages(
     assert run.updates["staleness"].value_counts().to_dict() == staleness
 
 
-def test_each_attempt_of_a_training_takes_the_next_durations(tmp_path: Path) -> None:
+def test_each_attempt_of_a_training_takes_the_next_duration(tmp_path: Path) -> None:
     """Crashes take the trainings of 300 ms and of 50 ms; a leave the one of 70 ms. What comes after is
     another's turn: 200 ms, then from the beginning."""
     measured = {"distribution": "trace", "values": ["100ms", "300ms", "50ms", "70ms", "200ms"]}
@@ -123,9 +125,7 @@ def test_each_attempt_of_a_training_takes_the_next_durations(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_with_durations_drawn_anew_crashes_do_not_slow_a_memoryless_device_down(
-    seed: int, tmp_path: Path
-) -> None:
+def test_crashes_do_not_slow_a_device_with_memoryless_durations(seed: int, tmp_path: Path) -> None:
     """In 200 s, 1,200 less what 1 ms of each second away takes; 176 where an attempt repeats its draw.
     The same seed gives the same records."""
 
@@ -147,7 +147,7 @@ def test_with_durations_drawn_anew_crashes_do_not_slow_a_memoryless_device_down(
     assert once.updates.equals(again.updates)
 
 
-def test_the_last_step_of_a_scenario_ends_the_run_and_nothing_follows(tmp_path: Path) -> None:
+def test_last_scenario_step_may_end_the_run(tmp_path: Path) -> None:
     run = _run(
         tmp_path,
         task=_task(2, 4),
@@ -159,14 +159,14 @@ def test_the_last_step_of_a_scenario_ends_the_run_and_nothing_follows(tmp_path: 
     assert [r.device for r in _records(run) if isinstance(r, events.Acted)] == ["a", "b"]
 
 
-def test_equal_periods_meet_for_ever() -> None:
+def test_equal_periods_coincide_throughout_the_run() -> None:
     run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, Stop(after=600.0))
     run.run()
     assert {r.weight for r in run.records if isinstance(r, events.UpdateApplied)} == {0.5}
     assert run.server.version == 6_000
 
 
-def test_the_last_tick_counts(tmp_path: Path) -> None:
+def test_tick_at_the_end_counts(tmp_path: Path) -> None:
     run = _run(
         tmp_path,
         task=_task(2, 4),
@@ -179,7 +179,7 @@ def test_the_last_tick_counts(tmp_path: Path) -> None:
     ]
 
 
-def test_an_interrupt_at_the_very_end_of_a_step_takes_no_further_step(tmp_path: Path) -> None:
+def test_interrupt_at_the_end_of_a_step_takes_no_further_step(tmp_path: Path) -> None:
     run = _run(
         tmp_path,
         task=_task(2, 4, steps=10, lr=0.05),
@@ -262,7 +262,7 @@ AWAY: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("rule", REJOINING)
-def test_who_comes_back_counts_as_if_it_had_never_been_away(rule: str, tmp_path: Path) -> None:
+def test_returning_client_regains_its_full_weight(rule: str, tmp_path: Path) -> None:
     """Once a client that was away is back for a while, each client's part of the weight, and the mean
     loss, are as in a run in which it never was."""
 
@@ -290,7 +290,7 @@ def test_who_comes_back_counts_as_if_it_had_never_been_away(rule: str, tmp_path:
         assert found_loss == pytest.approx(loss, rel=0.1)
 
 
-def test_another_share_leaves_the_time_that_timing_gives_as_it_is(tmp_path: Path) -> None:
+def test_cpu_share_does_not_change_the_time_given_by_timing(tmp_path: Path) -> None:
     """20 steps of 1 ms are far below 10 s, at a tenth of a core too; at a thousandth they take 20 s."""
     run = _run(
         tmp_path,
@@ -311,7 +311,7 @@ def test_another_share_leaves_the_time_that_timing_gives_as_it_is(tmp_path: Path
     assert took == pytest.approx([10, 10, 10, 10, 20])
 
 
-def test_a_client_that_is_drawn_goes_on_from_the_model_of_that_round(tmp_path: Path) -> None:
+def test_drawn_client_continues_from_the_model_of_that_round(tmp_path: Path) -> None:
     """[W] 2.1.1: who waits with its update when it is drawn in round t trains from w^t next."""
     run = _run(
         tmp_path,
@@ -329,7 +329,7 @@ def test_a_client_that_is_drawn_goes_on_from_the_model_of_that_round(tmp_path: P
     assert waited > 100
 
 
-def test_updates_of_one_instant_are_handed_in_in_device_order(tmp_path: Path) -> None:
+def test_updates_of_one_instant_are_delivered_in_device_order(tmp_path: Path) -> None:
     """a trains until the very moment at which the update that b sent before arrives."""
     run = _run(
         tmp_path,

@@ -80,7 +80,7 @@ BUSY = (0.25, 100, 97)
 IDLE = (0.02, 10, 0)
 
 
-def test_a_share_is_measured_where_the_kernel_held_the_device_back() -> None:
+def test_cpu_share_is_measured_while_the_kernel_throttles() -> None:
     got = pi(usage([BUSY, IDLE, BUSY, IDLE, IDLE, BUSY]))
     assert got.figures["cpu"].requested == 0.25
     assert got.figures["cpu"].got == pytest.approx(0.25)
@@ -89,7 +89,7 @@ def test_a_share_is_measured_where_the_kernel_held_the_device_back() -> None:
     assert got.used == pytest.approx((3 * 0.25 + 3 * 0.02) / 6)
 
 
-def test_pauses_within_a_stretch_do_not_count() -> None:
+def test_unthrottled_periods_are_left_out() -> None:
     """It ran in 40 of 100 periods of 10 ms, and these gave it 0.09 s: 0.225 of a core."""
     got = pi(usage([(0.09, 40, 39)] * 10))
     assert got.figures["cpu"].got == pytest.approx(0.225)
@@ -97,7 +97,7 @@ def test_pauses_within_a_stretch_do_not_count() -> None:
     assert got.measured == pytest.approx(4.0)
 
 
-def test_a_device_that_only_waits_is_never_busy() -> None:
+def test_waiting_device_is_never_busy() -> None:
     got = pi(usage([IDLE] * 10))
     assert got.figures["cpu"] == Figure(0.25, None)
     assert got.figures["cpu"].error is None
@@ -106,7 +106,7 @@ def test_a_device_that_only_waits_is_never_busy() -> None:
     assert list(got.judged()) == []
 
 
-def test_a_host_with_less_to_give_shows_while_devices_train() -> None:
+def test_starved_device_is_detected_during_training() -> None:
     """Nobody throttles a device that gets less than its quota."""
     starved = usage([(0.1, 100, 0)] * 8)
     assert pi(starved).figures["cpu"].got is None
@@ -116,7 +116,7 @@ def test_a_host_with_less_to_give_shows_while_devices_train() -> None:
     assert got.measured == pytest.approx(5.0)
 
 
-def test_without_counters_only_training_tells() -> None:
+def test_without_throttling_counters_training_times_are_used() -> None:
     samples = bare([0.25, 0.25, 0.24, 0.26, 0.01])
     got = pi(samples, trained=[(0.0, 1.5), (1.2, 2.96), (3.06, 4.0)])  # the fourth second lacks 6 %
     assert got.figures["cpu"].got == pytest.approx((0.25 + 0.25 + 0.24) / 3)
@@ -135,7 +135,7 @@ def demanding(rates: Sequence[tuple[float, float, float]], start: float = 0.5) -
     return samples
 
 
-def test_a_device_that_waits_in_between_is_judged_by_what_it_got_when_it_wanted_to_run() -> None:
+def test_device_that_often_waits_is_judged_by_its_share_when_runnable() -> None:
     got = pi(demanding([(0.1, 0.1, 0.3)] * 4))
     assert got.figures["cpu"].got is None
     assert got.demand.got == pytest.approx(0.25)
@@ -145,7 +145,7 @@ def test_a_device_that_waits_in_between_is_judged_by_what_it_got_when_it_wanted_
     assert list(pi(demanding([(0.1, 0.1, 0.0)] * 4)).judged()) == []
 
 
-def test_no_device_wants_more_time_than_there_is() -> None:
+def test_demand_is_at_most_the_elapsed_time() -> None:
     """Suspended while it waits for a core, a process waits twice."""
     got = pi(demanding([(0.25, 0.25, 1.1)] * 4))
     assert got.demand.got == pytest.approx(0.25)
@@ -157,7 +157,7 @@ def test_demand_is_in_device_time() -> None:
     assert in_device_time(sample, 4.0) == {**sample, "at": 2.0, "ran": 1.0, "waited": 1.0}
 
 
-def test_another_client_counts_anew() -> None:
+def test_new_client_process_restarts_the_demand_counters() -> None:
     samples = demanding([(0.1, 0.1, 0.3)] * 4)
     for sample in samples[2:]:
         sample["ran"] -= 0.6
@@ -166,7 +166,7 @@ def test_another_client_counts_anew() -> None:
     assert got.demand.got == pytest.approx(0.25)
 
 
-def test_demand_that_the_kernel_does_not_count() -> None:
+def test_missing_demand_counter_leaves_the_device_unjudged() -> None:
     got = pi(usage([IDLE] * 10))
     assert (got.demand.got, got.wanted) == (None, None)
     assert list(got.unjudged()) == [
@@ -175,7 +175,7 @@ def test_demand_that_the_kernel_does_not_count() -> None:
     assert list(pi(usage([BUSY] * 10)).unjudged()) == []
 
 
-def test_what_is_not_observed_is_not_judged() -> None:
+def test_device_without_enough_telemetry_is_not_judged() -> None:
     samples = usage([BUSY] * 4)
     assert list(pi(samples, clock=Clock(EPOCH, end=10.0)).unjudged()) == ["CPU: telemetry of 4 of 10 s"]
     assert list(pi(samples, away=((4.0, 10.0),), clock=Clock(EPOCH, end=10.0)).unjudged()) == []
@@ -183,14 +183,14 @@ def test_what_is_not_observed_is_not_judged() -> None:
     assert list(pi([], clock=Clock(EPOCH, end=3.0)).unjudged()) == ["CPU: telemetry of 0 of 3 s"]
 
 
-def test_the_phase_that_waited_most_is_the_devices_demand() -> None:
+def test_demand_is_that_of_the_phase_with_the_longest_wait() -> None:
     phases = RequestedCpu(0.25), RequestedCpu(0.5, at=4.0)
     got = pi(demanding([(0.1, 0.1, 0.3)] * 4 + [(0.2, 0.2, 0.6)] * 4), *phases)
     assert got.demand.requested == 0.5
     assert got.demand.got == pytest.approx(0.25)
 
 
-def test_a_restart_begins_the_counters_anew() -> None:
+def test_restart_resets_the_counters() -> None:
     before = usage([BUSY] * 3)  # to 3 s
     # Up again at 5 s without a limit, which is set when it is ready, half way to 7 s.
     after = usage([(0.9, 0, 0), (0.6, 50, 49), BUSY, BUSY], at=5.0, start=(0.1, 0, 0))
@@ -200,7 +200,7 @@ def test_a_restart_begins_the_counters_anew() -> None:
     assert got.used == pytest.approx((3 * 0.25 + 0.1 + 0.9 + 0.6 + 2 * 0.25) / 9)
 
 
-def test_start_up_in_a_container_that_stays_is_not_measured() -> None:
+def test_startup_in_a_surviving_container_is_not_measured() -> None:
     """It was killed at 3 s and started at once, without its quota until it was ready at 5.2 s."""
     start = [(0.8, 0, 0), (0.9, 0, 0), (0.4, 80, 80)]
     samples = usage([BUSY] * 3 + start + [BUSY] * 4)
@@ -210,7 +210,7 @@ def test_start_up_in_a_container_that_stays_is_not_measured() -> None:
     assert got.measured == pytest.approx(7.0)
 
 
-def test_each_asked_share_is_measured_by_itself_and_the_worst_is_shown() -> None:
+def test_each_requested_share_is_measured_and_the_worst_shown() -> None:
     """From 4 s on 0.125 was asked, and half a second later 0.15 is what there is."""
     low = (0.15, 50, 50)  # periods of 20 ms
     change = RequestedCpu(0.125, 0.02, at=4.0)
@@ -226,7 +226,7 @@ def test_each_asked_share_is_measured_by_itself_and_the_worst_is_shown() -> None
     assert got.measured == pytest.approx(4.0)
 
 
-def test_a_frozen_device_is_not_measured() -> None:
+def test_paused_device_is_not_measured() -> None:
     """It was frozen from 2.5 to 6 s in the middle of a training, and sent nothing."""
     samples = usage([BUSY] * 2) + usage([BUSY] * 3, at=7.0, start=(2.51, 215, 198))
     got = pi(samples, trained=[(0.5, 9.5)], away=((2.5, 6.0),))
@@ -236,7 +236,7 @@ def test_a_frozen_device_is_not_measured() -> None:
     assert frozen_for_ever.measured == pytest.approx(7.0)
 
 
-def test_only_the_run_counts() -> None:
+def test_only_samples_within_the_run_count() -> None:
     samples = usage([(1.0, 0, 0)] * 3 + [BUSY] * 10, at=-3.0)
     got = pi(reversed(samples), clock=Clock(EPOCH, begin=2.0, end=8.0))
     assert got.figures["cpu"].got == pytest.approx(0.25)
@@ -244,7 +244,7 @@ def test_only_the_run_counts() -> None:
     assert got.used == pytest.approx(0.25)
 
 
-def test_what_is_no_sample_is_passed_over() -> None:
+def test_invalid_samples_are_skipped() -> None:
     samples = usage([BUSY] * 4)
     rubbish: list[Sample] = [
         {},
@@ -264,7 +264,7 @@ def test_what_is_no_sample_is_passed_over() -> None:
     assert (silent.measured, silent.used, silent.probes) == (0.0, None, 0)
 
 
-def test_trainings_are_those_of_the_updates() -> None:
+def test_training_intervals_come_from_the_updates() -> None:
     def update(client: str, start: float) -> events.UpdateApplied:
         return events.UpdateApplied(
             client=client,
@@ -304,7 +304,7 @@ def test_trainings_are_those_of_the_updates() -> None:
 LINK = RequestedLink(up=5e6, down=20e6, delay=0.03, jitter=0.003, loss=0.1)
 
 
-def test_links_are_what_probes_measured() -> None:
+def test_link_figures_come_from_the_probes() -> None:
     """Delays and losses are those of both ways."""
     got = pi(
         [
@@ -327,7 +327,7 @@ def test_links_are_what_probes_measured() -> None:
     assert [name for name, _ in same.judged()] == ["up", "down", "rtt"]
 
 
-def test_what_was_not_asked_has_no_error() -> None:
+def test_figure_that_was_not_requested_has_no_error() -> None:
     probes = [probe(1.0, up=900e6, rtt=0.0002)]
     got = pi(probes, link=(RequestedLink(down=1e6),))
     assert got.figures["rtt"].error is None
@@ -336,7 +336,7 @@ def test_what_was_not_asked_has_no_error() -> None:
     assert pi([], link=(LINK,)).figures["up"] == Figure(5e6, None)
 
 
-def test_a_probe_of_before_the_run_is_of_the_link_as_first_asked() -> None:
+def test_probe_before_the_run_is_compared_with_the_initial_link() -> None:
     links = (LINK, RequestedLink(up=1e6, at=10.0))
     for first in (0.0, 2.0):
         got = pi([probe(-3.0, rtt=0.06)], link=(replace(LINK, at=first), *links[1:]))
@@ -345,14 +345,14 @@ def test_a_probe_of_before_the_run_is_of_the_link_as_first_asked() -> None:
     assert late.probes == 1
 
 
-def test_a_resumed_run_is_probed_with_the_link_as_first_asked() -> None:
+def test_probe_of_a_resumed_run_is_compared_with_the_initial_link() -> None:
     """Its clock goes on at 60 s; of what was set at 10 s the containers hear when it does."""
     links = (LINK, replace(LINK, up=1_000_000, at=10.0))
     got = pi([probe(57.0, up=5e6)], link=links, clock=Clock(EPOCH, begin=60.0))
     assert got.figures["up"] == Figure(5e6, 5e6)
 
 
-def test_a_change_of_a_link_that_did_not_happen_shows() -> None:
+def test_link_change_without_effect_is_detected() -> None:
     links = (LINK, RequestedLink(up=1e6, delay=0.0295, at=10.0))
     probes = [probe(at, up=5e6, rtt=0.0605) for at in (1.0, 3.0, 5.0, 10.2, 12.0)]
     got = pi(probes, link=links)
@@ -372,7 +372,7 @@ RECORDED = """\
 """
 
 
-def test_a_recorded_run(tmp_path: Path) -> None:
+def test_share_of_a_recorded_run_by_hand(tmp_path: Path) -> None:
     """0.2 of a core in periods of 12.5 ms: 0.992993 s of CPU in 397 of them."""
     path = tmp_path / "telemetry.jsonl"
     path.write_text(RECORDED)
@@ -397,14 +397,14 @@ def carrying(*looks: tuple[float, float, float, float]) -> list[Sample]:
     ]
 
 
-def test_a_link_is_measured_while_packets_wait() -> None:
+def test_link_is_measured_while_packets_are_queued() -> None:
     found = pi(carrying((0, 0.0, 0, 0), (1, 0.4, 380, 400), (2, 0.5, 490, 500)))
     assert found.carried == {"up": Carried(0.5, 0.98)}
     assert found.as_dict()["up_carried"] == {"asked": 1.0, "got": 0.98, "error": -2.0, "busy": 0.5}
     assert pi(carrying((0, 0.0, 0, 0), (1, 0.0, 0, 0))).carried == {"up": Carried(0.0, None)}
 
 
-def test_a_link_that_is_slow_for_two_seconds_is_found() -> None:
+def test_link_slow_for_two_seconds_is_detected() -> None:
     """In the second from 1 to 2 s it carries 80 %, as it does for half of the next; then packets wait
     for part of the time alone."""
     slow = carrying(
@@ -417,7 +417,7 @@ def test_a_link_that_is_slow_for_two_seconds_is_found() -> None:
     assert pi(restarted).carried["up"].slow is None
 
 
-def test_what_a_device_says_of_its_queue_is_not_trusted() -> None:
+def test_implausible_queue_telemetry_is_ignored() -> None:
     odd: list[Any] = [{"busy": -1.0, "left": 1, "allowed": 1}, {"busy": "1"}, [], {"busy": 1.0}]
     samples = [
         {"device": "pi", "at": EPOCH + at, "cpu": 0.0, "uplink": one} for at, one in enumerate(odd)

@@ -39,7 +39,7 @@ def device(
     )
 
 
-def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is not whole would have every command refuse the run."""
 
     def full(path: Path, *_: object, **__: object) -> None:
@@ -52,7 +52,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_fidelity_json(tmp_path: Path) -> None:
+def test_fidelity_json_format(tmp_path: Path) -> None:
     found = Fidelity((device("pi-1", cpu=Figure(0.25, 0.24), up=Figure(5e6, None)),))
     found.save(tmp_path / "fidelity.json")
     nothing = {"asked": None, "got": None, "error": None}
@@ -85,7 +85,7 @@ def shown(fidelity: Fidelity) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_the_tables_say_what_was_asked_and_got() -> None:
+def test_tables_show_requested_and_measured_values() -> None:
     lines = shown(
         Fidelity((
             device("fast", cpu=Figure(0.25, 0.249), rtt=Figure(0.06, 0.0606)),
@@ -122,7 +122,7 @@ def test_the_tables_say_what_was_asked_and_got() -> None:
     ]
 
 
-def test_many_devices_are_shown_by_group_and_the_worst_of_each() -> None:
+def test_many_devices_are_shown_by_group_with_the_worst() -> None:
     pis = [device(f"pi-{k}", cpu=Figure(0.25, 0.25 - k / 1000)) for k in range(20)]
     worst_link = device("nano-1", "nanos", cpu=Figure(0.1, 0.1), up=Figure(1e6, 1.1e6))
     lines = shown(Fidelity((*pis, worst_link, device("nano-2", "nanos", cpu=Figure(0.1, None)))))
@@ -154,11 +154,11 @@ def test_many_devices_are_shown_by_group_and_the_worst_of_each() -> None:
         ),
     ],
 )
-def test_the_last_line_says_what_is_not_known(one: DeviceFidelity, line: str) -> None:
+def test_summary_line_names_what_was_not_measured(one: DeviceFidelity, line: str) -> None:
     assert fidelity_table.summary(Fidelity((one,))) == line
 
 
-def test_devices_on_several_nodes_are_told_by_node() -> None:
+def test_devices_on_several_nodes_are_grouped_by_node() -> None:
     """Also where they are so many that a row is a group's: of one node."""
     cpu = Figure(0.25, 0.24)
     two = [replace(device(f"pi-{k}", cpu=cpu), node=f"vm-{k % 2}") for k in range(2)]

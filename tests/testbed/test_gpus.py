@@ -59,7 +59,7 @@ def places(made: Plan) -> dict[str, str | None]:
     return {one.name: None if one.gpu is None else one.gpu.uuid for one in made.devices}
 
 
-def test_a_device_asks_for_a_gpu_or_a_part_of_one() -> None:
+def test_device_requests_a_gpu_or_a_fraction() -> None:
     topology = fleet(
         "name: whole, gpu: true",
         "name: part, gpu: {share: 25%, memory: 2GiB}",
@@ -86,19 +86,19 @@ def test_a_device_asks_for_a_gpu_or_a_part_of_one() -> None:
         ("{sahre: 0.5}", 31, "unknown key; did you mean share?"),
     ],
 )
-def test_what_is_wrong_with_it_is_told_with_its_place(gpu: str, column: int, message: str) -> None:
+def test_invalid_gpu_settings_are_reported_with_their_place(gpu: str, column: int, message: str) -> None:
     with pytest.raises(BadInputError) as error:
         fleet(f"name: a, gpu: {gpu}")
     assert f":7:{column}: devices[0].gpu" in str(error.value)
     assert message in str(error.value)
 
 
-def test_no_device_has_the_name_of_mps() -> None:
+def test_device_cannot_be_named_mps() -> None:
     with pytest.raises(BadInputError, match="found 'mps', expected another name"):
         fleet("name: mps")
 
 
-def test_each_device_is_on_the_first_gpu_with_room_the_largest_share_first() -> None:
+def test_devices_are_placed_first_fit_by_decreasing_share() -> None:
     topology = fleet("name: a, count: 3, gpu: {share: 40%}", "name: b, gpu: true", "name: c")
     made = planned(topology, AMPERE, SMALL, replace(SMALL, uuid="GPU-c"))
     assert places(made) == {
@@ -127,7 +127,7 @@ def test_each_device_is_on_the_first_gpu_with_room_the_largest_share_first() -> 
         (["name: a, count: 49, gpu: {share: 1%}"], [AMPERE], "0.49 GPUs (49 x 0.01 a)"),
     ],
 )
-def test_more_than_the_gpus_have_is_refused_with_the_sum(
+def test_request_beyond_the_gpus_is_refused_with_the_sum(
     devices: list[str], found: list[Gpu], total: str
 ) -> None:
     topology = fleet(*devices)
@@ -141,7 +141,7 @@ def test_more_than_the_gpus_have_is_refused_with_the_sum(
     assert all(one.gpu for one in plan(topology, "docker", host, oversubscribe=True).devices)
 
 
-def test_limits_take_a_gpu_that_mps_limits_clients_on() -> None:
+def test_fractions_need_a_gpu_with_mps_limits() -> None:
     topology = fleet("name: a, gpu: {share: 50%}", "name: b, gpu: true")
     assert places(planned(topology, PASCAL, AMPERE)) == {"a": "GPU-a", "b": "GPU-p"}
     with pytest.raises(BadInputError, match=r"devices\[0\].gpu: MPS limits clients on GPUs from Volta"):
@@ -150,7 +150,7 @@ def test_limits_take_a_gpu_that_mps_limits_clients_on() -> None:
         planned(fleet("name: a, gpu: {memory: 20GiB}"), SMALL)
 
 
-def test_what_the_host_lacks_is_told_with_what_mends_it() -> None:
+def test_missing_host_support_is_reported_with_the_fix() -> None:
     topology = fleet("name: a, gpu: true", "name: b, gpu: {share: 20%}")
     lack = Lack("this host has no NVIDIA driver", "sudo apt-get install nvidia-driver")
     with pytest.raises(BadInputError) as error:
@@ -175,21 +175,23 @@ def test_what_the_host_lacks_is_told_with_what_mends_it() -> None:
         ("virtual", "runtime: {device: cuda}", "PyTorch finds no GPU", "PyTorch finds no GPU. Or write"),
     ],
 )
-def test_a_runtime_that_cannot_says_so(runtime: str, more: str, lack: str | None, message: str) -> None:
+def test_runtime_without_gpu_support_refuses(
+    runtime: str, more: str, lack: str | None, message: str
+) -> None:
     host = Host((0, 1, 2, 3), 64 * GIB, gpus=Gpus((AMPERE,)), lack_of_cuda=lack)
     with pytest.raises(BadInputError) as error:
         plan(fleet("name: a, gpu: true", more=more), runtime, host)
     assert message in str(error.value)
 
 
-def test_time_with_a_gpu_is_not_stretched() -> None:
+def test_time_is_not_dilated_with_a_gpu() -> None:
     with pytest.raises(BadInputError, match="dilation: is 2, and a GPU is as fast as ever in stretched"):
         planned(fleet("name: a, gpu: true", more="dilation: 2"), AMPERE)
     assert planned(fleet("name: a, gpu: true", more="dilation: auto"), AMPERE).dilation == 1
     assert planned(fleet("name: a", more="dilation: 2"), AMPERE).dilation == 2
 
 
-def test_process_and_virtual_train_on_the_hosts_gpu_where_it_has_one() -> None:
+def test_process_and_virtual_runtimes_train_on_the_hosts_gpu() -> None:
     topology = fleet("name: a", more="runtime: {device: cuda}")
     assert planned(topology, runtime="process").devices
     assert planned(topology, runtime="virtual").devices
@@ -207,7 +209,7 @@ def test_float16_is_for_gpus() -> None:
         assert fix in str(error.value)
 
 
-def test_in_virtual_time_a_gpu_changes_nothing_and_a_note_says_so() -> None:
+def test_virtual_time_ignores_gpu_settings_with_a_note() -> None:
     topology = fleet("name: a, gpu: true")
     made = planned(topology, runtime="virtual")
     (note,) = made.notes
@@ -305,7 +307,7 @@ WITH_TOOLKIT: dict[str, Any] = {"Runtimes": {"nvidia": {}, "runc": {}}}
         (Nvml(AMPERE), {}, "no NVIDIA Container Toolkit", "nvidia-ctk runtime"),
     ],
 )
-def test_what_keeps_containers_from_having_a_gpu(
+def test_obstacles_to_gpus_in_containers_are_named(
     nvml: Nvml, engine: dict[str, Any], what: str, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -323,7 +325,7 @@ def test_what_keeps_containers_from_having_a_gpu(
     "engine",
     [WITH_TOOLKIT, {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}],
 )
-def test_the_gpus_that_containers_can_have(
+def test_gpus_available_to_containers(
     engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -343,7 +345,7 @@ def test_the_gpus_that_containers_can_have(
 # What processes use.
 
 
-def test_the_meter_reads_processes_and_the_mean_of_new_samples() -> None:
+def test_gpu_meter_reads_processes_and_mean_utilisation() -> None:
     nvml = Nvml(AMPERE)
     nvml.plain, nvml.mps = {7: 100, 8: None}, {9: 300}
     nvml.busy = [(7, 1_000, 40), (7, 2_000, 60), (5, 2_000, 99)]
@@ -364,7 +366,7 @@ def test_the_meter_reads_processes_and_the_mean_of_new_samples() -> None:
         Meter(["GPU-a"], Nvml(fails=12))
 
 
-def test_the_processes_of_a_device_count_together() -> None:
+def test_gpu_use_of_a_devices_processes_is_summed() -> None:
     assert together([]) == GpuFigures(0, 0.0)
     mixed = [Use(100, mps=False, sm=0.25), Use(None, mps=False, sm=0.5)]
     assert together(mixed) == GpuFigures(100, 0.75)
@@ -388,7 +390,7 @@ def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory
     return found, verdict((), found)
 
 
-def test_a_device_within_mpss_limits_is_told_and_its_share_is_not_judged(tmp_path: Path) -> None:
+def test_device_within_mps_limits_is_reported_and_not_judged(tmp_path: Path) -> None:
     on = GpuFigures(1500 * 2**20, None, mps=True)
     found, validity = judged(tmp_path, GpuFigures(0, 0.0), on, GpuFigures(2**30, None, mps=True))
     one, other = found.devices
@@ -401,13 +403,13 @@ def test_a_device_within_mpss_limits_is_told_and_its_share_is_not_judged(tmp_pat
     assert "gpu" not in found.as_dict()["devices"]["b"]
 
 
-def test_a_client_that_did_not_find_mps_makes_the_run_not_valid(tmp_path: Path) -> None:
+def test_client_outside_mps_makes_the_run_not_valid(tmp_path: Path) -> None:
     on = GpuFigures(GIB, None, mps=True)
     _, validity = judged(tmp_path, on, GpuFigures(GIB, 0.9))
     assert "a had its whole GPU: its client ran without MPS's limits" in validity.reasons
 
 
-def test_the_manifest_tells_which_gpu_a_device_had(tmp_path: Path) -> None:
+def test_manifest_names_the_gpu_of_each_device(tmp_path: Path) -> None:
     topology = fleet("name: a, gpu: {share: 25%}", "name: b")
     spec = RunSpec(RunDirectory(tmp_path), topology, planned(topology, AMPERE), {"a": 1, "b": 1})
     told = provenance.describe(spec, {"a": [], "b": []})["devices"]
@@ -415,7 +417,7 @@ def test_the_manifest_tells_which_gpu_a_device_had(tmp_path: Path) -> None:
     assert "gpu" not in told["b"]
 
 
-def test_more_memory_than_the_limit_makes_the_run_not_valid(tmp_path: Path) -> None:
+def test_gpu_memory_over_the_limit_makes_the_run_not_valid(tmp_path: Path) -> None:
     def reasons(mebibytes: int) -> list[str]:
         on = GpuFigures(mebibytes * 2**20, None, mps=True)
         return [text for text in judged(tmp_path, on)[1].reasons if "GPU" in text]
@@ -424,7 +426,7 @@ def test_more_memory_than_the_limit_makes_the_run_not_valid(tmp_path: Path) -> N
     assert reasons(2048 + 513) == ["a took 2561 MiB of its GPU where 2048 were the limit"]
 
 
-def test_a_gpu_that_nvml_did_not_show_is_not_judged(tmp_path: Path) -> None:
+def test_gpu_unknown_to_nvml_is_not_judged(tmp_path: Path) -> None:
     for samples in ((), (GpuFigures(0, 0.0),)):
         _, validity = judged(tmp_path, *samples)
         assert "a, its GPU: NVML saw no process of it there" in validity.unjudged
@@ -432,7 +434,7 @@ def test_a_gpu_that_nvml_did_not_show_is_not_judged(tmp_path: Path) -> None:
     assert any("its GPU memory: NVML does not tell" in text for text in validity.unjudged)
 
 
-def test_a_whole_gpu_is_its_own_and_its_use_is_told(tmp_path: Path) -> None:
+def test_use_of_a_whole_gpu_is_reported(tmp_path: Path) -> None:
     found, validity = judged(tmp_path, GpuFigures(GIB, 0.5), GpuFigures(GIB, 0.7), gpu="true")
     assert found.devices[0].gpu.sm == pytest.approx(0.6)
     assert not [text for text in (*validity.reasons, *validity.unjudged) if "GPU" in text]

@@ -78,7 +78,7 @@ def server(tmp_path: Path) -> Iterator[str]:
             process.wait()
 
 
-def test_every_query_is_answered(server: str) -> None:
+def test_every_dashboard_query_has_data(server: str) -> None:
     eventually(lambda: asked(server, "rate(testbed_updates_total[30s])"))  # of two scrapes
     queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     assert len(queries) > 15
@@ -90,7 +90,7 @@ def test_every_query_is_answered(server: str) -> None:
     assert not asked(server, queries[0].replace("$run", "another"))
 
 
-def test_what_grafana_is_given() -> None:
+def test_grafana_provisioning_files_fit_together() -> None:
     """That the files fit together; there is no Grafana to read them here."""
     (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/testbed.yaml").read_text())[
         "datasources"

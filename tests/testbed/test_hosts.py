@@ -17,7 +17,7 @@ from tests.running import started, told
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:5006", "localhost:5006", "LOCALHOST:5006", "[::1]:5006"])
-def test_a_name_of_ours(host: str) -> None:
+def test_own_host_names_are_accepted(host: str) -> None:
     assert OwnHosts(5006).includes(host, None)
     assert OwnHosts(5006).includes(host, f"http://{host}")
 
@@ -37,18 +37,18 @@ def test_a_name_of_ours(host: str) -> None:
         ("localhost:5006", "http://localhost:5007"),
     ],
 )
-def test_a_name_that_is_not_ours(host: str | None, origin: str | None) -> None:
+def test_foreign_host_names_are_refused(host: str | None, origin: str | None) -> None:
     assert not OwnHosts(5006).includes(host, origin)
 
 
-def test_metrics_are_for_this_machine_alone(tmp_path: Path) -> None:
+def test_metrics_server_refuses_foreign_hosts(tmp_path: Path) -> None:
     with prometheus.served(RunDirectory(tmp_path), 0) as url:
         assert status(url) == 200
         assert status(url, {"Host": "evil.com"}) == 403
         assert status(url, {"Origin": "http://evil.com"}) == 403
 
 
-def test_the_page_is_for_this_machine_alone(tmp_path: Path) -> None:
+def test_page_server_refuses_foreign_hosts(tmp_path: Path) -> None:
     with started("dashboard", "--runs", tmp_path) as dashboard:
         url = told(dashboard, r"Dashboard: (\S+)")
         for path in ("", "run", "run?theme=%ff&run=%ff", "static/js/bokeh.min.js"):

@@ -105,7 +105,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_fetching_tells_what_is_left(endpoint: str, tmp_path: Path) -> None:
+def test_download_reports_its_progress(endpoint: str, tmp_path: Path) -> None:
     """And the images are read as those of local files are. The libraries read their settings when they
     are imported: hence the process."""
     folders = {"HF_HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache")}

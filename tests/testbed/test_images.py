@@ -38,7 +38,7 @@ def inputs(tmp_path: Path) -> tuple[Path, Path]:
     )
 
 
-def test_the_time_left_is_by_how_long_each_image_took_the_last_time(
+def test_remaining_build_time_uses_previous_durations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -73,7 +73,7 @@ def test_the_time_left_is_by_how_long_each_image_took_the_last_time(
         ),
     ],
 )
-def test_a_change_remakes_what_depends_on_it(
+def test_changed_file_changes_the_dependent_tags(
     inputs: tuple[Path, Path], changed: str, remade: set[str]
 ) -> None:
     before = images.current_tags(*inputs)
@@ -83,14 +83,14 @@ def test_a_change_remakes_what_depends_on_it(
     assert {kind for kind in before if before[kind] != after[kind]} == remade
 
 
-def test_byte_code_and_other_files_beside_the_sources_change_no_tag(inputs: tuple[Path, Path]) -> None:
+def test_files_other_than_sources_change_no_tag(inputs: tuple[Path, Path]) -> None:
     before = images.current_tags(*inputs)
     (inputs[1] / "notes.txt").write_text("not for the image")
     (inputs[1] / "topics.cpython-311.pyc").write_bytes(b"")
     assert images.current_tags(*inputs) == before
 
 
-def test_what_a_killed_build_has_left_is_removed_by_the_next(
+def test_leftovers_of_a_killed_build_are_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is interrupted is reported as that, whatever becomes of its folder."""
@@ -110,7 +110,7 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next(
     assert [*cache.iterdir()] == [cache / "wheels"]
 
 
-def test_the_image_has_the_torch_of_the_project() -> None:
+def test_image_has_the_projects_torch_version() -> None:
     pin = re.compile(r"torch==[\w.]+")
     project = pin.search((images.FOLDER.parent / "pyproject.toml").read_text())
     image = pin.search((images.FOLDER / "libraries/requirements.txt").read_text())
@@ -132,14 +132,14 @@ def test_torch_is_required_as_the_cpu_build_of_this_host(installed: str | None, 
     assert wheels.prefer_cpu(["numpy>=2.0", "torch==2.13.0"], installed) == ["numpy>=2.0", required]
 
 
-def test_cuda_libraries_are_refused_with_the_way_out() -> None:
+def test_cuda_libraries_are_refused_with_the_fix() -> None:
     wheels.refuse_cuda(["torch", "numpy"], "")
     message = r"2 CUDA libraries \(nvidia-cublas, .*PyTorch: no answer\. .*PIP_EXTRA_INDEX_URL=https:"
     with pytest.raises(HostError, match=message):
         wheels.refuse_cuda(["torch", "nvidia-cudnn-cu13", "nvidia-cublas"], "no answer")
 
 
-def test_a_torch_of_the_hosts_version_is_refused_too_where_it_brings_cuda(
+def test_torch_of_the_same_version_with_cuda_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As PyPI's for x86_64 does, whose version does not say so."""
@@ -153,7 +153,7 @@ def test_a_torch_of_the_hosts_version_is_refused_too_where_it_brings_cuda(
         wheels.fetch(requirements, "x86_64", tmp_path, threading.Event())
 
 
-def test_wheels_are_downloaded_once_and_again_where_that_is_asked_for(
+def test_wheels_are_downloaded_once_unless_forced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As `images build --force` does: newer ones may be there."""
@@ -177,7 +177,7 @@ def test_wheels_are_downloaded_once_and_again_where_that_is_asked_for(
     assert fetched(2, again=True) == ["thing-2-py3-none-any.whl"]
 
 
-def test_the_image_for_gpus_has_the_same_but_for_pytorchs_build() -> None:
+def test_gpu_image_differs_only_in_the_pytorch_build() -> None:
     plain, cuda = (
         wheels.significant_lines((images.FOLDER / name / "requirements.txt").read_text())
         for name in ("libraries", "libraries-cuda")
@@ -186,13 +186,13 @@ def test_the_image_for_gpus_has_the_same_but_for_pytorchs_build() -> None:
     assert cuda != plain
 
 
-def test_torch_without_cuda_is_refused_for_gpus_with_the_way_out() -> None:
+def test_torch_without_cuda_is_refused_for_gpus_with_the_fix() -> None:
     wheels.require_cuda(["torch-2.13.0.whl", "nvidia_cublas-13.1.1.3-py3-none-linux.whl"])
     with pytest.raises(HostError, match=r"no CUDA libraries.*PyTorch's wheels with CUDA.*build --gpu"):
         wheels.require_cuda(["torch-2.13.0.whl", "numpy-2.3.whl"])
 
 
-def test_only_what_a_run_needs_is_missing() -> None:
+def test_only_images_needed_by_the_run_are_built() -> None:
     class Engine:
         """Has the images called `has`."""
 
@@ -214,7 +214,7 @@ def test_only_what_a_run_needs_is_missing() -> None:
     assert missing(own, *cpu, every["agent-cuda"]) == {"code", "code-cuda"}
 
 
-def test_unpacking_takes_what_python_imports_and_leaves_out_what_is_trimmed(tmp_path: Path) -> None:
+def test_unpacking_keeps_imported_files_and_drops_trimmed_ones(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "thing-1-py3-none-any.whl", "w") as wheel:
         for name in ("thing/a.py", "thing/tests/test_a.py", "thing-1.dist-info/METADATA",
                      "thing-1.data/purelib/b.py", "thing-1.data/scripts/thing"):  # fmt: skip
@@ -229,13 +229,13 @@ def test_unpacking_takes_what_python_imports_and_leaves_out_what_is_trimmed(tmp_
         assert content.read() == b"thing-1.data/purelib/b.py"
 
 
-def test_a_program_that_fails_is_quoted() -> None:
+def test_output_of_a_failed_program_is_quoted() -> None:
     command = ["sh", "-c", "echo the cause; echo the end >&2; exit 3"]
     with pytest.raises(HostError, match=r"(?s)exit code 3.*the cause.*the end"):
         subprocesses.run(command, stop=threading.Event())
 
 
-def test_a_stopped_program_is_gone_with_its_children(tmp_path: Path) -> None:
+def test_stopped_program_ends_with_its_children(tmp_path: Path) -> None:
     stop = threading.Event()
     pids = tmp_path / "pids"
     command = ["sh", "-c", f"trap '' TERM; sleep 300 & echo $$ $! > {pids}; wait; sleep 300"]
@@ -272,7 +272,7 @@ def test_without_registry_and_mmdebstrap_the_error_names_the_fix(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_what_is_built_is_not_built_again(engine: docker.DockerClient, built: images.Images) -> None:
+def test_existing_images_are_not_rebuilt(engine: docker.DockerClient, built: images.Images) -> None:
     output: list[str] = []
     assert images.ensure(engine, output.append) == built
     assert output == []
@@ -294,7 +294,7 @@ def test_the_agent_image_is_small_and_has_no_pip(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_the_agents_start_read_only_and_unprivileged(
+def test_agents_start_read_only_and_unprivileged(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
     script = (
@@ -314,7 +314,7 @@ def test_the_agents_start_read_only_and_unprivileged(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_the_broker_is_not_root(engine: docker.DockerClient, built: images.Images) -> None:
+def test_broker_does_not_run_as_root(engine: docker.DockerClient, built: images.Images) -> None:
     output = engine.containers.run(
         built.broker, ["-u"], entrypoint="id", network_mode="none", remove=True
     )
@@ -360,7 +360,7 @@ def test_ctrl_c_during_a_build_leaves_nothing(
     assert {image["Id"] for image in engine.api.images(all=True)} == before
 
 
-def test_pruning_leaves_what_anyone_uses() -> None:
+def test_pruning_keeps_images_in_use() -> None:
     def image(number: int, *tags: str, shared: int = 600) -> dict[str, object]:
         return {"Id": f"sha256:{number}", "RepoTags": [*tags], "Size": 1000, "SharedSize": shared}
 
@@ -398,7 +398,7 @@ def test_pruning_leaves_what_anyone_uses() -> None:
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_an_unused_image_is_listed_and_removed_and_no_other(
+def test_only_unused_images_are_listed_and_removed(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
     """A tag of an image of ours, as another version's. The engine may have others'."""
@@ -417,7 +417,7 @@ def test_an_unused_image_is_listed_and_removed_and_no_other(
     assert {built.agent, built.broker} <= tags
 
 
-def test_images_of_all_checkouts_that_are_there_are_in_use(
+def test_images_of_all_existing_checkouts_are_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -445,7 +445,7 @@ def sensor(tmp_path: Path) -> Path:
     return folder / "Dockerfile"
 
 
-def test_a_users_image_is_made_anew_when_what_goes_into_it_changes(sensor: Path) -> None:
+def test_user_image_is_rebuilt_when_its_inputs_change(sensor: Path) -> None:
     def tag(base: str = "testbed-agent:1") -> str:
         return own.Context.read(sensor).tag(base)
 
@@ -458,7 +458,7 @@ def test_a_users_image_is_made_anew_when_what_goes_into_it_changes(sensor: Path)
     assert tag() != first
 
 
-def test_what_is_no_file_cannot_go_into_an_image(sensor: Path) -> None:
+def test_only_regular_files_go_into_an_image(sensor: Path) -> None:
     (sensor.parent / "driver").symlink_to("driver.py")
     os.mkfifo(sensor.parent / "pipe")
     with pytest.raises(BadInputError, match=r"sensor/pipe is neither a file nor a link"):
@@ -468,15 +468,13 @@ def test_what_is_no_file_cannot_go_into_an_image(sensor: Path) -> None:
     assert "driver" in own.Context.read(sensor).files
 
 
-def test_a_folder_too_large_for_an_image_is_refused(
-    sensor: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_too_large_for_an_image_is_refused(sensor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "_MAX_BYTES", 10)
     with pytest.raises(BadInputError, match=r"put the Dockerfile into a folder .* \.dockerignore"):
         own.Context.read(sensor)
 
 
-def test_what_an_image_lacks_is_named() -> None:
+def test_missing_programs_of_an_image_are_named() -> None:
     """Looked at with this host's Python, which has all but the image's programs, perhaps."""
     env = {**os.environ, "PYTHONPATH": str(images.AGENTS.parent)}
     seen = json.loads(
@@ -498,7 +496,7 @@ def test_what_an_image_lacks_is_named() -> None:
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_an_image_that_cannot_be_a_device_is_refused_with_its_group(
+def test_image_unfit_for_a_device_is_refused_with_its_group(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
     """The broker's: it has no torch."""
@@ -521,7 +519,7 @@ def test_an_image_that_cannot_be_a_device_is_refused_with_its_group(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_a_container_that_is_to_print_can_be_read_and_leaves_nothing(
+def test_output_of_a_short_container_is_read_and_nothing_left(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
     """Whatever the engine does with logs by default; also on Ctrl-C."""

@@ -23,7 +23,7 @@ def _resnet(device: str) -> Topology:
 
 
 @pytest.mark.parametrize(("memory", "warned"), [("512MiB", True), ("1GiB", False)])
-def test_plan_tells_what_a_device_needs_against_its_limit(memory: str, warned: bool) -> None:
+def test_plan_compares_needed_memory_with_the_limit(memory: str, warned: bool) -> None:
     topology, host = _resnet(f"memory: {memory}"), Host(cores=(0, 1, 2, 3), memory=2**35)
     catalog = Catalog(model=4 * model_check.check(topology))
     notes = plan(topology, "docker", host, catalog).notes
@@ -35,19 +35,19 @@ def test_plan_tells_what_a_device_needs_against_its_limit(memory: str, warned: b
     assert "killed" not in " ".join(unlimited)
 
 
-def test_the_brokers_limits_fit_models_in_parts() -> None:
+def test_broker_limits_fit_chunked_models() -> None:
     whole, parted = Limits.of(100_000, 2), Limits.of(110_000_000, 2)
     assert whole.packet == 400_000 + 2**17
     assert parted.packet == 2**20 + 2**17
     assert parted.queue > 4 * 440_000_000
 
 
-def test_a_request_may_wait_behind_all_of_a_model() -> None:
+def test_patience_for_a_request_covers_a_model_transfer() -> None:
     assert agent_configs.longest_silence(440_000_000, math.inf) == 45
     assert agent_configs.longest_silence(440_000_000, 262_144) == pytest.approx(6 * 13_428, rel=1e-4)
 
 
-def test_the_slowest_rate_of_the_whole_run_counts(tmp_path: Path) -> None:
+def test_slowest_rate_of_the_whole_run_counts(tmp_path: Path) -> None:
     (tmp_path / "walk.csv").write_text("time,up,down\n0,9000,8000\n1,0,700\n")
     topology = parse(
         "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"

@@ -46,7 +46,7 @@ EPOCH = 1000.0
         ),
     ],
 )
-def test_differences(found: Limits, expected: list[str]) -> None:
+def test_differences_of_limits_are_described(found: Limits, expected: list[str]) -> None:
     assert list(differences(WANTED, found)) == expected
 
 
@@ -68,11 +68,11 @@ HALF_FOUND = structs.replace(V1, quota=5000, shares=5000)
 SWAPS = "it may swap (without limit), requested no swap"
 
 
-def test_limits_that_hold_throughout() -> None:
+def test_limits_that_hold_throughout_are_no_reason() -> None:
     assert wrong(pi(), read(-1.0, V1)) == ()
 
 
-def test_limit_that_is_lost_in_the_run_is_a_reason() -> None:
+def test_limit_lost_during_the_run_is_a_reason() -> None:
     samples = read(-1.0, V1), read(7.0, structs.replace(V1, swap=NO_LIMIT))
     found = measure([pi()], samples, Clock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == (SWAPS,)
@@ -91,7 +91,7 @@ def test_change_without_effect_is_a_reason() -> None:
     )
 
 
-def test_limits_may_be_others_while_a_device_is_down_or_starting() -> None:
+def test_limits_are_not_judged_while_a_device_is_down_or_starting() -> None:
     without = structs.replace(V1, quota=NO_LIMIT, shares=2)
     restarted = pi(away=((10.0, 14.0),))
     assert wrong(restarted, read(-1.0, V1), read(12.0, without), read(14.4, V1)) == ()
@@ -111,6 +111,6 @@ def test_swap_that_the_kernel_cannot_limit_leaves_a_run_unjudged() -> None:
     assert told in verdict([], found).unjudged
 
 
-def test_what_is_no_limits_is_ignored() -> None:
+def test_invalid_limit_samples_are_ignored() -> None:
     sample = {"device": "pi", "at": EPOCH + 1, "limits": {"quota": "all", "period": 1}}
     assert wrong(pi(), read(-1.0, V1), sample) == ()

@@ -28,7 +28,7 @@ def _at(trace: Trace, time: float) -> dict[str, float]:
     return values
 
 
-def test_opportunities_become_a_rate_for_each_step() -> None:
+def test_delivery_opportunities_become_a_rate_per_step() -> None:
     """1500 bytes are 12,000 bit: over 0.1 s, 120 kbit/s each."""
     trace = _mahimahi(10, 100, 101, 350, 360, 400, step=0.1)
     assert list(trace.times) == pytest.approx([0, 0.1, 0.2, 0.3])
@@ -38,13 +38,13 @@ def test_opportunities_become_a_rate_for_each_step() -> None:
     assert _at(trace, 0.35) == _at(trace, 4.35) == {"down": 360_000}
 
 
-def test_one_opportunity_a_millisecond_is_twelve_megabits() -> None:
+def test_one_opportunity_per_millisecond_is_12_mbit() -> None:
     for trace in (_mahimahi(1), _mahimahi(*range(1, 2001))):
         assert list(trace.changes()) == [(0, {"down": 12_000_000})]
         assert _at(trace, 1e6) == {"down": 12_000_000}
 
 
-def test_an_opportunity_at_zero_is_one_of_the_first_step() -> None:
+def test_opportunity_at_zero_belongs_to_the_first_step() -> None:
     assert list(_mahimahi(0, 0, 1000, step=0.5).columns["down"]) == [48_000, 24_000]
 
 
@@ -56,7 +56,7 @@ def test_a_pass_is_divided_evenly() -> None:
 
 
 @given(st.lists(st.integers(1, 20_000), min_size=1), st.sampled_from([0.1, 0.5, 3.0]))
-def test_a_pass_lets_as_many_bytes_through_as_its_opportunities(stamps: list[int], step: float) -> None:
+def test_pass_carries_as_many_bytes_as_its_opportunities(stamps: list[int], step: float) -> None:
     trace = _mahimahi(*sorted(stamps), step=step)
     if trace.period is None:  # always the same
         assert _at(trace, 0)["down"] == pytest.approx(12_000 * len(stamps) / (max(stamps) / 1000), abs=1)
@@ -67,7 +67,7 @@ def test_a_pass_lets_as_many_bytes_through_as_its_opportunities(stamps: list[int
     assert bits == pytest.approx(12_000 * len(stamps), abs=trace.period)  # each rate is rounded
 
 
-def test_an_outage_takes_no_memory_however_long() -> None:
+def test_long_outage_takes_no_memory() -> None:
     trace = _mahimahi(100, 100_000_000_000, step=0.1)
     assert list(trace.columns["down"]) == [120_000, 0, 120_000]
 
@@ -89,7 +89,7 @@ def test_a_malformed_mahimahi_file_is_refused_with_its_line(text: str, message: 
         link_traces.read_mahimahi(text.splitlines(), "up")
 
 
-def test_a_csv_row_holds_until_the_next() -> None:
+def test_csv_row_holds_until_the_next() -> None:
     trace = _csv(CSV)
     first, outage, last = (
         {"up": 1_000_000, "down": 5_000_000, "rtt": 0.08, "loss": 0},
@@ -102,7 +102,7 @@ def test_a_csv_row_holds_until_the_next() -> None:
     assert _at(trace, 1e9) == last
 
 
-def test_a_csv_that_repeats_holds_its_last_row_as_long_as_the_one_before() -> None:
+def test_repeating_csv_holds_its_last_row_like_the_one_before() -> None:
     trace = _csv(CSV, loop=True)
     assert trace.period == 4
     times = [time for time, _ in itertools.islice(trace.changes(), 7)]
@@ -111,7 +111,7 @@ def test_a_csv_that_repeats_holds_its_last_row_as_long_as_the_one_before() -> No
     assert _at(trace, 6.5) == {"up": 0, "down": 0, "rtt": 0.2, "loss": 0.5}
 
 
-def test_a_column_of_one_way_delays_is_read_as_half_of_rtt_with_a_hint() -> None:
+def test_one_way_delay_column_is_read_as_half_the_rtt_with_a_hint() -> None:
     one_way = _csv("time,delay\n0,0.04\n2,0.1\n")
     assert list(one_way.changes()) == list(_csv("time,rtt\n0,0.08\n2,0.2\n").changes())
     (hint,) = one_way.hints
@@ -121,18 +121,18 @@ def test_a_column_of_one_way_delays_is_read_as_half_of_rtt_with_a_hint() -> None
         _csv("time,delay,rtt\n0,0,0\n")
 
 
-def test_the_beginning_anew_is_no_change_where_it_is_as_the_end() -> None:
+def test_repeat_is_no_change_if_it_starts_as_it_ended() -> None:
     trace = _csv("time,loss\n0,0\n1,0.5\n2,0\n", loop=True)
     assert trace.period == 3
     assert [time for time, _ in itertools.islice(trace.changes(), 5)] == [0, 1, 2, 4, 5]
 
 
-def test_columns_are_named_in_any_order_and_comments_skipped() -> None:
+def test_columns_may_be_in_any_order_and_comments_are_skipped() -> None:
     trace = _csv("# made up\n\n loss , time\r\n0.1, 0\n\n# more\n0.1,1\n0,2\n")
     assert list(trace.changes()) == [(0, {"loss": 0.1}), (2, {"loss": 0})]
 
 
-def test_a_slow_link_is_no_outage() -> None:
+def test_slow_link_is_no_outage() -> None:
     assert _at(_csv("time,up\n0,0.2\n"), 0) == {"up": 1}
 
 
@@ -168,7 +168,7 @@ def test_a_malformed_csv_file_is_refused_with_its_line(text: str, message: str) 
     ),
     st.booleans(),
 )
-def test_what_is_written_is_read_back(rows: list[tuple[int, int, float]], loop: bool) -> None:
+def test_written_traces_are_read_back(rows: list[tuple[int, int, float]], loop: bool) -> None:
     times = [0, *itertools.accumulate(gap for gap, _, _ in rows[1:])]
     text = "time,up,loss\n" + "".join(
         f"{time / 1000!r},{up},{loss}\n" for time, (_, up, loss) in zip(times, rows, strict=True)
@@ -184,7 +184,7 @@ def test_what_is_written_is_read_back(rows: list[tuple[int, int, float]], loop: 
         assert before != after
 
 
-def test_a_trace_for_each_direction_is_followed_at_once() -> None:
+def test_traces_of_both_directions_are_followed_together() -> None:
     up = link_traces.read_mahimahi(["500", "1000", "1000"], "up")  # 24 and 48 kbit/s, 0.5 s each
     down = _csv("time,down,up\n0,7,1\n0.75,8,2\n1,9,3\n")
     assert list(itertools.islice(link_traces.merged([up, down]), 5)) == [
@@ -196,7 +196,7 @@ def test_a_trace_for_each_direction_is_followed_at_once() -> None:
     ]
 
 
-def test_the_examples_are_what_they_claim() -> None:
+def test_example_traces_match_their_description() -> None:
     with (EXAMPLES / "walk.down").open(encoding="utf-8") as file:
         walk = link_traces.read_mahimahi(file, "down")
     assert walk.period == 10

@@ -68,7 +68,7 @@ def test_parameters_are_read_from_the_source(toy: catalog.Entry) -> None:
     )
 
 
-def test_one_rule_is_told_in_full(toy: catalog.Entry) -> None:
+def test_single_rule_is_explained_in_full(toy: catalog.Entry) -> None:
     assert catalog.full(toy).splitlines() == [
         "toy",
         "    equation: w ← w",
@@ -90,7 +90,7 @@ def test_one_rule_is_told_in_full(toy: catalog.Entry) -> None:
     ]
 
 
-def test_a_list_keeps_a_parameter_and_its_default_together(toy: catalog.Entry) -> None:
+def test_parameter_and_default_are_not_wrapped_apart(toy: catalog.Entry) -> None:
     assert catalog.brief(toy).splitlines()[-1] == (
         "    size, period: 200ms, mode: null, times: null, on: true"
     )
@@ -105,7 +105,7 @@ def test_lists_and_explanations_fit_into_eighty_columns(printed: Callable[..., s
     assert [line for line in listed.splitlines() if line in names] == sorted(names)
 
 
-def test_programs_read_the_same(printed: Callable[..., str]) -> None:
+def test_json_listing_has_the_same_content(printed: Callable[..., str]) -> None:
     (first, *_) = json.loads(printed("tasks", "--json"))
     assert (first["name"], first["dataset"]) == ("cifar10-cnn", "uoft-cs/cifar10")
     rule = json.loads(printed("rules", "fedbuff", "--json"))
@@ -119,14 +119,14 @@ def test_programs_read_the_same(printed: Callable[..., str]) -> None:
     }
 
 
-def test_rules_tell_whether_they_take_fednova() -> None:
+def test_listing_shows_which_rules_take_fednova() -> None:
     told = {entry.name: entry.facts["fednova"] for entry in catalog.rules()}
     assert told["fedavg"] == "yes"
     assert told["fedasync"] == "no"
     assert told["fedfa"] == "depends on the parameters"
 
 
-def test_a_name_that_is_none_gets_one_that_may_be_meant() -> None:
+def test_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(BadInputError, match="no rule is called 'fedbuf'") as bad:
         catalog.find("fedbuf", catalog.rules(), "rule")
     assert bad.value.exit_code == 2

@@ -38,7 +38,7 @@ def shown(records: Iterable[events.Record]) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_a_tally_counts_per_device() -> None:
+def test_tally_counts_per_device() -> None:
     tally = tallied([STARTED, update("pi-1", 2.0, 0), update("pi-1", 4.0, 3), update("pi-2", 5.0, 1)])
     assert tally.updates == 3
     assert tally.at == 5.0
@@ -50,7 +50,7 @@ def test_a_tally_counts_per_device() -> None:
     }
 
 
-def test_devices_of_a_resumed_run_begin_as_they_were_planned() -> None:
+def test_devices_of_a_resumed_run_start_as_planned() -> None:
     done: list[dict[str, object]] = [
         {"action": "set", "cpu": 0.1},
         {"action": "pause"},
@@ -63,7 +63,7 @@ def test_devices_of_a_resumed_run_begin_as_they_were_planned() -> None:
     assert tally.devices["pi-1"].activity.now(6.0) == "train"
 
 
-def test_a_tally_knows_what_was_done_to_devices() -> None:
+def test_tally_applies_actions_to_devices() -> None:
     def acted(at: float, **details: object) -> events.Acted:
         return events.Acted(at, "pi-1", "hand", 0.0, details)
 
@@ -81,7 +81,7 @@ def test_a_tally_knows_what_was_done_to_devices() -> None:
     assert tally.devices["pi-3"].activity.now(8.0) == "offline"  # it never came
 
 
-def test_telemetry_tells_whether_a_device_trains() -> None:
+def test_telemetry_shows_whether_a_device_trains() -> None:
     tally = tallied([STARTED])
     for at in range(5):
         tally.sample("pi-1", float(at), {"cpu": 0.25 * at})
@@ -92,7 +92,7 @@ def test_telemetry_tells_whether_a_device_trains() -> None:
     assert tally.devices["pi-2"].usage.share(4.0) == pytest.approx(0.1)
 
 
-def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
+def test_update_rate_covers_the_last_ten_seconds() -> None:
     tally = tallied([STARTED, *(update("pi-1", float(at)) for at in range(1, 6))])
     assert tally.rate(at=5.0) == 1.0
     assert tally.rate(at=13.0) == 0.3  # those of 3, 4 and 5 s
@@ -101,7 +101,7 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
     assert resumed.rate(at=62.0) == 0.5
 
 
-def test_only_changes_of_presence_are_news() -> None:
+def test_only_changes_of_presence_are_announced() -> None:
     tally = tallied([STARTED])
     news = [
         tally.take(events.ClientStatus(at, "pi-1", state))
@@ -118,7 +118,7 @@ def test_notices_of_one_kind_share_a_line() -> None:
     ]
 
 
-def test_what_is_rejected_for_one_reason_is_told_once() -> None:
+def test_rejections_with_one_reason_are_announced_once() -> None:
     found = merged(
         [
             Notice(1.0, "update rejected", client, why)
@@ -133,7 +133,7 @@ def test_what_is_rejected_for_one_reason_is_told_once() -> None:
     assert found == [Notice(1.0, "update rejected", "a (late), b, a (not finite)")]
 
 
-def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the_end() -> None:
+def test_output_without_a_terminal_has_evaluations_and_the_end() -> None:
     lines = shown([
         STARTED,
         events.Evaluated(0.0, 0, 2.302, 0.1),
@@ -155,7 +155,7 @@ def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the
     ]
 
 
-def test_a_run_in_virtual_time_has_a_line_each_second_that_passes_here_and_each_tenth_of_it(
+def test_virtual_run_prints_a_line_per_host_second_and_per_tenth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seconds = 1000.0
@@ -175,7 +175,7 @@ def test_a_run_in_virtual_time_has_a_line_each_second_that_passes_here_and_each_
     assert [line.split()[0] for line in lines] == ["0.0", "10.0", "20.0", "30.0", "35.0", "36.0", "37.0"]
 
 
-def test_notices_wait_a_second_for_their_like() -> None:
+def test_notices_are_collected_for_a_second() -> None:
     console = Console(file=io.StringIO(), width=80)
     assert isinstance(console.file, io.StringIO)
     view = LiveView(console, Overview(rule="fedbuff", stop=Stop(updates=10), devices=fleet(2)))
@@ -189,7 +189,7 @@ def test_notices_wait_a_second_for_their_like() -> None:
     assert console.file.getvalue().strip() == "3.0 s  offline: pi-1, pi-2"
 
 
-def test_messages_are_shown_as_they_are() -> None:
+def test_messages_are_printed_without_markup() -> None:
     console = Console(file=io.StringIO(), width=80)
     LiveView(console, Overview(rule="fedbuff", stop=Stop(after=60.0), devices=fleet(1))).progress(
         "[/bold] " + 100 * "x"
@@ -198,7 +198,7 @@ def test_messages_are_shown_as_they_are() -> None:
     assert console.file.getvalue() == "[/bold] " + 100 * "x" + "\n"
 
 
-def test_the_summary_tells_of_pauses_and_absence_where_there_were_any(directory: Path) -> None:
+def test_summary_shows_pauses_and_absence_if_any(directory: Path) -> None:
     run = with_records(
         directory,
         events.Acted(7.5, "slow", "scenario", 0.0, {"action": "pause"}),
@@ -213,7 +213,7 @@ def test_the_summary_tells_of_pauses_and_absence_where_there_were_any(directory:
     assert lines[4].endswith("100%       0%   0%     0%")
 
 
-def test_the_summary_says_what_every_device_did_and_the_accuracy(directory: Path) -> None:
+def test_summary_shows_each_devices_work_and_the_accuracy(directory: Path) -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(live.render_summary(load(directory)))
     assert isinstance(console.file, io.StringIO)

@@ -13,7 +13,7 @@ from testbed.dashboard import live_fidelity
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 
 
-def test_a_probe_is_held_against_all_of_the_way_to_the_server(tmp_path: Path) -> None:
+def test_probe_is_compared_with_the_whole_path_to_the_server(tmp_path: Path) -> None:
     devices: dict[str, dict[str, Any]] = {name: dict(one) for name, one in MANIFEST["devices"].items()}
     devices["fast"]["link"] = {"up": 128_000, "down": 256_000, "rtt": 0.0, "jitter": 0.0, "loss": 0.0}
     path = write_run(tmp_path, EVENTS[:1], "name: cell\n", {**MANIFEST, "devices": devices})

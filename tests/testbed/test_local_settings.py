@@ -38,7 +38,7 @@ def _text(local: str = "", task: str = "", rule: str = "fedavg", group: str = ""
     return TEXT % (local and f", {local}", task and f"  {task}", rule, group)
 
 
-def test_a_group_changes_what_it_names() -> None:
+def test_group_overrides_only_its_keys() -> None:
     shared = "optimizer: adam, lr_by_version: {over: 10, to: 0.5}"
     parsed = parse(_text(shared, group="lr_by_step: {shape: cosine, over: 5}, clip_gradient: 1"))
     local = parsed.devices[0].local.build()
@@ -74,13 +74,13 @@ def test_a_group_changes_what_it_names() -> None:
         (_text(rule="asysg, gradients: 1", group="clip: 1"), "local.clip: the clients of asysg send"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(text: str, told: str) -> None:
+def test_conflicting_settings_are_refused(text: str, told: str) -> None:
     with pytest.raises(BadInputError) as caught:
         parse(text)
     assert told in str(caught.value)
 
 
-def test_a_pattern_of_no_parameter_is_refused() -> None:
+def test_pattern_matching_no_parameter_is_refused() -> None:
     with pytest.raises(BadInputError, match=r":6:12: task.frozen\[0\]"):
         model_check.check(parse(_text(task="frozen: [2.*]")))
     with pytest.raises(BadInputError, match="no parameters to train"):
@@ -88,9 +88,7 @@ def test_a_pattern_of_no_parameter_is_refused() -> None:
     assert model_check.check(parse(_text(task="frozen: [1.bias]"))) == 640
 
 
-def test_a_run_goes_on_from_the_model_of_another_and_both_load_in_torch(
-    tmp_path: Path, testbed: Testbed
-) -> None:
+def test_run_starts_from_the_model_of_another_run(tmp_path: Path, testbed: Testbed) -> None:
     """The second freezes the weights: only the bias changes, whatever trains it."""
     first = simulate(_text("optimizer: adam"), runs=tmp_path)
     assert testbed("export", first.path, "--model", "--to", tmp_path / "first.pt").code == 0
@@ -128,7 +126,7 @@ def test_a_run_goes_on_from_the_model_of_another_and_both_load_in_torch(
     ],
     ids=["missing", "shape", "unknown", "not finite", "list"],
 )
-def test_a_first_model_that_does_not_fit_is_refused_with_place_and_name(
+def test_initial_model_that_does_not_fit_is_refused_with_place(
     state: object, told: str, tmp_path: Path, testbed: Testbed
 ) -> None:
     torch.save(state, tmp_path / "first.pt")
@@ -140,7 +138,7 @@ def test_a_first_model_that_does_not_fit_is_refused_with_place_and_name(
 
 
 @pytest.mark.parametrize("name", ["zip.pt", "legacy.pt", "named.safetensors"])
-def test_first_model_that_is_damaged_is_an_error_of_its_place(name: str, tmp_path: Path) -> None:
+def test_damaged_initial_model_is_an_error_at_its_key(name: str, tmp_path: Path) -> None:
     """Whatever PyTorch raises of it. What still fits the model may be loaded."""
     path = tmp_path / name
     state = {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)}
@@ -188,7 +186,7 @@ def test_first_model_that_is_damaged_is_an_error_of_its_place(name: str, tmp_pat
     ],
     ids=["names", "sparse", "complex", "too large"],
 )
-def test_first_model_of_other_tensors_is_refused(state: object, told: str, tmp_path: Path) -> None:
+def test_initial_model_with_other_tensors_is_refused(state: object, told: str, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "first.pt")
     with pytest.raises(BadInputError) as caught:
         models.check_initial(parse(_text(task=f"initial: {tmp_path / 'first.pt'}")))
@@ -196,7 +194,7 @@ def test_first_model_of_other_tensors_is_refused(state: object, told: str, tmp_p
 
 
 @pytest.mark.parametrize("name", ["first.pt", "first.safetensors"])
-def test_first_model_that_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
+def test_initial_model_that_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
     path, settings = tmp_path / name, parse(_text(task=f"initial: {tmp_path / name}"))
     for make in (path.mkdir, path.rmdir, lambda: os.mkfifo(path)):
         make()

@@ -15,7 +15,7 @@ WRITTEN = b"first\n\x1b]0;title\x07\tred \x1b[31m\xe2\x80\xae\xff\n"
 SHOWN = "\\x1b]0;title\\x07\tred \\x1b[31m\\u202e\N{REPLACEMENT CHARACTER}"
 
 
-def test_the_log_of_a_device_does_nothing_to_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_a_device_log_are_removed(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "r")
     directory.write_manifest(run="r")
     (directory.logs / "d-1.log").write_bytes(b"x" * 10**6 + b"\n" + WRITTEN)
@@ -25,7 +25,7 @@ def test_the_log_of_a_device_does_nothing_to_the_terminal(tmp_path: Path) -> Non
     assert len(directory.log_tail("d-1")) < 13_000
 
 
-def test_a_group_stands_for_its_devices(tmp_path: Path) -> None:
+def test_group_name_selects_its_devices(tmp_path: Path) -> None:
     """`testbed logs RUN GROUP` and `testbed shell RUN GROUP`, the latter where it has one device."""
     directory = RunDirectory.create(tmp_path, "r")
     groups = {"pi-1": "pi", "pi-2": "pi", "nano-1": "nano"}

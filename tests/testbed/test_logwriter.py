@@ -26,9 +26,7 @@ def printing(writer: LogWriter, path: Path, code: str) -> None:
     assert done.returncode == 0
 
 
-def test_a_log_has_all_that_was_printed_until_it_is_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_is_complete_up_to_its_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "LOG_BYTES", 100_000)
     writer, path = LogWriter(), tmp_path / "d-1.log"
     path.write_text("of an earlier segment\n")
@@ -44,14 +42,14 @@ def test_a_log_has_all_that_was_printed_until_it_is_too_long(
     assert 100_000 < path.stat().st_size < 300_000
 
 
-def test_a_full_disk_keeps_no_process_waiting_and_is_told() -> None:
+def test_full_disk_does_not_block_the_process_and_is_reported() -> None:
     writer = LogWriter()
     printing(writer, Path("/dev/full"), MANY)
     (failure,) = writer.close()
     assert str(of_os(failure)).startswith("/dev/full: No space left on device. Make room")
 
 
-def test_what_was_printed_while_the_disk_was_full_is_written_later(tmp_path: Path) -> None:
+def test_output_during_a_full_disk_is_written_later(tmp_path: Path) -> None:
     writer, path = LogWriter(), tmp_path / "d-1.log"
     path.symlink_to("/dev/full")
     printing(writer, path, "print('the disk is full')")
@@ -61,7 +59,9 @@ def test_what_was_printed_while_the_disk_was_full_is_written_later(tmp_path: Pat
     assert path.read_text() == "the disk is full\n"
 
 
-def test_what_waits_for_a_full_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_waiting_for_a_full_disk_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_writer, "LOG_BYTES", 1000)
     writer, path = LogWriter(), tmp_path / "d-1.log"
     path.symlink_to("/dev/full")

@@ -78,7 +78,7 @@ def _text(norm: str) -> str:
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_exchanged_is_refused_before_anything_is_launched(
+def test_models_that_cannot_be_sent_are_refused_before_launch(
     command: list[str], testbed: Testbed, tmp_path: Path
 ) -> None:
     file, runs = tmp_path / "t.yaml", tmp_path / "runs"
@@ -91,7 +91,7 @@ def test_what_cannot_be_exchanged_is_refused_before_anything_is_launched(
     assert not runs.exists()
 
 
-def test_the_size_has_buffers_and_no_frozen_parameters() -> None:
+def test_model_size_includes_buffers_but_no_frozen_parameters() -> None:
     plain = 16 * 65 + 10 * 17
     assert model_check.check(parse(_text("group"))) == plain + 2 * 16
     assert model_check.check(parse(_text("untracked"))) == plain + 2 * 16
@@ -105,7 +105,7 @@ def test_parameters_of_another_type_are_refused() -> None:
         model_check.check(parse(_text("half")))
 
 
-def test_a_good_model_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checked_model_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where the task's parameters are the same."""
     built = []
     model = Normed.model

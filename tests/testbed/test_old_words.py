@@ -70,7 +70,7 @@ stop: {after: 1s}
         ("cpu: 0.2, name: b", "cpu: 0.2, name: b, cpus: {b: 0.3}", "devices[1]"),
     ],
 )
-def test_old_words_are_read_as_those_of_today_with_a_hint(now: str, old: str, place: str) -> None:
+def test_old_keys_are_read_as_the_current_ones_with_a_hint(now: str, old: str, place: str) -> None:
     key = now.split(":")[0]
     lines = {
         "up": "up: 5mbit, rtt: 80ms",
@@ -86,7 +86,7 @@ def test_old_words_are_read_as_those_of_today_with_a_hint(now: str, old: str, pl
     assert place in hint
 
 
-def test_old_words_that_are_wrong_are_errors_at_their_place() -> None:
+def test_invalid_old_keys_are_errors_at_their_place() -> None:
     for old, message in (
         ("delay: 40", "6:50: devices[0].link.rtt: found 40"),
         ("rtt: 80ms, delay: 40ms", "6:54: devices[0].link.delay: unknown key"),
@@ -98,7 +98,7 @@ def test_old_words_that_are_wrong_are_errors_at_their_place() -> None:
         topology.parse(TEXT + "record: everything\n")
 
 
-def test_the_schema_has_the_words_of_today_alone() -> None:
+def test_schema_has_only_current_keys() -> None:
     schema = json.dumps(topology.json_schema())
     for old in ('"delay"', '"record"', "IidPartitioner", '"NaturalIdPartitioner', "min_partition_size"):
         assert old not in schema
@@ -115,7 +115,7 @@ def test_hints_are_printed_before_a_run(testbed: Testbed, tmp_path: Path) -> Non
     assert as_mapping.hints[0].startswith(hint)
 
 
-def test_a_sweep_may_have_old_words(tmp_path: Path) -> None:
+def test_sweep_may_have_old_keys(tmp_path: Path) -> None:
     from testbed.run.options import Options
     from testbed.sweeps import cells
 

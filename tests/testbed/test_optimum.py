@@ -70,14 +70,12 @@ def heads_for(
 
 
 @pytest.mark.parametrize("kind", ["delta", "gradient"])
-def test_rules_that_add_progress_head_for_the_centers_by_the_weights_given(
-    kind: str, tmp_path: Path
-) -> None:
+def test_additive_rules_converge_to_the_centers_by_applied_weights(kind: str, tmp_path: Path) -> None:
     lines = [update("a", 0.25, kind), update("b", 0.5, kind), update("a", 0.25, kind)]
     assert heads_for(tmp_path, lines) == pytest.approx([2.0, 0.0])  # c was never heard
 
 
-def test_area_heads_for_the_optimum_however_often_each_is_heard(tmp_path: Path) -> None:
+def test_area_converges_to_the_optimum_at_any_update_rates(tmp_path: Path) -> None:
     lines = [update("a", 0.5, "model"), *[update("a", 0.5, "residual")] * 9, update("b", 0.3, "model")]
     assert heads_for(tmp_path, lines) == pytest.approx(OPTIMUM)
 
@@ -86,7 +84,7 @@ def test_area_heads_for_the_optimum_however_often_each_is_heard(tmp_path: Path) 
     ("states", "known"),
     [(["offline"], False), (["offline", "joining"], False), (["offline", "joining", "ready"], True)],
 )
-def test_area_heads_elsewhere_without_one_of_its_clients(
+def test_area_converges_elsewhere_if_a_client_never_contributes(
     states: list[str], known: bool, tmp_path: Path
 ) -> None:
     left = [to_line(ClientStatus(2.0 + n, "b", state)) for n, state in enumerate(states)]
@@ -95,35 +93,37 @@ def test_area_heads_elsewhere_without_one_of_its_clients(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_area_with_one_that_was_missing_at_the_start(late: bool, tmp_path: Path) -> None:
+def test_area_with_a_client_missing_at_the_start(late: bool, tmp_path: Path) -> None:
     lines = [to_line(RunStarted(0.0, 1.7e9, ("a", "b"), ("c",))), update("a", 0.5, "residual")]
     if late:
         lines.append(to_line(ClientStatus(2.0, "c", "ready")))
     assert (heads_for(tmp_path, lines) is not None) == late
 
 
-def test_rules_that_mix_models_have_no_such_theory(tmp_path: Path) -> None:
+def test_rules_that_mix_models_have_no_predicted_optimum(tmp_path: Path) -> None:
     assert heads_for(tmp_path, [update("a", 0.5, "model"), update("b", 0.5, "model")]) is None
 
 
-def test_models_of_one_version_are_as_their_deltas(tmp_path: Path) -> None:
+def test_models_of_one_version_count_like_their_deltas(tmp_path: Path) -> None:
     lines = [update("a", 0.5, "model"), update("b", 0.5, "model")]
     assert heads_for(tmp_path, lines, rule="fedavg") == pytest.approx([2.0, 0.0])
 
 
-def test_nor_has_a_run_without_updates(tmp_path: Path) -> None:
+def test_run_without_updates_has_no_predicted_optimum(tmp_path: Path) -> None:
     assert heads_for(tmp_path, []) is None
 
 
 @pytest.mark.parametrize("kind", ["delta", "residual"])
 @pytest.mark.parametrize("other", [{**LOCAL, "lr": 0.2}, {**LOCAL, "steps": 7}, {**LOCAL, "clip": 1.0}])
-def test_nor_has_unequal_local_training(kind: str, other: dict[str, Any], tmp_path: Path) -> None:
+def test_unequal_local_training_has_no_predicted_optimum(
+    kind: str, other: dict[str, Any], tmp_path: Path
+) -> None:
     """A client that trains further than another counts for more than its weight."""
     lines = [update("a", 0.5, kind), update("b", 0.5, kind)]
     assert heads_for(tmp_path, lines, [GROUP, {"name": "e", "local": other}]) is None
 
 
-def test_nor_have_clipped_or_interrupted_updates(tmp_path: Path) -> None:
+def test_clipped_or_interrupted_updates_have_no_predicted_optimum(tmp_path: Path) -> None:
     lines = [update("a", 0.5, "delta"), update("b", 0.5, "delta")]
     for number, (group, more) in enumerate(
         [({"name": "d", "local": {**LOCAL, "clip": 1.0}}, []), (GROUP, [update("b", 0.5, "delta", 2)])]
@@ -132,7 +132,7 @@ def test_nor_have_clipped_or_interrupted_updates(tmp_path: Path) -> None:
         assert heads_for(tmp_path / str(number), [*lines, *more], [group]) is None
 
 
-def test_what_people_read(tmp_path: Path) -> None:
+def test_optimum_is_described_in_words(tmp_path: Path) -> None:
     found = ended(tmp_path, [update("b", 0.5, "delta")])
     assert found is not None
     assert found.lines() == [
@@ -142,7 +142,7 @@ def test_what_people_read(tmp_path: Path) -> None:
     ]
 
 
-def test_what_people_read_where_there_is_no_theory(tmp_path: Path) -> None:
+def test_missing_prediction_is_explained_in_words(tmp_path: Path) -> None:
     found = ended(tmp_path, [update("b", 0.5, "model")])
     assert found is not None
     assert not any("surrogate" in line for line in found.lines())

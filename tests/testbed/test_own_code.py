@@ -285,7 +285,7 @@ def task(name: str = "Mine", **params: Any) -> dict[str, Any]:
     return {"name": f"own:{name}", **params, "local": {"steps": 2, "batch_size": 3, "lr": 0.1}}
 
 
-def test_parameters_come_from_the_annotations(tmp_path: Path) -> None:
+def test_parameters_follow_from_annotations(tmp_path: Path) -> None:
     found = read(
         tmp_path, task=task(hidden=7, layers=[1, 2]), rule={"name": "own:Plain", "period": "3s"}
     )
@@ -330,7 +330,7 @@ def test_parameters_come_from_the_annotations(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-def test_what_does_not_fit_is_refused_with_its_place(
+def test_invalid_own_code_is_refused_with_its_place(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInputError) as refused:
@@ -339,7 +339,7 @@ def test_what_does_not_fit_is_refused_with_its_place(
     assert "inspection.py" not in str(refused.value)
 
 
-def test_what_an_import_raises_is_shown_as_it_is_and_once(testbed: Testbed, tmp_path: Path) -> None:
+def test_import_error_is_shown_once_with_its_traceback(testbed: Testbed, tmp_path: Path) -> None:
     file = write(tmp_path, "import einops_that_nobody_has\n")
     done = testbed("validate", file)
     assert done.code == 2
@@ -349,7 +349,7 @@ def test_what_an_import_raises_is_shown_as_it_is_and_once(testbed: Testbed, tmp_
     assert "python -m pip install" in done.err
 
 
-def test_code_that_ends_its_process_is_told(testbed: Testbed, tmp_path: Path) -> None:
+def test_own_code_that_exits_the_process_is_reported(testbed: Testbed, tmp_path: Path) -> None:
     done = testbed("validate", write(tmp_path, "import os\nprint('bye')\nos._exit(5)\n"))
     assert done.code == 2
     assert "own:Mine" in done.err
@@ -366,9 +366,7 @@ def test_code_that_ends_its_process_is_told(testbed: Testbed, tmp_path: Path) ->
     ],
     ids=["standard library", "installed", "nothing", "too much"],
 )
-def test_a_folder_that_cannot_be_taken_is_refused(
-    files: dict[str, str], said: str, tmp_path: Path
-) -> None:
+def test_unusable_code_folder_is_refused(files: dict[str, str], said: str, tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -376,7 +374,7 @@ def test_a_folder_that_cannot_be_taken_is_refused(
         Code.read(tmp_path)
 
 
-def test_a_package_is_imported_by_its_name(tmp_path: Path) -> None:
+def test_package_is_imported_by_its_name(tmp_path: Path) -> None:
     package = tmp_path / "pack"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -401,7 +399,7 @@ def test_a_package_is_imported_by_its_name(tmp_path: Path) -> None:
         ("Mean", r"its loss has the shape \(\), expected one of each of \d+ samples"),
     ],
 )
-def test_a_step_is_tried_before_anything_is_launched(name: str, said: str, tmp_path: Path) -> None:
+def test_one_step_is_tried_before_launch(name: str, said: str, tmp_path: Path) -> None:
     """On samples of every label."""
     x, y = np.ones((500, 8, 8), np.float32), np.zeros(500, np.int64)
     y[-1] = 9
@@ -414,7 +412,7 @@ def test_a_step_is_tried_before_anything_is_launched(name: str, said: str, tmp_p
         model_check.try_step(read(tmp_path), shared(Shard(x, y)))
 
 
-def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:
+def test_error_of_a_virtual_device_names_the_device(tmp_path: Path) -> None:
     file = write(tmp_path, task=task(fails=True))
     with pytest.raises(RunFailedError, match=r"^own:Mine and own:Plain failed:") as raised:
         simulate(file, runs=tmp_path / "runs")
@@ -426,7 +424,7 @@ def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:
     assert "testbed/" not in told.replace(str(tmp_path), "")
 
 
-def test_what_is_wrong_in_an_evaluation_is_own_codes(tmp_path: Path) -> None:
+def test_evaluation_error_is_attributed_to_own_code(tmp_path: Path) -> None:
     """Also where the error itself is raised by what takes its result."""
     file = write(tmp_path, task=task("Unscored"))
     with pytest.raises(RunFailedError, match=r"^own:Unscored and own:Plain failed:") as raised:
@@ -435,7 +433,7 @@ def test_what_is_wrong_in_an_evaluation_is_own_codes(tmp_path: Path) -> None:
     assert "has no attribute 'double'" in str(raised.value)
 
 
-def test_an_aggregator_tells_what_was_wrong_in_an_evaluation(tmp_path: Path) -> None:
+def test_aggregator_reports_an_evaluation_error(tmp_path: Path) -> None:
     write(tmp_path)
     own_code.use(str(tmp_path))
     mine = own_code.find("own:Unscored", TASKS, Task)()
@@ -464,7 +462,7 @@ def learning(name: str, **more: Any) -> dict[str, Any]:
         ("Normed", [], "runs/{run}/models/final.safetensors"),
     ],
 )
-def test_own_tasks_begin_freeze_and_learn_as_ours_do(
+def test_own_tasks_initialise_freeze_and_learn_like_built_in_ones(
     name: str, frozen: list[str], initial: str, testbed: Testbed, tmp_path: Path
 ) -> None:
     """With compressed updates; and `model` and `evaluate` know the run's own code afterwards."""
@@ -537,7 +535,7 @@ def fresh(folder: Path, name: str) -> dict[str, torch.Tensor]:
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
 )
-def test_what_an_own_task_does_not_take_is_refused(
+def test_unsupported_keys_of_an_own_task_are_refused(
     change: dict[str, Any], said: str, testbed: Testbed, tmp_path: Path
 ) -> None:
     torch.save(fresh(tmp_path, "Mine"), tmp_path / "other.pt")
@@ -549,7 +547,7 @@ def test_what_an_own_task_does_not_take_is_refused(
     assert "inspection.py" not in told.err
 
 
-def test_an_own_task_learns_from_the_topologys_own_data(testbed: Testbed, tmp_path: Path) -> None:
+def test_own_task_learns_from_own_data(testbed: Testbed, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(400, 64))
     np.savez(tmp_path / "mine.npz", x=x, y=x[:, :10].argmax(axis=1))
     data = {"path": "mine.npz", "input": "x", "label": "y"}
@@ -559,14 +557,14 @@ def test_an_own_task_learns_from_the_topologys_own_data(testbed: Testbed, tmp_pa
     assert [row["part"] for row in json.loads(told.out)][-3:] == ["test set", "device", "device"]
 
 
-def test_where_the_topology_names_the_data_an_own_task_need_not(tmp_path: Path) -> None:
+def test_own_task_needs_no_dataset_if_the_topology_names_one(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.ones((40, 3)), y=np.arange(40) % 2)
     data = {"path": "mine.npz", "input": "x", "label": "y"}
     done = simulate(write(tmp_path, task={**task("NoDataset"), "data": data}), runs=tmp_path / "runs")
     assert len(done.updates) == 4
 
 
-def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp_path: Path) -> None:
+def test_dataset_of_an_own_task_is_made_once(testbed: Testbed, tmp_path: Path) -> None:
     made = tmp_path / "made"
     more = {"partition": {"scheme": "natural"}, "notes": str(made)}
     bringing = learning("Bringing", **more)
@@ -607,7 +605,7 @@ def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_is_no_dataset_is_refused(wrong: str, said: str, tmp_path: Path) -> None:
+def test_invalid_dataset_is_refused(wrong: str, said: str, tmp_path: Path) -> None:
     parsed = read(tmp_path, task=learning("Bringing", wrong=wrong))
     with pytest.raises(BadInputError) as refused:
         model_check.try_step(parsed, preparation.prepare(parsed, None))
@@ -617,7 +615,7 @@ def test_what_is_no_dataset_is_refused(wrong: str, said: str, tmp_path: Path) ->
     assert ("t.yaml:4:9: task.name: " in told) == ("Traceback" not in told)
 
 
-def test_names_may_be_objects_as_pandas_has_them(tmp_path: Path) -> None:
+def test_column_names_may_be_pandas_objects(tmp_path: Path) -> None:
     names = "train['client'] = np.array(['b', 'a'] * 50, object)"
     natural = {"partition": {"scheme": "natural"}}
     parsed = read(tmp_path, task=learning("Bringing", wrong=names, **natural))
@@ -625,7 +623,7 @@ def test_names_may_be_objects_as_pandas_has_them(tmp_path: Path) -> None:
     assert [len(own) for own in prepared.indices.values()] == [37, 43]
 
 
-def test_labels_of_the_test_set_are_tried_too(tmp_path: Path) -> None:
+def test_labels_of_the_test_set_are_checked_with_the_model(tmp_path: Path) -> None:
     """Without training: a test set of one sample is none for BatchNorm then."""
     train = Shard(np.ones((20, 8, 8), np.float32), np.arange(20) % 9)
     normed = read(tmp_path, task=task("Normed"))
@@ -635,7 +633,7 @@ def test_labels_of_the_test_set_are_tried_too(tmp_path: Path) -> None:
         model_check.try_step(normed, shared(train, Shard(train.x, np.arange(20) % 11)))
 
 
-def test_a_last_mini_batch_of_one_sample_is_tried_where_there_is_one(tmp_path: Path) -> None:
+def test_final_mini_batch_of_one_sample_is_tried(tmp_path: Path) -> None:
     """Both devices have ten samples, and in two steps train on six of them."""
     prepared = shared(Shard(np.ones((20, 8, 8), np.float32), np.arange(20) % 10))
     plain, normed = task(), task("Normed")
@@ -647,12 +645,12 @@ def test_a_last_mini_batch_of_one_sample_is_tried_where_there_is_one(tmp_path: P
         model_check.try_step(read(tmp_path, task=normed), prepared)
 
 
-def test_a_step_is_tried_with_tokens_as_whole_numbers(tmp_path: Path) -> None:
+def test_trial_step_gets_integer_tokens(tmp_path: Path) -> None:
     tokens = Shard(np.array([[1, 2], [0, 6]], np.int8), np.array([3, 4]))
     model_check.try_step(read(tmp_path, task=task("Tokens")), shared(tokens))
 
 
-def test_shards_of_other_parameters_stay_as_they_are(tmp_path: Path) -> None:
+def test_shards_are_separate_per_parameters(tmp_path: Path) -> None:
     one, other = (read(tmp_path, task=task("Sharded", seed=seed)) for seed in (1, 2))
     found = [preparation.prepare(each, None).train.x.max() for each in (one, other, one)]
     assert found == [1, 2, 1]
@@ -672,7 +670,7 @@ def test_shards_of_other_parameters_stay_as_they_are(tmp_path: Path) -> None:
         ("raise ValueError('no data')", "ValueError: no data"),
     ],
 )
-def test_shards_that_do_not_fit_are_refused(wrong: str, said: str, tmp_path: Path) -> None:
+def test_invalid_shards_are_refused(wrong: str, said: str, tmp_path: Path) -> None:
     parsed = read(tmp_path, task=task("Sharded", wrong=wrong))
     for known in (preparation.known_samples, preparation.prepare):
         with pytest.raises(BadInputError) as refused:
@@ -689,13 +687,13 @@ def test_a_natural_partition_needs_clients(testbed: Testbed, tmp_path: Path) -> 
     assert "or to what the task's own dataset() returns" in " ".join(told.err.split())
 
 
-def test_what_a_rule_raises_in_a_run_ends_it(tmp_path: Path) -> None:
+def test_error_of_an_own_rule_ends_the_run(tmp_path: Path) -> None:
     file = write(tmp_path, rule={"name": "own:Late"})
     with pytest.raises(RunFailedError, match="one update too many"):
         simulate(file, runs=tmp_path / "runs")
 
 
-def test_a_client_ends_with_the_traceback_of_own_code_alone(
+def test_client_error_shows_only_own_code_in_the_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path)
@@ -712,7 +710,7 @@ def test_a_client_ends_with_the_traceback_of_own_code_alone(
         raise RuntimeError
 
 
-def test_a_state_of_own_classes_is_kept_and_read_back(tmp_path: Path) -> None:
+def test_state_with_own_classes_is_saved_and_loaded(tmp_path: Path) -> None:
     write(tmp_path)
     own_code.use(str(tmp_path))
     rule = own_code.find("own:Plain", RULES, Rule)()
@@ -724,7 +722,7 @@ def test_a_state_of_own_classes_is_kept_and_read_back(tmp_path: Path) -> None:
         snapshot.load(tmp_path / "state")
 
 
-def test_one_process_runs_one_version_after_the_other(tmp_path: Path) -> None:
+def test_one_process_can_run_several_code_versions(tmp_path: Path) -> None:
     versions = []
     for period in ("2.0", "5.0"):
         write(tmp_path / period, MODULE.replace("2.0", period))
@@ -734,7 +732,7 @@ def test_one_process_runs_one_version_after_the_other(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.pyc"))
 
 
-def test_of_a_sweep_the_content_of_the_code_counts_and_not_its_place(tmp_path: Path) -> None:
+def test_sweep_identifies_own_code_by_content(tmp_path: Path) -> None:
     def fingerprint(folder: str, module: str = MODULE) -> str:
         write(tmp_path / folder, module)
         study = sweeps.of({"topology": "t.yaml"}, "study", tmp_path / folder, Options())
@@ -745,7 +743,7 @@ def test_of_a_sweep_the_content_of_the_code_counts_and_not_its_place(tmp_path: P
     assert fingerprint("one", MODULE + "# changed\n") != first
 
 
-def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
+def test_run_resumes_only_with_unchanged_code(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs", "t-1")
     preparing.write(read(tmp_path), Plan(runtime="virtual", devices=()), directory)
     kept = topology.load(directory.topology)
@@ -756,7 +754,7 @@ def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
         preparing.check_code(topology.load(directory.topology), directory)
 
 
-def test_a_change_of_the_code_makes_its_own_layer_anew_alone() -> None:
+def test_code_change_rebuilds_only_the_code_layer() -> None:
     def tags(digest: str, *requirements: str) -> dict[str, str]:
         own = images.Own("mine", digest, lambda _: None, requirements)
         return image_tags.own_tags(own, "testbed-agent:1")
@@ -798,7 +796,7 @@ def test_wheels_of_requirements_are_fetched_or_pip_is_quoted(
 
 
 @pytest.mark.parametrize("kind", ["task", "rule", "topology"])
-def test_a_starting_point_runs_and_overwrites_nothing(
+def test_new_project_runs_and_overwrites_nothing(
     kind: str, testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -817,7 +815,7 @@ def test_a_starting_point_runs_and_overwrites_nothing(
     assert testbed("new", kind, "../x").code == 2
 
 
-def test_the_schema_takes_own_classes() -> None:
+def test_schema_accepts_own_classes() -> None:
     properties = topology.json_schema()["properties"]
     for part, pattern in (("task", r"^([\w.]+:\w+|flower)$"), ("rule", r"^[\w.]+:\w+$")):
         *_, own = properties[part]["oneOf"]

@@ -80,7 +80,7 @@ def write(folder: Path, columns: dict[str, Any], name: str = "train.parquet") ->
     return folder
 
 
-def test_a_sweep_knows_its_data_files_by_more_than_their_name(folder: Path) -> None:
+def test_sweep_identifies_data_files_by_content(folder: Path) -> None:
     study = {"topology": "own.yaml", "grid": {"seed": [1]}}
 
     def fingerprint() -> str:
@@ -93,7 +93,7 @@ def test_a_sweep_knows_its_data_files_by_more_than_their_name(folder: Path) -> N
     assert fingerprint() != before
 
 
-def test_a_run_that_goes_on_with_other_data_files_says_so(folder: Path) -> None:
+def test_resume_with_changed_data_files_is_reported(folder: Path) -> None:
     class Told(View):
         def progress(self, message: str) -> None:
             told.append(message)
@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_with_other_data_files_says_so(folder: Path) -> None:
     assert ["than when the run began" in message for message in told] == [True]
 
 
-def test_a_run_learns_from_a_folder_beside_its_topology(
+def test_run_learns_from_a_data_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # not the topology's folder
@@ -121,7 +121,7 @@ def test_a_run_learns_from_a_folder_beside_its_topology(
     assert len(preparation.prepare(again, None).test) == 20
 
 
-def test_the_example_in_the_documents_is_whole(
+def test_documented_example_is_complete(
     testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (TOPOLOGIES.parent / "docs" / "data.md").read_text(encoding="utf-8")
@@ -144,7 +144,7 @@ def test_the_example_in_the_documents_is_whole(
     assert run.evaluations["accuracy"].iloc[-1] > 0.8
 
 
-def test_data_shows_what_devices_have(folder: Path, testbed: Testbed, tmp_path: Path) -> None:
+def test_data_command_shows_the_devices_samples(folder: Path, testbed: Testbed, tmp_path: Path) -> None:
     path = changed(
         folder, "local:", "partition: {scheme: pathological, classes_per_client: 1}\n  local:"
     )
@@ -158,7 +158,7 @@ def test_data_shows_what_devices_have(folder: Path, testbed: Testbed, tmp_path: 
     assert shown["devices"][0]["labels"][1:] == [0] * (len(shown["devices"][0]["labels"]) - 1)
 
 
-def test_a_thousand_devices_are_shown_by_group_and_size(testbed: Testbed, tmp_path: Path) -> None:
+def test_large_fleet_is_shown_by_group_and_size(testbed: Testbed, tmp_path: Path) -> None:
     text = OWN.replace(
         "data: {path: mine, input: x, label: y}", "partition: {scheme: power_law, min_samples: 1}"
     )
@@ -174,7 +174,9 @@ def test_a_thousand_devices_are_shown_by_group_and_size(testbed: Testbed, tmp_pa
     assert (tmp_path / "many.png").stat().st_size > 10_000
 
 
-def test_devices_may_have_numbers_for_labels(folder: Path, testbed: Testbed, tmp_path: Path) -> None:
+def test_regression_targets_are_not_counted_as_classes(
+    folder: Path, testbed: Testbed, tmp_path: Path
+) -> None:
     """Which were counted as classes, with a traceback."""
     rng = np.random.default_rng(0)
     write(tmp_path / "table", {"age": np.arange(60), "pay": rng.random(60), "price": rng.random(60)})
@@ -185,7 +187,7 @@ def test_devices_may_have_numbers_for_labels(folder: Path, testbed: Testbed, tmp
     assert preparation.label_counts(Prepared(read_so.train, read_so.test, indices)) == {"a": [], "b": []}
 
 
-def test_texts_become_places_in_the_alphabet(tmp_path: Path) -> None:
+def test_text_becomes_alphabet_indices(tmp_path: Path) -> None:
     write(tmp_path, {"x": ["abc", "cb"], "y": ["a", "c"]})
     write(tmp_path, {"x": ["zcba"], "y": ["b"]}, "test.parquet")
     found = read(tmp_path, label="y", alphabet="abc", length=3)
@@ -201,7 +203,7 @@ def test_texts_become_places_in_the_alphabet(tmp_path: Path) -> None:
         read(tmp_path, label="y")
 
 
-def test_lists_are_tokens_or_numbers(tmp_path: Path) -> None:
+def test_list_columns_are_tokens_or_numbers(tmp_path: Path) -> None:
     write(tmp_path, {"x": [[7, 8, 300], [9]], "v": [[0.5], [1.5]], "y": [0, 1]})
     write(tmp_path, {"x": [[1, 2, 3]], "v": [[2.5]], "y": [0]}, "test.parquet")
     found = read(tmp_path, label="y", length=2)
@@ -212,7 +214,7 @@ def test_lists_are_tokens_or_numbers(tmp_path: Path) -> None:
         read(tmp_path, label="y")
 
 
-def test_a_sample_without_label_is_its_own(tmp_path: Path) -> None:
+def test_sample_without_a_label_is_its_own_target(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", x=np.full((4, 2, 2), 51, np.uint8))
     np.savez(tmp_path / "test.npz", x=np.zeros((1, 2, 2), np.uint8))
     train = read(tmp_path).train
@@ -220,7 +222,7 @@ def test_a_sample_without_label_is_its_own(tmp_path: Path) -> None:
     assert train.y == pytest.approx(np.full((4, 2, 2), 0.2))  # as the model gets it
 
 
-def test_texts_as_labels_are_classes_in_alphabetical_order(tmp_path: Path) -> None:
+def test_text_labels_become_classes_in_alphabetical_order(tmp_path: Path) -> None:
     write(tmp_path, {"x": [1.0, 2.0, 3.0], "y": ["dog", "ant", "cat"]})
     write(tmp_path, {"x": [4.0], "y": ["cat"]}, "test.parquet")
     found = read(tmp_path, label="y")
@@ -231,7 +233,7 @@ def test_texts_as_labels_are_classes_in_alphabetical_order(tmp_path: Path) -> No
         read(tmp_path, label="y")
 
 
-def test_splits_are_alike(tmp_path: Path) -> None:
+def test_splits_must_have_equal_columns(tmp_path: Path) -> None:
     write(tmp_path, {"x": [[1.0, 2.0]], "y": [0]})
     write(tmp_path, {"x": [[1.0]], "y": [0]}, "test.parquet")
     with pytest.raises(BadInputError, match="has float32, shape 1, the training samples have float32"):
@@ -241,7 +243,7 @@ def test_splits_are_alike(tmp_path: Path) -> None:
         read(tmp_path, label="y")
 
 
-def test_a_split_is_made_where_there_is_none(tmp_path: Path) -> None:
+def test_missing_test_split_is_created(tmp_path: Path) -> None:
     np.savez(tmp_path / "all.npz", x=np.arange(1000.0), y=np.arange(1000))
     found = read(tmp_path, label="y", split=Split(test=0.2, validation=0.1, seed=3))
     assert found.validation is not None
@@ -256,7 +258,7 @@ def test_a_split_is_made_where_there_is_none(tmp_path: Path) -> None:
     assert other.test.y.tolist() != parts[1]
 
 
-def test_the_last_samples_of_each_client_are_set_aside_without_what_overlaps(tmp_path: Path) -> None:
+def test_last_samples_of_each_client_are_held_out_without_overlap(tmp_path: Path) -> None:
     write(tmp_path, {"x": np.arange(30.0), "y": np.arange(30), "who": ["b", "a", "a"] * 10})
     split = Split(test=0.2, order="file", gap=1)
     found = read(tmp_path, label="y", client="who", split=split)
@@ -268,13 +270,13 @@ def test_the_last_samples_of_each_client_are_set_aside_without_what_overlaps(tmp
     assert "2 left out as they overlap" in found.remarks[0]
 
 
-def test_a_validation_set_may_be_what_models_are_evaluated_on(folder: Path) -> None:
+def test_models_may_be_evaluated_on_a_validation_set(folder: Path) -> None:
     path = changed(folder, "label: y}", "label: y, split: {validation: 10%}}")
     changed(folder, "stop:", "evaluate: {on: validation}\nstop:")
     assert len(prepared(path).test) == 10
 
 
-def test_files_of_a_configuration_lie_in_its_folder(tmp_path: Path) -> None:
+def test_files_of_a_dataset_configuration_are_in_its_folder(tmp_path: Path) -> None:
     """As the hub's own parquet files do."""
     for name in ("one", "two"):
         for split in ("train", "test"):
@@ -367,7 +369,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("old", "new", "told"), WRONG)
-def test_what_does_not_fit_is_told_with_its_place(
+def test_invalid_data_settings_are_reported_with_their_place(
     folder: Path, old: str, new: str, told: str, testbed: Testbed
 ) -> None:
     path = changed(folder, old, new)
@@ -378,7 +380,7 @@ def test_what_does_not_fit_is_told_with_its_place(
 
 
 @pytest.mark.parametrize("options", [(), ("-d",)])
-def test_a_run_that_its_data_refuse_leaves_no_directory(
+def test_refused_data_leave_no_run_directory(
     folder: Path, testbed: Testbed, options: tuple[str, ...]
 ) -> None:
     path, runs = changed(folder, "path: mine", "path: his"), folder / "runs"
@@ -388,14 +390,14 @@ def test_a_run_that_its_data_refuse_leaves_no_directory(
     assert list(runs.iterdir()) == []
 
 
-def test_a_table_as_text_is_told_how_to_become_one_that_is_read(folder: Path, testbed: Testbed) -> None:
+def test_csv_file_is_refused_with_a_conversion_hint(folder: Path, testbed: Testbed) -> None:
     (folder / "mine.csv").write_text("x,y\n1,0\n", encoding="utf-8")
     said = testbed("data", changed(folder, "path: mine", "path: mine.csv"))
     assert said.code == 2
     assert "mine.csv: expected a .parquet or .npz file; pandas.read_csv(FILE).to_parquet(" in said.err
 
 
-def test_labels_that_do_not_fit_are_told(folder: Path, testbed: Testbed) -> None:
+def test_labels_that_do_not_fit_the_model_are_reported(folder: Path, testbed: Testbed) -> None:
     mine, x = folder / "mine" / "all.npz", np.zeros((60, 8, 8), np.uint8)
     for y, told in (
         (np.arange(60) % 12, "found class 11, but the model has 10 outputs, for classes 0 to 9"),
@@ -427,7 +429,7 @@ def test_labels_of_the_test_set_are_checked_too(folder: Path, testbed: Testbed) 
     assert "of the test set, found class 10, but the model has 10 outputs" in " ".join(said.err.split())
 
 
-def test_samples_without_classes_are_dealt_out_by_schemes_that_need_none(folder: Path) -> None:
+def test_samples_without_classes_need_class_free_schemes(folder: Path) -> None:
     np.savez(folder / "mine" / "all.npz", x=np.zeros((60, 8)), y=np.arange(60) / 60)
     path = changed(folder, "local:", "partition: {scheme: iid}\n  local:")
     assert [len(own) for own in prepared(path).indices.values()] == [12] * 4
@@ -436,13 +438,13 @@ def test_samples_without_classes_are_dealt_out_by_schemes_that_need_none(folder:
         prepared(path)
 
 
-def test_a_quadratic_has_its_own_data() -> None:
+def test_quadratic_task_refuses_data() -> None:
     text = OWN.replace("digits-logreg", "quadratic\n  centers: [[0], [1], [2], [3]]")
     with pytest.raises(BadInputError, match=r"5:3: task\.data: the task quadratic brings"):
         topology.parse(text)
 
 
-def test_what_is_not_given_is_not_written() -> None:
+def test_unset_keys_are_not_written() -> None:
     """Else all sweeps would run again."""
     text = topology.parse(OWN.replace("data: {path: mine, input: x, label: y}\n  ", "")).to_yaml()
     assert "data" not in text
@@ -460,7 +462,7 @@ stop: {updates: 3}
 """
 
 
-def test_samples_by_hand_come_first_and_others_share_the_rest() -> None:
+def test_explicit_sample_counts_are_served_first() -> None:
     parsed = topology.parse(HAND)
     found = preparation.prepare(parsed, None)
     assert {name: len(own) for name, own in found.indices.items()} == {
@@ -478,7 +480,7 @@ def test_samples_by_hand_come_first_and_others_share_the_rest() -> None:
     assert other.indices["any"].tolist() != found.indices["any"].tolist()
 
 
-def test_what_no_device_has_is_told() -> None:
+def test_unassigned_samples_are_reported() -> None:
     text = HAND.replace("  - {name: rest, count: 2, timing: 1s}\n", "")
     assert preparation.prepare(topology.parse(text), None).remarks == (
         "1,037 of 1,437 training samples are left out: no device has them.",
@@ -490,7 +492,7 @@ def _with_transform(transform: str, parsed: str = HAND) -> tuple[Topology, Prepa
     return found, preparation.prepare(found, None)
 
 
-def test_a_transform_changes_a_device_and_no_other() -> None:
+def test_transform_affects_only_its_device() -> None:
     _, plain = _with_transform("{}")
     _, turned = _with_transform("{rotate: 90}")
     before, after = plain.shard("any"), turned.shard("any")
@@ -502,7 +504,7 @@ def test_a_transform_changes_a_device_and_no_other() -> None:
     assert np.array_equal(plain.test.x, turned.test.x)
 
 
-def test_scale_and_noise_are_of_what_the_model_gets() -> None:
+def test_scale_and_noise_apply_to_the_models_input() -> None:
     _, plain = _with_transform("{}")
     before = plain.shard("any").x.astype(float)
     _, half = _with_transform("{scale: 0.5}")
@@ -525,7 +527,7 @@ def test_each_device_draws_its_own_transform() -> None:
     assert abs(ratios[0] - ratios[1]) > 0.01
 
 
-def test_devices_that_share_samples_are_transformed_one_by_one() -> None:
+def test_shared_samples_are_transformed_per_device() -> None:
     text = HAND.replace("scheme: iid", "scheme: resampled, samples: 1000").replace(
         "count: 2, timing: 1s}", "count: 2, timing: 1s, data: {transform: {scale: 0}}}"
     )
@@ -534,7 +536,7 @@ def test_devices_that_share_samples_are_transformed_one_by_one() -> None:
     assert found.shard("any").x.max() == 16
 
 
-def test_simulate_finds_datasets_where_the_environment_says(
+def test_simulate_uses_the_data_folder_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for split in ("train", "test"):
@@ -547,7 +549,7 @@ def test_simulate_finds_datasets_where_the_environment_says(
     assert len(simulate(text, runs=tmp_path / "runs", data=tmp_path / "root").updates) == 3
 
 
-def test_lists_of_bytes_are_tokens_or_pixels_as_their_user_says(tmp_path: Path) -> None:
+def test_byte_lists_are_tokens_or_pixels_as_declared(tmp_path: Path) -> None:
     flat = write(tmp_path / "flat", {"x": [np.array([7, 200], np.uint8)] * 4, "y": [0, 1, 0, 1]})
     with pytest.raises(BadInputError, match="tokens or pixels: if they are tokens, add length: 2"):
         read(flat, label="y")
@@ -558,7 +560,7 @@ def test_lists_of_bytes_are_tokens_or_pixels_as_their_user_says(tmp_path: Path) 
     assert (pixels.x.shape[1:], pixels.scale) == ((3, 2), 1 / 255)
 
 
-def test_tokens_reach_a_model_as_whole_numbers() -> None:
+def test_tokens_reach_the_model_as_integers() -> None:
     import torch
 
     from agents.shards import inputs
@@ -569,7 +571,7 @@ def test_tokens_reach_a_model_as_whole_numbers() -> None:
     assert inputs(pixels, 1 / 255).tolist() == [[0.0, 1.0]]
 
 
-def test_a_clients_number_is_one_name_in_all_batches(tmp_path: Path) -> None:
+def test_numeric_client_ids_are_equal_across_batches(tmp_path: Path) -> None:
     """Batches have at most 1,000 rows; numbers may have up to 20 digits."""
     numbers = [7, 12] * 600 + [7, 10**13] * 600 + [2**64 - 1]
     columns = {"x": np.arange(2401.0), "y": np.arange(2401) % 2, "who": np.array(numbers, np.uint64)}
@@ -579,7 +581,7 @@ def test_a_clients_number_is_one_name_in_all_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "shape"), [("1", (6, 6)), ("LA", (6, 6)), ("RGBA", (3, 6, 6))])
-def test_images_are_grey_or_in_colour(tmp_path: Path, mode: str, shape: tuple[int, ...]) -> None:
+def test_images_may_be_grey_or_colour(tmp_path: Path, mode: str, shape: tuple[int, ...]) -> None:
     write(tmp_path, {"x": [_png(mode)] * 10, "y": np.arange(10) % 2})
     assert read(tmp_path, label="y", split=Split(test=0.2)).train.x.shape[1:] == shape
 

@@ -17,7 +17,7 @@ from tests.running import Testbed
 ENTRY = "devices:\n  new:\n    cores: 2\n    source: measured\n"
 
 
-def test_the_pieces_of_work_are_what_they_are_counted_as() -> None:
+def test_benchmark_work_matches_its_counted_operations() -> None:
     """The program that is copied to a device has no counter: its amounts are constants."""
     for kind, amount in device_benchmark.WORK.items():
         counted = work.count(device_benchmark.piece(kind))
@@ -27,7 +27,7 @@ def test_the_pieces_of_work_are_what_they_are_counted_as() -> None:
     assert min(device_benchmark.STEP.values()) > 0
 
 
-def test_an_entry_is_a_profile() -> None:
+def test_measured_entry_is_a_profile() -> None:
     found = {
         "model": 'Board "A": rev 1',
         "cores": 4,
@@ -69,11 +69,11 @@ def test_an_entry_is_a_profile() -> None:
         ),
     ],
 )
-def test_a_device_is_added_and_all_else_left(before: str, after: str) -> None:
+def test_device_is_added_and_other_entries_kept(before: str, after: str) -> None:
     assert own_profiles.added(before, ENTRY) == after
 
 
-def test_what_cannot_be_added_is_refused_and_nothing_written(tmp_path: Path) -> None:
+def test_invalid_entry_is_refused_and_nothing_written(tmp_path: Path) -> None:
     to = tmp_path / "profiles.yaml"
     for text, told in (
         ("devices: {old: {cores: 1}}\n", "not in blocks, so none can be added by itself"),
@@ -85,7 +85,7 @@ def test_what_cannot_be_added_is_refused_and_nothing_written(tmp_path: Path) -> 
         assert to.read_text() == text
 
 
-def test_the_program_runs_by_itself_and_its_result_is_added(testbed: Testbed, tmp_path: Path) -> None:
+def test_measuring_program_runs_alone_and_its_result_is_added(testbed: Testbed, tmp_path: Path) -> None:
     """From a folder of its own, without this project on its path."""
     assert testbed("profiles", "--script", tmp_path / "measure.py").code == 0
     done = subprocess.run(

@@ -24,7 +24,7 @@ PLENTY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("task", PLENTY)
-def test_its_loss_falls(
+def test_loss_of_a_paper_task_decreases(
     task: str, tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "bert" in task and importlib.util.find_spec("peft") is None:

@@ -58,7 +58,7 @@ def classes(parts: list[Indices]) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize(("scheme", "params"), EACH_ONCE)
-def test_every_sample_is_dealt_out_once(scheme: str, params: dict[str, Any]) -> None:
+def test_every_sample_is_assigned_once(scheme: str, params: dict[str, Any]) -> None:
     parts = deal(1003, scheme, params)
     assert sorted(np.concatenate(parts)) == list(range(1003))
     assert all(part.dtype == np.int64 and len(part) >= MIN_SAMPLES for part in parts)
@@ -74,13 +74,13 @@ def test_every_sample_is_dealt_out_once(scheme: str, params: dict[str, Any]) -> 
         ("resampled", {"samples": 60}, "b13f48730de5e402"),
     ],
 )
-def test_shards_are_what_they_have_always_been(scheme: str, params: dict[str, Any], digest: str) -> None:
+def test_shards_are_unchanged_across_versions(scheme: str, params: dict[str, Any], digest: str) -> None:
     together = np.concatenate(deal(1003, scheme, params)).astype("<i8").tobytes()
     assert hashlib.sha256(together).hexdigest()[:16] == digest
 
 
 @pytest.mark.parametrize(("scheme", "params"), ALL)
-def test_the_seed_decides(scheme: str, params: dict[str, Any]) -> None:
+def test_partition_depends_on_the_seed(scheme: str, params: dict[str, Any]) -> None:
     first, again, other = (deal(1000, scheme, params, seed)[0].tolist() for seed in (1, 1, 2))
     assert first == again
     assert first != other
@@ -109,7 +109,7 @@ def test_the_seed_decides(scheme: str, params: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_partitioners_of_flower_and_their_parameters(
+def test_flower_partitioners_take_their_parameters(
     name: str, params: dict[str, Any], sizes: list[int] | None
 ) -> None:
     """Their own sizes, and no sample twice. As many classes as devices, which one of them wants."""
@@ -126,7 +126,7 @@ def test_partitioners_of_flower_and_their_parameters(
         assert [len(part) for part in parts] == sizes
 
 
-def test_clients_of_the_dataset_by_flower() -> None:
+def test_flower_partitions_by_the_clients_of_the_dataset() -> None:
     owners = np.arange(240) % 24
     first = Natural(choice="first").deal(owners, CLIENTS, 7)
     assert [{*owners[part].tolist()} for part in first.values()] == [{k} for k in range(8)]
@@ -144,20 +144,20 @@ def test_clients_of_the_dataset_by_flower() -> None:
         Shards(shards_per_client=None, shard_size=200).deal(owners, CLIENTS, 7)
 
 
-def test_a_skewed_partition_is_had_with_fewer_samples_at_the_least() -> None:
+def test_skewed_partition_is_possible_with_a_lower_minimum() -> None:
     with pytest.raises(BadInputError, match=r"lower task\.partition\.min_samples"):
         deal(100, "dirichlet", {"alpha": 0.5})
     assert min(map(len, deal(100, "dirichlet", {"alpha": 0.5, "min_samples": 1}))) >= 1
 
 
-def test_shards_are_equal_pieces_of_few_classes() -> None:
+def test_shards_scheme_gives_equal_pieces_of_few_classes() -> None:
     parts = deal(1603, "shards", {"shards_per_client": 2})
     assert [len(part) for part in parts] == [200] * 8
     assert len(set(np.concatenate(parts))) == 1600
     assert (classes(parts) > 0).sum(axis=1).max() <= 4  # a piece of 100 meets two classes at most
 
 
-def test_resampling_serves_any_number_of_clients_one_by_one() -> None:
+def test_resampled_scheme_serves_any_number_of_clients() -> None:
     clients = [f"pi-{number}" for number in range(50_000)]
     parts = Resampled(samples=500).deal(labels(1000), clients, seed=1)
     assert len(parts) == 50_000
@@ -170,7 +170,7 @@ def test_resampling_serves_any_number_of_clients_one_by_one() -> None:
     assert alone["pi-49999"].tolist() == drawn.tolist()
 
 
-def test_iid_classes_are_as_a_random_deal_has_them() -> None:
+def test_iid_class_counts_match_random_assignment() -> None:
     """Pearson's statistic of a table of devices and classes has the mean (8−1)(10−1) = 63 and
     twice that as its variance."""
     found = [chi2_contingency(classes(deal(8000, "iid", {}, seed))).statistic for seed in range(8)]
@@ -188,7 +188,7 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution() -> No
     assert shares.var() == pytest.approx((1 / n) * (1 - 1 / n) / (alpha * n + 1), rel=0.1)
 
 
-def test_pathological_classes_are_dealt_out_evenly_to_those_that_have_them() -> None:
+def test_pathological_classes_are_split_evenly_among_their_devices() -> None:
     counts = classes(deal(8000, "pathological", {"classes_per_client": 3}))
     assert (counts > 0).sum(axis=1).tolist() == [3] * 8
     for column in counts.T:
@@ -231,7 +231,7 @@ def test_each_device_is_one_client_of_the_dataset() -> None:
         Natural(min_samples=11).deal(owners[owners < 6], CLIENTS, seed=1)
 
 
-def test_those_that_ask_for_few_classes_choose_first() -> None:
+def test_devices_with_few_classes_choose_first() -> None:
     requests = {"any": Request(950, None, 0), "zero": Request(50, (0,), 1)}
     given_, rest = take_by_hand(requests, labels(1000), seed=3)
     assert list(given_) == ["any", "zero"]
@@ -242,7 +242,7 @@ def test_those_that_ask_for_few_classes_choose_first() -> None:
         take_by_hand({"zero": Request(101, (0,), 0)}, labels(1000), seed=3)
 
 
-def test_what_cannot_be_dealt_out_names_the_knob() -> None:
+def test_impossible_partition_names_the_key_to_change() -> None:
     with pytest.raises(BadInputError, match=r"alpha 0\.01 .* 8 devices .* Raise task\.partition\.alpha"):
         deal(100, "dirichlet", {"alpha": 0.01})
     with pytest.raises(BadInputError, match=r"8 devices for 79 training samples: .* at most 7 devices"):
@@ -266,12 +266,12 @@ def test_what_cannot_be_dealt_out_names_the_knob() -> None:
         ("resampled", {"samples": 0}),
     ],
 )
-def test_unfit_parameters_are_refused(scheme: str, params: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(scheme: str, params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         SCHEMES[scheme](**params)
 
 
-def test_a_class_needed_more_often_than_it_has_samples_is_told() -> None:
+def test_class_with_too_few_samples_is_reported() -> None:
     scarce = np.array([0, *[1] * 99])
     with pytest.raises(BadInputError, match="finds no 2 classes with a sample left for each of the 8"):
         Pathological(2).deal(scarce, CLIENTS, seed=1)

@@ -27,11 +27,11 @@ def emptied(pipe: Pipe[str]) -> list[tuple[str, Any]]:
     return found
 
 
-def test_each_packet_carries_its_headers() -> None:
+def test_packet_size_includes_headers() -> None:
     assert [on_wire(size) for size in (0, 1, 1448, 1449, 2896)] == [0, 67, 1514, 1581, 3028]
 
 
-def test_after_a_pause_a_bucket_passes_at_once_and_then_the_rate_holds() -> None:
+def test_bucket_passes_at_once_after_a_pause_and_then_the_rate_holds() -> None:
     one = pipe(MBIT)
     for item in "abc":
         one.put(item, SEGMENT, 5.0)
@@ -40,7 +40,7 @@ def test_after_a_pause_a_bucket_passes_at_once_and_then_the_rate_holds() -> None
     assert emptied(one) == [("d", 5.0 + 3 * ONE)]
 
 
-def test_a_model_of_100_kb_takes_its_time() -> None:
+def test_model_of_100_kb_takes_its_transfer_time() -> None:
     """At 2 Mbit/s: 70 packets of 12,112 bits, of which the bucket holds one."""
     one = pipe(Shape(rate=2_000_000))
     assert one.piece == SEGMENT
@@ -56,12 +56,12 @@ def test_a_model_of_100_kb_takes_its_time() -> None:
     assert last == 69 * 12_112 / 2e6  # 0.418 s
 
 
-def test_a_fast_link_is_fed_in_pieces_of_2_ms() -> None:
+def test_fast_link_is_fed_in_pieces_of_2_ms() -> None:
     assert pipe(Shape(rate=20_000_000)).piece == 3 * SEGMENT  # 5000 bytes
     assert pipe(Shape(rate=10**10)).piece == pipe(Shape()).piece == 65_536
 
 
-def test_what_is_under_way_takes_the_delay_beside_the_rate() -> None:
+def test_delay_is_added_after_the_transfer_time() -> None:
     one = pipe(Shape(rate=1_000_000, delay=0.1))
     one.put("a", SEGMENT, 0.0)
     one.put("b", SEGMENT, 0.0)
@@ -83,7 +83,7 @@ def test_a_delay_is_never_negative() -> None:
     assert emptied(one) == [("a", 3.0)]
 
 
-def test_the_sender_waits_where_200_ms_of_the_rate_wait() -> None:
+def test_sender_blocks_when_200_ms_of_data_are_queued() -> None:
     one = pipe(Shape(rate=8_000_000))  # 200,000 bytes: 132 packets are 199,848
     for _ in range(132):
         assert not one.full
@@ -106,7 +106,7 @@ def test_an_unlimited_link_holds_no_more_than_its_window() -> None:
     assert not one.full
 
 
-def test_a_new_rate_is_that_of_what_waits_and_a_new_delay_of_what_passes_from_then_on() -> None:
+def test_new_rate_applies_to_queued_data_and_new_delay_to_later_data() -> None:
     one = pipe(Shape(rate=1_000_000, delay=0.1))
     for item in "abc":
         one.put(item, SEGMENT, 0.0)
@@ -114,7 +114,7 @@ def test_a_new_rate_is_that_of_what_waits_and_a_new_delay_of_what_passes_from_th
     assert emptied(one) == [("a", 0.1), ("b", 0.5 + 0.75 * ONE), ("c", 0.5 + 1.25 * ONE)]
 
 
-def test_a_piece_may_be_larger_than_the_bucket_of_a_slower_rate() -> None:
+def test_piece_larger_than_the_bucket_passes_at_the_slower_rate() -> None:
     one = pipe(Shape(rate=24_224_000))  # 4 packets in 2 ms
     one.put("a", one.piece, 0.0)
     one.put("b", one.piece, 0.0)
@@ -124,7 +124,7 @@ def test_a_piece_may_be_larger_than_the_bucket_of_a_slower_rate() -> None:
 
 
 @pytest.mark.parametrize("lifted", [False, True])
-def test_a_limit_that_comes_or_goes(lifted: bool) -> None:
+def test_limit_can_be_added_or_removed(lifted: bool) -> None:
     one = pipe(MBIT if lifted else Shape())
     one.change(Shape() if lifted else MBIT, 1.0)
     for item in "ab":
@@ -132,7 +132,7 @@ def test_a_limit_that_comes_or_goes(lifted: bool) -> None:
     assert emptied(one) == [("a", 1.0), ("b", 1.0 if lifted else 1.0 + ONE)]
 
 
-def test_in_an_outage_bytes_wait_and_the_bucket_saves_up_no_more_than_it_holds() -> None:
+def test_outage_queues_bytes_and_the_bucket_stays_bounded() -> None:
     one = pipe(Shape(rate=1_000_000, delay=0.1))
     for item in "ab":
         one.put(item, SEGMENT, 0.0)
@@ -146,7 +146,7 @@ def test_in_an_outage_bytes_wait_and_the_bucket_saves_up_no_more_than_it_holds()
     assert emptied(one) == [("a", 60.0), ("b", 60.1), ("c", 60.1 + ONE)]
 
 
-def test_an_end_takes_no_time_and_stays_the_end() -> None:
+def test_end_of_stream_takes_no_time_and_stays_last() -> None:
     one = pipe(MBIT)
     one.put("a", SEGMENT, 0.0)
     one.put("b", SEGMENT, 0.0)

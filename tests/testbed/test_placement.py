@@ -53,7 +53,7 @@ def planned(
     return plan(parsed, "swarm", host, Catalog(cpu=cpu or {}), **options)
 
 
-def test_all_nodes_are_equally_busy() -> None:
+def test_load_is_balanced_over_nodes() -> None:
     found = planned("{name: big, count: 2, cpu: 2}, {name: small, count: 8, cpu: 0.5}", nodes(5, 5))
     assert Counter(found.placement.values()) == {"id-0": 5, "id-1": 5}
     assert {found.placement["big-1"], found.placement["big-2"]} == {"id-0", "id-1"}
@@ -69,7 +69,7 @@ def test_each_device_has_the_cpus_of_its_node() -> None:
     assert planned_limits(found.devices[1]).cpus == "1-7"
 
 
-def test_a_node_has_the_cpus_that_it_has() -> None:
+def test_cpus_of_a_node_come_from_its_engine() -> None:
     gaps, other = nodes(3, 3)
     found = planned(
         "{name: a, cpu: 0.5, hosts: [node-0]}, {name: b, cpu: 2, hosts: [id-1]}",
@@ -79,7 +79,7 @@ def test_a_node_has_the_cpus_that_it_has() -> None:
     assert [one.cores for one in found.devices] == ["3,7", "1-2"]
 
 
-def test_of_this_machine_a_swarm_uses_the_cpus_that_we_may_use() -> None:
+def test_swarm_on_this_machine_uses_the_allowed_cpus() -> None:
     description = {
         "Hostname": "vm",
         "Resources": {"NanoCPUs": 64_000_000_000, "MemoryBytes": 8 * GIB},
@@ -112,7 +112,7 @@ TOPOLOGY = (
 )
 
 
-def test_who_has_least_to_choose_from_is_placed_first() -> None:
+def test_devices_with_fewest_allowed_nodes_are_placed_first() -> None:
     found = planned(
         "{name: any, count: 14, cpu: 1}, {name: racked, count: 7, cpu: 1, placement: {rack: b}}",
         nodes(8, 8, 8),
@@ -120,7 +120,7 @@ def test_who_has_least_to_choose_from_is_placed_first() -> None:
     assert {found.placement[f"racked-{n}"] for n in range(1, 8)} == {"id-1"}
 
 
-def test_time_is_stretched_until_whole_devices_fit() -> None:
+def test_time_is_dilated_until_whole_devices_fit() -> None:
     """Three devices of 0.6 are 1.8 cores, but not on two nodes with one each."""
     found = planned("{name: a, count: 3, cpu: 0.6}", nodes(2, 2), "dilation: auto")
     assert 1.2 <= found.dilation < 1.25
@@ -128,7 +128,7 @@ def test_time_is_stretched_until_whole_devices_fit() -> None:
         planned("{name: a, count: 3, cpu: 0.6}", nodes(2, 2))
 
 
-def test_what_fits_nowhere_is_refused_with_the_numbers_of_each_node() -> None:
+def test_device_that_fits_no_node_is_refused_with_each_nodes_capacity() -> None:
     with pytest.raises(BadInputError) as refused:
         planned("{name: a, count: 9, cpu: 0.9, memory: 1GiB}", nodes(4, 5, memory=8 * GIB))
     told = str(refused.value)
@@ -140,14 +140,14 @@ def test_what_fits_nowhere_is_refused_with_the_numbers_of_each_node() -> None:
     assert len(over.placement) == 9
 
 
-def test_memory_is_no_reason_to_stretch_time() -> None:
+def test_lack_of_memory_does_not_dilate_time() -> None:
     with pytest.raises(BadInputError, match=r"0\.5 of 7\.5 GiB"):
         planned(
             "{name: a, count: 3, cpu: 0.1, memory: 7GiB}", nodes(2, 2, memory=8 * GIB), "dilation: auto"
         )
 
 
-def test_a_thousand_devices_on_twenty_nodes_take_no_time() -> None:
+def test_placement_of_1000_devices_on_20_nodes_is_fast() -> None:
     begin = time.process_time()
     found = planned(
         "{name: a, count: 700, cpu: 0.3},{name: b, count: 300, cpu: 0.25, placement: {rack: a}}",
@@ -157,7 +157,7 @@ def test_a_thousand_devices_on_twenty_nodes_take_no_time() -> None:
     assert sorted(Counter(found.placement.values()).values())[0] >= 45
 
 
-def test_nodes_as_the_engine_describes_them() -> None:
+def test_nodes_are_read_from_the_engine() -> None:
     def told(
         number: int, name: str, state: str = "ready", availability: str = "active"
     ) -> dict[str, object]:
@@ -188,7 +188,7 @@ def test_nodes_as_the_engine_describes_them() -> None:
     assert found == [first, replace(first, id="id-1", name="vm-2", here=False)]
 
 
-def test_what_devices_share_is_on_one_node() -> None:
+def test_devices_sharing_an_access_must_be_on_one_node() -> None:
     shared = "cpu: 0.2, access: {name: wifi, up: 20mbit}"
     with pytest.raises(BadInputError, match="wifi is shared by devices on several nodes"):
         planned(f"{{name: a, count: 2, {shared}}}", nodes(2, 2))
@@ -198,7 +198,7 @@ def test_what_devices_share_is_on_one_node() -> None:
     )
 
 
-def test_machines_that_are_described() -> None:
+def test_described_machines_are_parsed() -> None:
     found = machines.parse("nodes: [{name: a, count: 2, cores: 4, memory: 8GiB, labels: {rack: x}}]")
     assert [(one.id, one.here) for one in found] == [("a-1", True), ("a-2", False)]
     assert found[1].memory == 8 * GIB
@@ -206,7 +206,7 @@ def test_machines_that_are_described() -> None:
         machines.parse("nodes: [{name: a, memory: 8GiB}]")
 
 
-def test_a_share_is_of_a_core_of_the_devices_own_node() -> None:
+def test_profile_share_is_relative_to_the_devices_node() -> None:
     """A device with a profile needs less of a faster node; what it is given follows its node."""
     found = planned(
         "{name: pi, count: 3, cpu: 1}, {name: own, cpu: 0.5, hosts: [node-1]}",
@@ -222,12 +222,12 @@ def test_a_share_is_of_a_core_of_the_devices_own_node() -> None:
     assert [row["core"] for row in by_node(found)] == ["1.00", "2.00"]
 
 
-def test_what_fits_on_no_node_is_told_with_what_it_needs_on_each() -> None:
+def test_profile_that_fits_no_node_is_reported_with_its_need_on_each() -> None:
     with pytest.raises(BadInputError, match=r"pi-5 needs cores by the speed of each node's .*node-0"):
         planned("{name: pi, count: 5, cpu: 0.9}", nodes(3, 2), cpu={"pi": {"id-0": 0.9, "id-1": 0.45}})
 
 
-def test_time_is_stretched_by_what_the_fastest_nodes_need() -> None:
+def test_dilation_follows_the_fastest_nodes() -> None:
     found = planned(
         "{name: pi, count: 4, cpu: 2}",
         nodes(2, 2),
@@ -237,7 +237,7 @@ def test_time_is_stretched_by_what_the_fastest_nodes_need() -> None:
     assert 2.0 <= found.dilation <= 2.05  # all four on the fast node, or one on the slow one
 
 
-def test_the_scenario_may_not_give_a_node_more_than_it_has() -> None:
+def test_scenario_cannot_exceed_a_nodes_capacity() -> None:
     more = "scenario: [{at: 1s, set: a, cpu: 1.5}]"
     assert planned("{name: a, cpu: 0.5, hosts: [node-1]}", nodes(2, 3), more)
     with pytest.raises(BadInputError, match="there is 1 for them on node-0"):

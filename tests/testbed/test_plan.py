@@ -24,14 +24,14 @@ def fleet(devices: str, more: str = "") -> topology.Topology:
     )
 
 
-def test_broker_and_aggregator_have_the_first_core_to_themselves() -> None:
+def test_first_core_is_reserved_for_broker_and_aggregator() -> None:
     planned = plan(fleet("{name: pi, count: 2, cpu: 1.5}"), "docker", FOUR_CORES)
     assert (planned.infrastructure_cpus, planned.device_cpus) == ("0", "2-3,5")
     assert planned.device_capacity == 3
     assert [device.name for device in planned.devices] == ["pi-1", "pi-2"]
 
 
-def test_evaluations_have_the_last_cores_to_themselves() -> None:
+def test_last_cores_are_reserved_for_evaluations() -> None:
     planned = plan(fleet("{name: pi, cpu: 1}", "evaluate: {cores: 2}"), "docker", FOUR_CORES)
     assert (planned.infrastructure_cpus, planned.device_cpus) == ("0", "2")
     assert (planned.evaluation_cpus, planned.aggregator_cpus) == ("3,5", "0,3,5")
@@ -52,19 +52,19 @@ def test_evaluations_have_the_last_cores_to_themselves() -> None:
         (1, 1, "this host has 1 core, "),
     ],
 )  # fmt: skip
-def test_evaluations_leave_a_core_for_the_others(cores: int, wanted: int, told: str) -> None:
+def test_evaluations_leave_one_core_for_the_rest(cores: int, wanted: int, told: str) -> None:
     topology = fleet("{name: pi, cpu: 0.5}", f"evaluate: {{cores: {wanted}}}")
     with pytest.raises(BadInputError) as refused:
         plan(topology, "docker", Host(tuple(range(cores)), 16 * GIB), oversubscribe=True)
     assert f"6:19: evaluate.cores: found {wanted}, and {told}" in str(refused.value)
 
 
-def test_devices_have_no_core_of_the_evaluations() -> None:
+def test_devices_do_not_use_evaluation_cores() -> None:
     with pytest.raises(BadInputError, match=r"expected at most 1: .* keep one, and evaluations 2 \("):
         plan(fleet("{name: pi, cpu: 1.5}", "evaluate: {cores: 2}"), "docker", FOUR_CORES)
 
 
-def test_on_one_core_the_devices_have_half_of_it() -> None:
+def test_devices_get_half_of_a_single_core() -> None:
     planned = plan(fleet("{name: pi, cpu: 0.5}"), "docker", Host((3,), 16 * GIB))
     assert (planned.infrastructure_cpus, planned.device_cpus) == ("3", "3")
     assert planned.device_capacity == 0.5
@@ -83,7 +83,7 @@ def test_on_one_core_the_devices_have_half_of_it() -> None:
         (tuple(range(8, 24)), "8", "9-23", 1),  # a container's cpuset
     ],
 )
-def test_the_quickstart_fits_on_any_cores(
+def test_quickstart_fits_any_number_of_cores(
     cores: tuple[int, ...], infrastructure: str, devices: str, dilation: float
 ) -> None:
     quickstart = topology.load(TOPOLOGIES / "quickstart.yaml")
@@ -94,7 +94,7 @@ def test_the_quickstart_fits_on_any_cores(
         assert len(planned.compromises) == (2 if len(cores) == 1 else 0)
 
 
-def test_ten_times_a_tenth_is_one_core() -> None:
+def test_ten_shares_of_a_tenth_fit_one_core() -> None:
     assert plan(fleet("{name: pi, count: 10, cpu: 0.1}"), "docker", Host((0, 1), 16 * GIB))
 
 
@@ -110,7 +110,7 @@ def test_ten_times_a_tenth_is_one_core() -> None:
         ("{name: pi, cpu: 1, memory: 16GiB}", "4:1: devices: ask for 16.0 GiB of memory (1 x 16GiB pi)"),
     ],
 )
-def test_more_than_the_host_has_is_refused_unless_oversubscribed(devices: str, told: str) -> None:
+def test_request_beyond_the_host_is_refused_unless_oversubscribed(devices: str, told: str) -> None:
     wanted = fleet(devices)
     with pytest.raises(BadInputError) as refused:
         plan(wanted, "docker", FOUR_CORES)
@@ -120,7 +120,7 @@ def test_more_than_the_host_has_is_refused_unless_oversubscribed(devices: str, t
 
 
 @pytest.mark.parametrize("runtime", ["docker", "process"])
-def test_real_runtimes_shape_links_and_play_outages(runtime: str) -> None:
+def test_real_runtimes_support_links_and_outages(runtime: str) -> None:
     wanted = fleet(
         "{name: pi, cpu: 1, link: {up: 5Mbps}, availability: {on: 5s, off: 1s}}",
         "scenario: [{at: 1s, disconnect: pi, for: 1s}, {at: 3s, set: pi, link: {rtt: 1s, loss: 0%}}]",
@@ -128,7 +128,7 @@ def test_real_runtimes_shape_links_and_play_outages(runtime: str) -> None:
     assert plan(wanted, runtime, FOUR_CORES).devices[0].link == Link(up=5_000_000)
 
 
-def test_loss_is_refused_where_links_are_relays(tmp_path: Path) -> None:
+def test_packet_loss_is_refused_with_relays(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("time,up,loss\n0,1000,0\n1,1000,0.1\n")
     trace = f"{{csv: {tmp_path}/t.csv}}"
     wanted = fleet(
@@ -149,7 +149,7 @@ def test_loss_is_refused_where_links_are_relays(tmp_path: Path) -> None:
     assert plan(wanted, "docker", FOUR_CORES, catalog.read(wanted)).devices
 
 
-def test_less_cpu_than_a_container_can_have_is_refused() -> None:
+def test_cpu_share_below_a_containers_minimum_is_refused() -> None:
     """The engine takes no quota below 1 ms; `auto` stretches as the strong ones need."""
     later = "scenario: [{at: 1s, set: pi, cpu: 0.0009}]"
     with pytest.raises(BadInputError) as refused:
@@ -173,7 +173,7 @@ def test_less_cpu_than_a_container_can_have_is_refused() -> None:
         ("{name: pi, cpu: 1}", "6:10: server.link: the docker runtime does not emulate this yet"),
     ],
 )
-def test_what_only_virtual_time_has_is_refused_elsewhere(devices: str, told: str) -> None:
+def test_virtual_time_only_keys_are_refused_elsewhere(devices: str, told: str) -> None:
     wanted = fleet(devices, "server: {link: {up: 1mbit}}")
     assert plan(wanted, "virtual", FOUR_CORES).devices
     with pytest.raises(BadInputError) as refused:
@@ -182,7 +182,7 @@ def test_what_only_virtual_time_has_is_refused_elsewhere(devices: str, told: str
     assert "use the virtual runtime" in str(refused.value)
 
 
-def test_an_image_is_for_containers(tmp_path: Path) -> None:
+def test_image_key_needs_containers(tmp_path: Path) -> None:
     """Refused where there are none, told where nothing runs, a file that is not there at once."""
     wanted = fleet("{name: pi, cpu: 1, image: 'my-agent:1'}")
     assert plan(wanted, "docker", FOUR_CORES).devices
@@ -208,21 +208,21 @@ def test_an_image_is_for_containers(tmp_path: Path) -> None:
     assert topology.parse(found.to_yaml()) == found
 
 
-def test_real_runtimes_take_a_timing_and_its_speed_beside_the_cpu() -> None:
+def test_real_runtimes_accept_timing_and_speed_with_cpu() -> None:
     wanted = fleet("{name: pi, cpu: 1, timing: 1s, speed: 2}")
     (device,) = plan(wanted, "docker", FOUR_CORES).devices
     assert (device.timing, device.speed) == (Duration("constant", {"value": 1.0}), 2.0)
     assert device.profile == "1 cpu, 512 MiB, timing 1s"
 
 
-def test_virtual_time_has_room_for_any_fleet() -> None:
+def test_virtual_time_fits_any_fleet() -> None:
     wanted = fleet("{name: pi, count: 20000, cpu: 8, memory: 64GiB}", "runtime: {name: virtual}")
     planned = plan(wanted, "virtual", Host((0,), GIB))
     assert len(planned.devices) == 20_000
     assert planned.devices[-1].name == "pi-20000"
 
 
-def test_a_virtual_device_is_described_by_what_it_is_given() -> None:
+def test_virtual_device_is_described_by_its_settings() -> None:
     wanted = fleet(
         "{name: a, gflops: 10, speed: 0.5, link: {rtt: 60ms}}, "
         "{name: b, timing: {distribution: exponential, rate: 5}}"
@@ -254,13 +254,15 @@ def test_an_unknown_runtime_is_refused() -> None:
         (2.5, 1, 25_000, 10_000, 3),
     ],
 )
-def test_quota_and_period(cpu: float, dilation: int, quota: int, period: int, threads: int) -> None:
+def test_quota_and_period_of_a_share(
+    cpu: float, dilation: int, quota: int, period: int, threads: int
+) -> None:
     topology = fleet(f"{{name: pi, cpu: {cpu}}}", f"dilation: {dilation}")
     (device,) = plan(topology, "docker", FOUR_CORES).devices
     assert (device.quota, device.period, device.threads) == (quota, period, threads)
 
 
-def test_a_plan_has_a_row_for_each_device() -> None:
+def test_plan_has_a_row_per_device() -> None:
     planned = plan(fleet("{name: pi, cpu: 0.04, link: {up: 5mbit}, think: 200ms}"), "docker", FOUR_CORES)
     assert describe(planned) == [
         {
@@ -276,7 +278,7 @@ def test_a_plan_has_a_row_for_each_device() -> None:
     ]
 
 
-def test_this_host_has_something() -> None:
+def test_this_host_has_cores_and_memory() -> None:
     host = this_host()
     assert len(host.cores) >= 1
     assert host.memory > 0
@@ -286,7 +288,7 @@ def test_this_host_has_something() -> None:
     ("asked", "found"),
     [("4", 4.0), ("auto", 1.5), ("1", None)],
 )
-def test_time_is_stretched_until_the_devices_fit(asked: str, found: float | None) -> None:
+def test_time_is_dilated_until_the_devices_fit(asked: str, found: float | None) -> None:
     wanted = fleet("{name: pi, count: 9, cpu: 0.5, link: {up: 1mbit, rtt: 80ms}}", f"dilation: {asked}")
     if found is None:
         with pytest.raises(BadInputError, match="dilation: auto"):
@@ -302,9 +304,9 @@ def test_time_is_stretched_until_the_devices_fit(asked: str, found: float | None
     assert device.host_link.rtt == pytest.approx(0.08 * found)
 
 
-def test_an_outage_of_a_trace_is_never_stretched_to_no_rate_at_all() -> None:
+def test_dilated_trace_keeps_a_rate_above_zero_in_outages() -> None:
     assert dilated({"up": 1_000, "down": None, "rtt": 0.5}, 500) == {"up": 8, "down": None, "rtt": 250.0}
 
 
-def test_virtual_time_needs_no_stretching() -> None:
+def test_virtual_time_needs_no_dilation() -> None:
     assert plan(fleet("{name: pi, cpu: 9}", "dilation: auto"), "virtual", FOUR_CORES).dilation == 1

@@ -20,7 +20,7 @@ stop: {after: 10s}
 """
 
 
-def test_what_the_agents_are_told() -> None:
+def test_secure_settings_for_the_agents() -> None:
     parsed = topology.parse(BASE)
     secure = parsed.secure
     assert secure is not None
@@ -65,14 +65,14 @@ def test_what_the_agents_are_told() -> None:
         ("cpu: 0.1", "cpu: 0.1, link: {compression: {kind: int8}}", "masked updates look random"),
     ],
 )
-def test_refusals(old: str, new: str, message: str) -> None:
+def test_invalid_privacy_settings_are_refused(old: str, new: str, message: str) -> None:
     with pytest.raises(BadInputError) as refused:
         topology.parse(BASE.replace(old, new))
     assert message in str(refused.value)
     assert "<text>:" in str(refused.value)  # the place
 
 
-def test_more_than_half_of_the_clients_answer_for_a_sum() -> None:
+def test_sum_needs_shares_of_more_than_half_of_the_clients() -> None:
     """Of 4 clients 3 are needed, of 5 too: any two sets of so many have one in common."""
     assert topology.parse(BASE).secure is not None
     assert topology.parse(BASE.replace("count: 4", "count: 5")).secure is not None
@@ -80,7 +80,7 @@ def test_more_than_half_of_the_clients_answer_for_a_sum() -> None:
         topology.parse(BASE.replace("count: 4", "count: 6"))
 
 
-def test_a_rule_whose_sums_may_be_of_one_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_that_may_sum_a_single_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of the user's own may say it; ours say so themselves."""
     monkeypatch.setattr(FedBuff, "sums", lambda _: Sums(1))
     with pytest.raises(BadInputError, match="a sum of one update is that update: take sums of two"):
@@ -96,7 +96,7 @@ def test_models_with_buffers_are_refused() -> None:
 DIFFERENTIAL = BASE.replace("secure: {colluding: 1, needed: 3}", "differential: {clip: 1, noise: 2}")
 
 
-def test_differential_privacy() -> None:
+def test_differential_privacy_settings() -> None:
     parsed = topology.parse(DIFFERENTIAL)
     found = parsed.differential
     assert found is not None
@@ -136,7 +136,7 @@ def test_differential_privacy() -> None:
 @pytest.mark.parametrize(
     ("at", "bits", "refused"), [("server", 7, False), ("server", 6, True), ("client", 6, False)]
 )
-def test_rounding_must_leave_room_for_what_is_clipped(at: str, bits: int, refused: bool) -> None:
+def test_rounding_must_leave_room_below_the_clip_norm(at: str, bits: int, refused: bool) -> None:
     """Of 650 parameters with steps of 1/63 it adds up to 0.40 to the length, of 1/31 up to 0.82; noise
     at the client comes before it."""
     privacy = f"secure: {{needed: 3, bits: {bits}}}, differential: {{clip: 1, noise: 2, at: {at}}}"

@@ -101,7 +101,7 @@ TELL = "import os, sys; print(f'{os.getsid(0) == os.getpid()} {sys.argv[1]} {dic
 
 @pytest.mark.parametrize("forked", [True, False])
 @pytest.mark.parametrize("mosquitto", BROKERS, ids=lambda path: "mosquitto" if path else "embedded")
-def test_a_run_from_start_to_stop(
+def test_run_from_start_to_stop(
     make: Make, mosquitto: str | None, tmp_path: Path, *, forked: bool
 ) -> None:
     run = spec(tmp_path)
@@ -134,7 +134,7 @@ def test_a_run_from_start_to_stop(
 CUTS = "scenario: [{at: 5s, disconnect: d-1, for: 1s}]"
 
 
-def test_where_devices_have_links_a_relay_stands_before_the_broker(make: Make, tmp_path: Path) -> None:
+def test_relay_is_started_if_devices_have_links(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, more=CUTS)
     runtime = make(run)
     direct = runtime.start()
@@ -150,7 +150,7 @@ def test_where_devices_have_links_a_relay_stands_before_the_broker(make: Make, t
         runtime.act("d-1", SetLink({"loss": 0.1}))
 
 
-def test_a_relay_says_what_it_cannot_read_and_goes_on(make: Make, tmp_path: Path) -> None:
+def test_relay_reports_invalid_commands_and_continues(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, more=CUTS)
     runtime = make(run)
     names, failures = Topics(run.directory.run), queue.SimpleQueue[Received]()
@@ -180,7 +180,7 @@ def test_a_relay_says_what_it_cannot_read_and_goes_on(make: Make, tmp_path: Path
     controller.close()
 
 
-def test_on_a_stretched_clock_a_link_is_as_much_slower(make: Make, tmp_path: Path) -> None:
+def test_link_rates_are_divided_by_the_dilation(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path, more=f"{CUTS}\ndilation: 4"))
     change = SetLink({"up": 1_000_000, "rtt": 0.5, "jitter": None})
     ((_, order),) = runtime.act("d-1", change)
@@ -188,12 +188,12 @@ def test_on_a_stretched_clock_a_link_is_as_much_slower(make: Make, tmp_path: Pat
 
 
 @pytest.mark.parametrize("action", [SetLink({"up": 1_000_000}), Disconnect()])
-def test_without_a_relay_no_link_changes(make: Make, tmp_path: Path, action: Action) -> None:
+def test_link_change_without_a_relay_is_refused(make: Make, tmp_path: Path, action: Action) -> None:
     with pytest.raises(BadInputError, match=r"no device has a link\. Give one a link"):
         make(spec(tmp_path)).act("d-1", action)
 
 
-def test_a_relay_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+def test_failed_relay_is_an_error_with_its_output(tmp_path: Path) -> None:
     run = spec(tmp_path, more=CUTS)
     programs = Programs(aggregator=python(SLEEP), client=python(SLEEP), relay=python("1/0"))
     runtime = ProcessRuntime(run, programs)
@@ -204,7 +204,7 @@ def test_a_relay_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> N
         runtime.stop()
 
 
-def test_a_run_does_not_start_on_a_link_that_nobody_knows(
+def test_run_with_an_unknown_link_does_not_start(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(*_: object) -> dict[str, float]:
@@ -225,7 +225,7 @@ def log_in(broker: Broker) -> None:
     connection.close()
 
 
-def test_a_device_is_limited_and_keeps_to_its_cpus(make: Make, tmp_path: Path) -> None:
+def test_device_is_limited_and_pinned_to_its_cpus(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=1, cpu=0.01)
     runtime = make(run, BUSY)
     runtime.start()
@@ -237,7 +237,7 @@ def test_a_device_is_limited_and_keeps_to_its_cpus(make: Make, tmp_path: Path) -
 
 
 @pytest.mark.alone
-def test_stop_is_quick_with_twenty_that_are_deaf_and_suspended(make: Make, tmp_path: Path) -> None:
+def test_stop_is_quick_with_twenty_unresponsive_processes(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=20, cpu=0.01)
     runtime = make(run, STUBBORN)
     runtime.start()
@@ -252,7 +252,7 @@ def test_stop_is_quick_with_twenty_that_are_deaf_and_suspended(make: Make, tmp_p
     assert {runtime.ended()[name] for name in names} == {-signal.SIGKILL}
 
 
-def test_one_that_never_joined_can_be_paused(make: Make, tmp_path: Path) -> None:
+def test_device_that_never_joined_can_be_paused(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path, more="scenario: [{at: 5s, join: d-2}]"))
     runtime.start()
     runtime.act("d-2", Pause())
@@ -272,7 +272,7 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("ends", "begins"), [(Crash(), Restart()), (Leave(), Join())], ids=["crash", "leave"]
 )
-def test_who_is_to_come_back_at_once_does(
+def test_client_restarts_at_once_when_ordered(
     make: Make, tmp_path: Path, ends: Action, begins: Action, pause: float
 ) -> None:
     """Its old process may still be there then; what freezes it meanwhile is not to keep it so."""
@@ -297,7 +297,7 @@ def test_who_is_to_come_back_at_once_does(
     eventually(lambda: len([info for info in of(run) if info.component == "d-1"]) == 1)
 
 
-def test_who_was_to_come_back_does_not_after_the_end(make: Make, tmp_path: Path) -> None:
+def test_pending_restart_is_dropped_at_the_end(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=1)
     runtime = make(run, SLOW_GOODBYE)
     runtime.start()
@@ -309,7 +309,7 @@ def test_who_was_to_come_back_does_not_after_the_end(make: Make, tmp_path: Path)
     assert of(run) == []
 
 
-def test_who_joins_again_is_neither_frozen_nor_cut_off(make: Make, tmp_path: Path) -> None:
+def test_rejoining_client_is_neither_paused_nor_disconnected(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, more=CUTS)
     runtime = make(run)
     runtime.start()
@@ -326,7 +326,7 @@ def test_who_joins_again_is_neither_frozen_nor_cut_off(make: Make, tmp_path: Pat
     assert device.status() != psutil.STATUS_STOPPED
 
 
-def test_what_devices_have_used_does_not_fall_when_one_ends(make: Make, tmp_path: Path) -> None:
+def test_total_cpu_use_does_not_fall_when_a_device_ends(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=1)
     runtime = make(run, BUSY)
     runtime.start()
@@ -340,7 +340,7 @@ def test_what_devices_have_used_does_not_fall_when_one_ends(make: Make, tmp_path
     assert eventually(lambda: (runtime.meter.device_cpu_seconds() or 0.0) > used)
 
 
-def test_a_device_that_ends_is_reported(make: Make, tmp_path: Path) -> None:
+def test_device_that_exits_is_reported(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path), "raise SystemExit(3)")
     runtime.start()
     eventually(lambda: len(runtime.ended()) == 2)
@@ -349,16 +349,14 @@ def test_a_device_that_ends_is_reported(make: Make, tmp_path: Path) -> None:
     runtime.limit("d-1")
 
 
-def test_modules_that_cannot_be_imported_are_an_error_with_its_reason(
-    make: Make, tmp_path: Path
-) -> None:
+def test_import_failure_is_an_error_with_its_reason(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path))
     (tmp_path / "stand_in.py").write_text("import no_such_module")
     with pytest.raises(HostError, match=r"(?s)exit code 1:\n.*No module named 'no_such_module'"):
         runtime.start()
 
 
-def test_forks_draw_numbers_of_their_own(make: Make, tmp_path: Path) -> None:
+def test_forked_processes_draw_different_random_numbers(make: Make, tmp_path: Path) -> None:
     draw = "import random, numpy; print(f'{random.random()} {numpy.random.random()}')"
     run = spec(tmp_path)
     runtime = make(run, f"{draw}; {SLEEP}")
@@ -371,7 +369,7 @@ def test_forks_draw_numbers_of_their_own(make: Make, tmp_path: Path) -> None:
     )
 
 
-def test_a_broker_that_fails_is_an_error_with_its_last_words(make: Make, tmp_path: Path) -> None:
+def test_failed_broker_is_an_error_with_its_output(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path), mosquitto=sys.executable)  # which takes `-c CONF` for code
     with pytest.raises(HostError, match=r"(?s)exit code 1\..*broker\.log:\n.*SyntaxError"):
         runtime.start()
@@ -393,7 +391,7 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_a_killed_controller_leaves_nothing(tmp_path: Path) -> None:
+def test_killed_controller_leaves_nothing(tmp_path: Path) -> None:
     command, run = [*python(CONTROLLER), str(tmp_path)], f"t-{tmp_path.name}"
     paths = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | paths) as controller:
@@ -409,7 +407,7 @@ def test_a_killed_controller_leaves_nothing(tmp_path: Path) -> None:
         process.remove(run)
 
 
-def test_remove_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
+def test_remove_ends_processes_left_by_a_crash_and_nothing_else(tmp_path: Path) -> None:
     ours, other = (
         subprocess.Popen(python(SLEEP), env={**os.environ, process.RUN: f"{name}-{tmp_path.name}"})
         for name in ("ours", "other")
@@ -426,7 +424,7 @@ def test_remove_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
             other.kill()
 
 
-def test_stop_leaves_what_the_controller_has_started(make: Make, tmp_path: Path) -> None:
+def test_stop_spares_programs_started_by_the_controller(make: Make, tmp_path: Path) -> None:
     """Such as a tracker, which inherits the marks of a controller in the background."""
     run = spec(tmp_path, devices=1)
     marks = process.environment(run.directory, CONTROLLER_COMPONENT)
@@ -442,7 +440,7 @@ def test_stop_leaves_what_the_controller_has_started(make: Make, tmp_path: Path)
             tracker.kill()
 
 
-def test_remove_spares_its_caller_and_the_callers_parents(tmp_path: Path) -> None:
+def test_remove_spares_its_caller_and_parents(tmp_path: Path) -> None:
     run = f"ours-{tmp_path.name}"
     remover = f"from testbed.runtimes.process.runtime import remove; print(remove({run!r}))"
     parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {remover!r}]))"
@@ -452,21 +450,21 @@ def test_remove_spares_its_caller_and_the_callers_parents(tmp_path: Path) -> Non
     assert done.stdout == b"0\n"
 
 
-def test_a_program_does_not_start_once_its_parent_has_died() -> None:
+def test_program_does_not_start_after_its_parent_died() -> None:
     command = [sys.executable, die_with_parent.__file__, "1", "0", "--", "echo", "alive"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "controller ended" in done.stderr
 
 
-def test_a_program_that_is_missing_is_named() -> None:
+def test_missing_program_is_named() -> None:
     command = [sys.executable, die_with_parent.__file__, str(os.getpid()), "0", "--", "no-such-program"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "cannot start no-such-program on cpu 0: No such file or directory\n"
 
 
-def test_cpu_numbers() -> None:
+def test_cpu_lists_are_parsed() -> None:
     assert cpu_numbers("0-2,5") == {0, 1, 2, 5}
 
 

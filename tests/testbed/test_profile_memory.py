@@ -46,7 +46,7 @@ def _limits(topology: Topology, free: int | None) -> list[str]:
     return list(limits.values())
 
 
-def test_a_profiles_memory_is_the_limit_where_the_topology_gives_none() -> None:
+def test_profile_memory_is_the_default_limit() -> None:
     topology = _topology(
         "{name: a, cpu: 0.1, profile: pi-5}",
         "{name: b, cpu: 0.1, profile: pi-5, memory: 2GiB}",
@@ -67,7 +67,7 @@ def test_a_profiles_memory_is_the_limit_where_the_topology_gives_none() -> None:
         (1.0, ["512MiB", "512MiB", "1GiB"]),  # no less than without profile: the plan refuses it
     ],
 )
-def test_devices_share_what_the_host_has(free: float, limits: list[str]) -> None:
+def test_devices_without_a_limit_share_host_memory(free: float, limits: list[str]) -> None:
     topology = _topology(
         "{name: a, count: 2, cpu: 0.1, profile: pi-5}",
         "{name: b, cpu: 0.1, profile: pi-3}",
@@ -76,7 +76,7 @@ def test_devices_share_what_the_host_has(free: float, limits: list[str]) -> None
     assert _limits(topology, int(free * GIB)) == limits
 
 
-def test_a_limit_that_is_not_the_profiles_is_explained() -> None:
+def test_limit_other_than_the_profiles_is_explained() -> None:
     topology = _topology(
         "{name: a, count: 2, cpu: 0.1, profile: pi-5}",
         "{name: b, cpu: 0.1, profile: silent}",
@@ -100,15 +100,13 @@ def test_a_limit_that_is_not_the_profiles_is_explained() -> None:
         (3 * GIB, "512MiB", GIB // 4, 2.75 * GIB),  # held for it: 512 MiB and 7 + 2 models
     ],
 )
-def test_the_aggregator_may_take_what_devices_leave(
-    free: int, memory: str, model: int, most: float
-) -> None:
+def test_aggregator_gets_the_remaining_memory(free: int, memory: str, model: int, most: float) -> None:
     topology = _topology(f"{{name: a, count: 2, memory: {memory}, cpu: 0.1}}")
     found = plan(topology, "docker", Host((0, 1), free), Catalog(model=model), oversubscribe=True)
     assert found.aggregator_memory == most
 
 
-def test_cores_are_told_as_cpu_and_threads() -> None:
+def test_profile_cores_become_cpu_and_threads() -> None:
     topology = _topology(
         "{name: a, cpu: 0.3, profile: pi-3}",
         "{name: b, cpu: 1.5, profile: pi-5}",
@@ -124,7 +122,7 @@ def test_cores_are_told_as_cpu_and_threads() -> None:
     assert len(notes) == 4
 
 
-def test_little_memory_is_told_with_numbers() -> None:
+def test_low_memory_is_reported_with_figures() -> None:
     topology = _topology("{name: a, cpu: 0.1, profile: pi-1}", "{name: b, cpu: 0.1, memory: 383MiB}")
     _, notes = _planned(topology, "docker")
     assert [note.split(".")[0] for note in notes[:2]] == [
@@ -135,7 +133,7 @@ def test_little_memory_is_told_with_numbers() -> None:
     assert not any("tight" in note for note in _planned(topology, "process")[1])
 
 
-def test_a_profile_with_too_little_memory_for_a_client_is_refused_where_it_would_limit() -> None:
+def test_profile_with_too_little_memory_is_refused_if_enforced() -> None:
     topology = _topology("{name: a, cpu: 0.1, profile: tiny}")
     with pytest.raises(BadInputError) as refused:
         _planned(topology, "docker")
@@ -147,7 +145,7 @@ def test_a_profile_with_too_little_memory_for_a_client_is_refused_where_it_would
     assert _planned(mended, "docker")[0].devices[0].memory == 256 * 2**20
 
 
-def test_virtual_time_says_what_of_a_profile_it_leaves_out() -> None:
+def test_virtual_time_lists_ignored_profile_fields() -> None:
     made, notes = _planned(_topology("{name: a, cpu: 0.1, profile: pi-5}"), "virtual")
     assert made.devices[0].memory == 8 * GIB
     assert notes[0] == "In virtual time the cores and the memory of a profile change nothing."
@@ -167,7 +165,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_the_plan_says_it(file: Path, testbed: Testbed) -> None:
+def test_plan_shows_the_memory_notes(file: Path, testbed: Testbed) -> None:
     said = testbed("plan", file, "--runtime", "docker")
     assert "MiB of memory, not giant's 1000000GiB: this host has" in said.out
     assert "a: 0.1 cpu in 1 thread for the 64 cores of giant." in said.out
@@ -179,7 +177,7 @@ def test_the_plan_says_it(file: Path, testbed: Testbed) -> None:
     assert "MiB" not in local.out
 
 
-def test_the_run_keeps_what_was_asked_and_not_what_was_free(file: Path, tmp_path: Path) -> None:
+def test_run_records_requested_memory_not_free_memory(file: Path, tmp_path: Path) -> None:
     """A run that is resumed, and a sweep's cell, is the same when less memory is free."""
     topology, made = planning.plan_file(file, Options("process"))
     assert topology.devices[0].memory is None
@@ -189,13 +187,13 @@ def test_the_run_keeps_what_was_asked_and_not_what_was_free(file: Path, tmp_path
     assert load(again).devices == topology.devices
 
 
-def test_the_profiles_say_what_is_emulated_of_them(testbed: Testbed) -> None:
+def test_profiles_list_what_is_emulated(testbed: Testbed) -> None:
     for arguments in (["profiles"], ["profiles", "raspberry-pi-4"]):
         assert "cores are\nnot emulated one by one" in testbed(*arguments).out
     assert "emulated" not in testbed("profiles", "lte").out
 
 
-def test_the_plan_says_that_evaluations_come_after_the_run() -> None:
+def test_plan_notes_evaluations_after_the_run() -> None:
     topology = _topology("{name: d, cpu: 0.1}")
     late = topology.evaluate.model_copy(update={"when": "after"})
     late_topology = topology.model_copy(update={"evaluate": late})

@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_comes_with_the_testbed() -> None:
+def test_built_in_profiles_are_listed() -> None:
     found = profiles.load()
     assert found.device("raspberry-pi-4").gflops == 11.9
     assert found.device("raspberry-pi-zero-2w").memory == 512 * 2**20
@@ -34,7 +34,7 @@ def test_what_comes_with_the_testbed() -> None:
     assert (rural.down, rural.up, rural.rtt, rural.loss) == (20_000, 18_000, 1.3, 0.02)
 
 
-def test_each_entry_says_what_it_is_and_where_its_figures_are_from() -> None:
+def test_each_entry_has_a_description_and_sources() -> None:
     found = profiles.load()
     for entry in (*found.devices.values(), *found.links.values()):
         assert entry.description
@@ -42,13 +42,13 @@ def test_each_entry_says_what_it_is_and_where_its_figures_are_from() -> None:
 
 
 @pytest.mark.parametrize("name", ["2g", "3g", "3g-fast", "4g", "lte", "cable", "dsl", "edge"])
-def test_a_link_class_reads_as_the_link_of_a_topology(name: str) -> None:
+def test_link_class_parses_like_a_topology_link(name: str) -> None:
     link = profiles.load().link(name)
     read = Link.model_validate(link.figures())
     assert (read.up, read.down, read.rtt) == (link.up, link.down, link.rtt)
 
 
-def test_a_later_file_replaces_whole_entries(home: Path, tmp_path: Path) -> None:
+def test_later_file_replaces_whole_entries(home: Path, tmp_path: Path) -> None:
     (home / "profiles.yaml").write_text("devices:\n  toaster: {gflops: 0.1, cores: 1}\n" + LINK)
     mine = profiles.load()
     assert mine.device("toaster") == DeviceProfile(gflops=0.1, cores=1)
@@ -64,13 +64,13 @@ def test_a_later_file_replaces_whole_entries(home: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text", ["", "\n\n", "# links:\n#   lte: {down: 1mbit}\n", "devices:\nlinks:\n"]
 )
-def test_a_file_of_comments_changes_nothing(home: Path, text: str) -> None:
+def test_file_of_comments_changes_nothing(home: Path, text: str) -> None:
     before = profiles.load()
     (home / "profiles.yaml").write_text(text)
     assert profiles.load() == before
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_written_profiles_are_read_back() -> None:
     before = profiles.load()
     data = {
         kind: {name: entry.model_dump(mode="json", exclude_none=True) for name, entry in of.items()}
@@ -110,7 +110,7 @@ def test_what_is_written_is_read_back() -> None:
         ("- links", "1:1: expected devices: or links:"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(home: Path, text: str, told: str) -> None:
+def test_invalid_profile_is_reported_with_its_place(home: Path, text: str, told: str) -> None:
     path = home / "profiles.yaml"
     path.write_text(text)
     with pytest.raises(BadInputError) as refused:
@@ -120,12 +120,12 @@ def test_what_is_wrong_is_told_with_its_place(home: Path, text: str, told: str) 
     assert count == f"{path}: 1 error"
 
 
-def test_all_errors_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(BadInputError, match="t: 3 errors"):
         profiles.parse("devices:\n  a: {gflops: x, b: 1}\nlinks:\n  c: {up: 5}\n", "t")
 
 
-def test_a_name_that_is_none_gets_one_that_may_be_meant() -> None:
+def test_unknown_name_gets_a_suggestion() -> None:
     found = profiles.load()
     with pytest.raises(BadInputError, match=r"'pi-4': did you mean raspberry-pi-4\?"):
         found.device("pi-4")
@@ -137,7 +137,7 @@ def test_a_name_that_is_none_gets_one_that_may_be_meant() -> None:
         found.only("ltee")
 
 
-def test_the_listing_has_a_table_of_each_kind() -> None:
+def test_listing_has_a_table_per_kind() -> None:
     text = """\
         devices:
           pi: {gflops: 11.9, cores: 4}
@@ -156,7 +156,7 @@ def test_the_listing_has_a_table_of_each_kind() -> None:
     assert profiles.listing(Profiles()) == ""
 
 
-def test_the_listing_says_how_well_training_is_known() -> None:
+def test_listing_shows_the_error_of_training_speeds() -> None:
     text = """\
         devices:
           pi: {gflops: 2, training: {convolution: 1, depthwise: 1, memory: 1, error: 9.4%}}
@@ -177,7 +177,7 @@ def test_lists_and_explanations_fit_into_eighty_columns() -> None:
         assert max(map(len, text.splitlines())) <= 80
 
 
-def test_one_entry_is_explained() -> None:
+def test_single_entry_is_explained() -> None:
     one = profiles.parse("links:\n  a: {description: A wire., up: 1mbit, rtt: 5ms, source: me}").only(
         "a"
     )
@@ -191,7 +191,7 @@ def test_one_entry_is_explained() -> None:
     ]
 
 
-def test_programs_read_the_same() -> None:
+def test_json_listing_has_the_same_content() -> None:
     (row,) = json.loads(json.dumps(profiles.rows(profiles.load().only("dsl"))))
     assert (row["name"], row["kind"], row["down"], row["rtt"]) == ("dsl", "link", "1500kbit", "50ms")
     assert row["loss"] is None

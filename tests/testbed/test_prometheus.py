@@ -27,7 +27,7 @@ def scraped(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 
-def test_figures_of_a_run(tmp_path: Path) -> None:
+def test_metrics_of_a_run(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.write_manifest(run="t-1", rule="fedbuff", task="digits", runtime="docker", **MANIFEST)
     registry = CollectorRegistry()
@@ -57,7 +57,7 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert scraped(registry)["testbed_updates_total", "fast"] == 2  # asking twice counts nothing twice
 
 
-def test_a_device_that_is_missing_at_a_start_is_offline(tmp_path: Path) -> None:
+def test_device_missing_at_a_start_is_offline(tmp_path: Path) -> None:
     """Also at that of a later segment: an alert on 0 is to meet it."""
     directory = RunDirectory(tmp_path)
     records = [events.RunStarted(0.0, 1e9, ("a",), ("b",)), events.RunStarted(9.0, 2e9, ("b",), ("a",))]
@@ -68,7 +68,7 @@ def test_a_device_that_is_missing_at_a_start_is_offline(tmp_path: Path) -> None:
         assert {name: scraped(registry)["testbed_online", name] for name in "ab"} == online
 
 
-def test_there_are_only_so_many_time_series_of_reasons(tmp_path: Path) -> None:
+def test_number_of_reason_series_is_bounded(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.write_manifest(run="t-1", **MANIFEST)
     rejected = (events.UpdateRejected(1.0, "a", f"duplicate: sequence {n}") for n in range(5000))
@@ -80,9 +80,7 @@ def test_there_are_only_so_many_time_series_of_reasons(tmp_path: Path) -> None:
     assert found["testbed_rejected_updates_total", "a", "other"] == 4000
 
 
-def test_scrapes_at_the_same_time_wait_for_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simultaneous_scrapes_are_serialised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, read = threading.Lock(), Follower.read
 
     def slowly(follower: Follower, most: int = -1) -> list[events.Record]:
@@ -97,7 +95,7 @@ def test_scrapes_at_the_same_time_wait_for_each_other(
         assert len([*pool.map(lambda _: [*collector.collect()], range(2))]) == 2
 
 
-def test_the_controller_imports_neither_bokeh_nor_pandas_nor_prometheus() -> None:
+def test_controller_does_not_import_bokeh_pandas_or_prometheus() -> None:
     code = (
         "import sys, testbed.cli.main, testbed.run.controller; "
         "print({'bokeh', 'pandas', 'prometheus_client'} & {*sys.modules})"

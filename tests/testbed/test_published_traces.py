@@ -60,7 +60,7 @@ def test_throughput_becomes_a_link_trace(form: str, text: str, rows: list[str]) 
         ("pensieve", "0 1e300\n", "down is '1e\\+306', expected a number from 0 to 1e\\+12"),
     ],
 )
-def test_a_faulty_trace_is_refused_with_its_line(form: str, text: str, told: str) -> None:
+def test_invalid_trace_is_refused_with_its_line(form: str, text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         published.as_csv(published.FORMATS[form](text.splitlines()))
 
@@ -99,7 +99,7 @@ def test_fedscales_clients_become_device_groups(dump: object) -> None:
     assert (fast["cpu"], fast["timing"]) == (0.4, "24300ms")
 
 
-def test_a_part_of_the_availability_goes_over_the_end_of_a_pass() -> None:
+def test_availability_may_span_the_end_of_a_pass() -> None:
     (client,) = fedscale.clients(fedscale.read(pickle.dumps({8: CAPACITY[8]})), _plain(BEHAVIOUR), 1, 0)
 
     def of(**part: float) -> object:
@@ -116,7 +116,7 @@ def _plain(data: object) -> dict[str, object]:
     return fedscale.read(json.dumps(data).encode())
 
 
-def test_a_pickle_is_data_and_never_a_program() -> None:
+def test_pickle_with_code_is_refused() -> None:
     with pytest.raises(ValueError, match="neither a pickle of plain data nor JSON"):
         fedscale.read(pickle.dumps({1: datetime.date(2020, 1, 1)}))
     for damaged in (b"", b"\x80\x04nonsense", b"{", pickle.dumps([1]), b"{}"):
@@ -138,7 +138,7 @@ def test_a_pickle_is_data_and_never_a_program() -> None:
         ),
     ],
 )
-def test_faulty_traces_of_devices_are_refused(
+def test_invalid_device_traces_are_refused(
     capacity: dict[object, object], behaviour: object, told: str
 ) -> None:
     count = 1 if len(capacity) == 1 else 3
@@ -160,7 +160,7 @@ stop: {after: 60s}  # a minute
 """
 
 
-def test_a_block_is_replaced_and_all_else_left() -> None:
+def test_block_is_replaced_and_the_rest_kept() -> None:
     replaced = yamlfile.with_block(TOPOLOGY, "devices", "devices: [{name: b, cpu: 1.0}]\n")
     assert replaced == TOPOLOGY.replace(
         "devices:\n  - name: a\n    cpu: 0.1\n", "devices: [{name: b, cpu: 1.0}]\n"
@@ -171,7 +171,7 @@ def test_a_block_is_replaced_and_all_else_left() -> None:
         yamlfile.with_block("{a: 1}", "b", "b: 2")
 
 
-def test_the_commands_write_what_a_topology_reads(testbed: Testbed, tmp_path: Path) -> None:
+def test_commands_write_traces_that_topologies_read(testbed: Testbed, tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(TOPOLOGY)
     (tmp_path / "capacity").write_bytes(pickle.dumps(CAPACITY))
     (tmp_path / "behave").write_bytes(pickle.dumps(BEHAVIOUR))

@@ -32,14 +32,14 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return chaos.run(folder, chaos.RULES["fedavg"], faults, after=13.0, calm=2.0)
 
 
-def test_all_clients_go_on_and_no_update_is_applied_twice(recovered: Outcome) -> None:
+def test_all_clients_continue_and_no_update_is_applied_twice(recovered: Outcome) -> None:
     assert recovered.wrong == [], recovered.output
     assert isinstance(recovered.run.records[-1], events.RunEnded)
     assert recovered.run.records[-1].reason == "after"
     assert not [info for info in runtime.find() if info.run == recovered.run.path.name]
 
 
-def test_the_verdict_says_what_broke_down(recovered: Outcome) -> None:
+def test_verdict_names_the_breakdowns(recovered: Outcome) -> None:
     assert recovered.run.manifest["validity"]["valid"] is False
     reasons = "\n".join(recovered.reasons)
     assert CUT_OFF in reasons
@@ -49,19 +49,19 @@ def test_the_verdict_says_what_broke_down(recovered: Outcome) -> None:
         assert any(note.startswith(f"the {part} {KILLED}") for note in notes), notes
 
 
-def test_the_clock_goes_on_while_the_aggregator_is_away(recovered: Outcome) -> None:
+def test_run_clock_continues_while_the_aggregator_is_down(recovered: Outcome) -> None:
     assert sum(isinstance(record, events.RunStarted) for record in recovered.run.records) == 1
     away = [r for r in recovered.run.records if isinstance(r, events.Disrupted)][-1]
     assert away.since == pytest.approx(5.0, abs=0.5)
     assert away.at > away.since
 
 
-def test_nothing_is_lost(recovered: Outcome) -> None:
+def test_no_update_is_lost(recovered: Outcome) -> None:
     assert recovered.finished > 0
     assert recovered.lost == []
 
 
-def test_the_replay_is_as_the_run_was(recovered: Outcome) -> None:
+def test_replay_equals_the_run(recovered: Outcome) -> None:
     applied = [record for record in recovered.run.records if isinstance(record, events.UpdateApplied)]
     assert replay(RunDirectory(recovered.run.path)).updates == len(applied) > 0
 
@@ -74,7 +74,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return chaos.run(folder, chaos.RULES["fedbuff"], faults, after=24.0, calm=4.0)
 
 
-def test_processes_that_stand_still_are_recorded_and_judged(frozen: Outcome) -> None:
+def test_suspended_processes_are_recorded_and_judged(frozen: Outcome) -> None:
     assert frozen.wrong == [], frozen.output
     reasons = "\n".join(frozen.reasons)
     assert re.search(r"the aggregator stood still from [01]\.\d to [67]\.\d s", reasons), reasons
@@ -82,7 +82,7 @@ def test_processes_that_stand_still_are_recorded_and_judged(frozen: Outcome) -> 
     assert re.search(r"the controller stood still from 1[234]\.\d to 1[89]\.\d s", reasons), reasons
 
 
-def test_an_update_is_lost_where_no_record_tells_of_it() -> None:
+def test_update_without_a_record_counts_as_lost() -> None:
     """Of a's: 1 is applied; the second record tells of 2 and 3; 4 is passed over; 5 is rejected."""
     finished = {("a", number): 1 for number in (1, 2, 3, 4, 5, 7)} | {("b", 6): 1}
     told: list[events.Record] = [
@@ -116,7 +116,7 @@ def faulted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Futu
 
 @pytest.mark.alone
 @pytest.mark.parametrize("seed", MORE)
-def test_under_random_faults_runs_go_on(faulted: dict[int, Future[Outcome]], seed: int) -> None:
+def test_runs_continue_under_random_faults(faulted: dict[int, Future[Outcome]], seed: int) -> None:
     found = faulted[seed].result()
     assert found.wrong == [], found.output
     acted = [record for record in found.run.records if isinstance(record, events.Acted)]

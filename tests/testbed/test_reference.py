@@ -270,7 +270,7 @@ def disagreement(setting: Setting, folder: Path) -> str | None:
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
-def test_a_random_run_is_that_of_the_reference(seed: int, tmp_path: Path) -> None:
+def test_random_run_equals_the_reference_simulator(seed: int, tmp_path: Path) -> None:
     found = disagreement(random_setting(seed), tmp_path)
     assert found is None, f"seed {seed}\n{found}"
 
@@ -310,6 +310,6 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_that_chance_seldom_makes_is_that_of_the_reference(case: str, tmp_path: Path) -> None:
+def test_rare_case_equals_the_reference_simulator(case: str, tmp_path: Path) -> None:
     found = disagreement(CASES[case], tmp_path)
     assert found is None, found

@@ -81,7 +81,7 @@ def sent(sock: socket.socket, data: bytes) -> None:
     sock.shutdown(socket.SHUT_WR)
 
 
-def test_streams_arrive_whole_and_their_ends_after_them(through: Through, of: Of) -> None:
+def test_streams_arrive_complete_before_their_ends(through: Through, of: Of) -> None:
     connect = through(of(Link(50_000_000, 50_000_000, rtt=0.02, jitter=0.005)))
     ends = [connect(), connect()]  # which share the link
     data = [os.urandom(500_000), os.urandom(500_000)]
@@ -95,7 +95,7 @@ def test_streams_arrive_whole_and_their_ends_after_them(through: Through, of: Of
         assert received(device) == b"thanks"
 
 
-def test_a_connection_whose_device_has_gone_is_kept_until_the_broker_ends_it(
+def test_connection_of_a_vanished_device_is_kept_until_the_broker_closes_it(
     through: Through, of: Of, caplog: pytest.LogCaptureFixture
 ) -> None:
     gc.freeze()  # garbage that other tests have left is not looked at
@@ -110,7 +110,7 @@ def test_a_connection_whose_device_has_gone_is_kept_until_the_broker_ends_it(
     assert not caplog.messages
 
 
-def test_a_sender_feels_a_receiver_that_does_not_read(through: Through, of: Of) -> None:
+def test_sender_blocks_when_the_receiver_does_not_read(through: Through, of: Of) -> None:
     device, broker = through(of(Link()))()
     device.settimeout(0.5)
     passed = 0
@@ -123,7 +123,7 @@ def test_a_sender_feels_a_receiver_that_does_not_read(through: Through, of: Of) 
 
 
 @pytest.mark.parametrize("link", [Link(), Link(rtt=0.1)])
-def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through, of: Of) -> None:
+def test_reset_closes_the_other_side(link: Link, through: Through, of: Of) -> None:
     device, broker = through(of(link))()
     device.sendall(b"last words")
     assert broker.recv(4) == b"last"
@@ -132,7 +132,7 @@ def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through, of: O
     assert received(broker) == b" words"
 
 
-def test_a_reset_leaves_other_connections_of_the_link_alone(through: Through, of: Of) -> None:
+def test_reset_does_not_affect_other_connections(through: Through, of: Of) -> None:
     connect = through(of(Link(rtt=0.1)))
     (device, broker), (other_device, other_broker) = connect(), connect()
     sent(broker, bytes(1000))
@@ -143,7 +143,7 @@ def test_a_reset_leaves_other_connections_of_the_link_alone(through: Through, of
     assert received(other_device) == b"later"
 
 
-def test_where_the_target_does_not_answer_the_devices_connection_ends(relay: Relay, of: Of) -> None:
+def test_unreachable_target_closes_the_devices_connection(relay: Relay, of: Of) -> None:
     with socket.create_server((HOST, 0)) as gone:
         target = gone.getsockname()
     listener = socket.create_server((HOST, 0))
@@ -153,9 +153,7 @@ def test_where_the_target_does_not_answer_the_devices_connection_ends(relay: Rel
         assert device.recv(1) == b""
 
 
-def test_in_an_outage_nothing_passes_and_the_connection_stays(
-    relay: Relay, through: Through, of: Of
-) -> None:
+def test_outage_blocks_data_and_keeps_the_connection(relay: Relay, through: Through, of: Of) -> None:
     access = of(Link(rtt=0.02))
     device, broker = through(access)()
     relay.submit(partial(access.apply, Disconnect()))
@@ -171,9 +169,7 @@ def test_in_an_outage_nothing_passes_and_the_connection_stays(
     assert device.recv(8) == b"down"
 
 
-def test_what_passes_is_counted_for_whoever_has_the_file(
-    through: Through, of: Of, traffic: Path
-) -> None:
+def test_passed_bytes_are_counted_in_a_shared_file(through: Through, of: Of, traffic: Path) -> None:
     before = Traffic(traffic, ["pi"]).of("pi")
     device, broker = through(of(Link(rtt=0.02)))()
     sent(device, bytes(1000))
@@ -185,7 +181,7 @@ def test_what_passes_is_counted_for_whoever_has_the_file(
 
 
 @pytest.mark.alone
-def test_a_change_affects_only_the_fields_it_names(relay: Relay, through: Through, of: Of) -> None:
+def test_change_affects_only_the_named_fields(relay: Relay, through: Through, of: Of) -> None:
     access = of(Link(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
     relay.submit(partial(access.apply, SetLink({"rtt": 0.02})))
@@ -199,7 +195,7 @@ def test_a_change_affects_only_the_fields_it_names(relay: Relay, through: Throug
     assert time.monotonic() - begin == pytest.approx(0.168, abs=0.05)
 
 
-def test_of_an_access_only_what_is_limited_is_shared() -> None:
+def test_only_limited_directions_of_an_access_are_shared() -> None:
     found = shared_lanes(
         {"a": Access("wifi", CELL), "b": Access("wifi", CELL), "c": Access("lte", CELL, CELL)}
     )
@@ -210,9 +206,7 @@ def test_of_an_access_only_what_is_limited_is_shared() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("upwards", [True, False])
-def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
-    upwards: bool, through: Through, of: Of
-) -> None:
+def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Through, of: Of) -> None:
     shared = shared_lanes(dict.fromkeys("abc", Access("wifi", CELL, CELL)))
     pairs = [through(of(Link(rtt=0.02)), *shared[name])() for name in "abc"]
     begin = time.monotonic()
@@ -239,7 +233,7 @@ def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
 
 
 @pytest.mark.alone
-def test_a_slow_device_does_not_hold_up_its_cell(through: Through, of: Of) -> None:
+def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
     shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
     slow, fast = (
         through(of(Link(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
@@ -254,9 +248,7 @@ def test_a_slow_device_does_not_hold_up_its_cell(through: Through, of: Of) -> No
 
 
 @pytest.mark.alone
-def test_a_device_without_network_takes_nothing_of_its_cell(
-    relay: Relay, through: Through, of: Of
-) -> None:
+def test_disconnected_device_uses_none_of_its_cell(relay: Relay, through: Through, of: Of) -> None:
     shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
     own = of(Link())
     away, there = through(own, *shared["a"])(), through(of(Link()), *shared["b"])()
@@ -272,7 +264,7 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
     assert len(received(away[1])) == 500_000
 
 
-def test_a_transfer_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> None:
+def test_probe_transfer_lasts_a_second_within_byte_bounds() -> None:
     assert relay_probe.size(2_000_000) == 250_000
     assert relay_probe.size(64_000) == 12_000
     assert relay_probe.size(1_000_000_000) == 4_000_000
@@ -287,7 +279,7 @@ def test_transfers_measure_the_rate_in_each_direction() -> None:
 
 
 @pytest.mark.parametrize("move", [relay_probe.upload, relay_probe.download])
-def test_a_link_that_goes_away_in_mid_transfer_is_no_rate(
+def test_link_lost_during_a_transfer_gives_no_rate(
     move: Callable[[str, int, int], float],
 ) -> None:
     with socket.create_server((HOST, 0)) as gone:

@@ -51,7 +51,7 @@ UPDATE = b'["UpdateArrived", {"at": 2, "sender": "fast", "size": 1, "arrived": 2
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_gives_the_same_model_again(rule: str, tmp_path: Path) -> None:
+def test_replay_of_every_rule_gives_the_same_model(rule: str, tmp_path: Path) -> None:
     """With random draws, timers, weights by measured times, a crash and a departure."""
     topology = _topology(tmp_path, rule={"name": rule, **PARAMETERS.get(rule, {})}, **EVENTFUL)
     run = _run(topology, tmp_path)
@@ -74,7 +74,7 @@ def run(recorded: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(copytree(recorded, tmp_path / "run"))
 
 
-def test_changed_bit_of_an_update_is_an_error(run: RunDirectory) -> None:
+def test_flipped_bit_of_an_update_is_an_error(run: RunDirectory) -> None:
     data = bytearray(run.inputs.read_bytes())
     _change_second_update(data)
     run.inputs.write_bytes(data)
@@ -90,7 +90,7 @@ def _change_second_update(data: bytearray) -> None:
     data[header + length + 4 * 649 + 2] ^= 0x40  # of the last parameter, half of its magnitude
 
 
-def test_other_update_under_a_right_checksum_is_found_by_its_model(run: RunDirectory) -> None:
+def test_changed_update_with_a_valid_checksum_is_found_by_the_model(run: RunDirectory) -> None:
     data = bytearray(run.inputs.read_bytes())
     _change_second_update(data)
     run.inputs.write_bytes(data)
@@ -106,7 +106,7 @@ def test_missing_input_is_an_error(run: RunDirectory) -> None:
         replay(run)
 
 
-def test_missing_input_under_right_numbers_is_found_at_the_first_record_that_it_changes(
+def test_missing_input_with_valid_numbers_is_found_at_the_first_changed_record(
     run: RunDirectory,
 ) -> None:
     entries = list(raw(run.inputs))
@@ -117,9 +117,7 @@ def test_missing_input_under_right_numbers_is_found_at_the_first_record_that_it_
         replay(run)
 
 
-def test_recording_of_0_2_0_is_replayed_and_said_to_have_no_checksums(
-    testbed: Testbed, run: RunDirectory
-) -> None:
+def test_recording_of_0_2_0_is_replayed_without_checksums(testbed: Testbed, run: RunDirectory) -> None:
     entries = list(raw(run.inputs))
     _write_old(run.inputs, entries)
     said = testbed("replay", run.path)
@@ -146,7 +144,7 @@ def test_torn_last_entry_is_an_error(run: RunDirectory) -> None:
             replay(run)
 
 
-def test_a_recording_that_stops_before_the_run_did_is_not_enough(run: RunDirectory) -> None:
+def test_recording_that_ends_before_the_run_is_refused(run: RunDirectory) -> None:
     write(run.inputs, list(raw(run.inputs))[:-10])
     with pytest.raises(RunFailedError, match="ends before the run did"):
         replay(run)
@@ -164,7 +162,7 @@ def test_a_recording_that_stops_before_the_run_did_is_not_enough(run: RunDirecto
     ],
     ids=["name", "fields", "types", "nested", "payload", "setup"],
 )
-def test_what_is_no_recording_is_refused(
+def test_invalid_recording_is_refused(
     text: bytes, payload: bytes, message: str, run: RunDirectory
 ) -> None:
     write(run.inputs, [*raw(run.inputs), (text, payload)])
@@ -172,7 +170,7 @@ def test_what_is_no_recording_is_refused(
         replay(run)
 
 
-def test_a_run_without_recording_says_how_to_get_one(
+def test_run_without_a_recording_is_refused_with_a_hint(
     testbed: Testbed, recorded: Path, tmp_path: Path
 ) -> None:
     bare = copytree(recorded, tmp_path / "bare")
@@ -182,7 +180,7 @@ def test_a_run_without_recording_says_how_to_get_one(
     assert "durability: recording" in said.err
 
 
-def test_a_run_of_processes_is_replayed(testbed: Testbed, tmp_path: Path) -> None:
+def test_run_of_processes_is_replayed(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path, durability="recording", stop={"updates": 15})
     up = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert up.code == 0, up.out + up.err

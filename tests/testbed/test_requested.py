@@ -64,7 +64,7 @@ def _acted(at: float, device: str, lateness: float = 0.0, **details: Any) -> eve
     return events.Acted(at, device, "scenario", lateness, details)
 
 
-def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
+def test_changes_and_absences_are_in_device_time(tmp_path: Path) -> None:
     spec = _spec(tmp_path)
     records: list[events.Record] = [
         _acted(5.0, "a", action="set", cpu=0.5),
@@ -88,7 +88,7 @@ def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
     assert spec.topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
 
 
-def test_who_joins_again_works_whatever_held_it_before(tmp_path: Path) -> None:
+def test_rejoining_device_is_not_held_by_earlier_actions(tmp_path: Path) -> None:
     spec = _spec(tmp_path)
     a, _ = requested.devices(
         spec,
@@ -102,7 +102,7 @@ def test_who_joins_again_works_whatever_held_it_before(tmp_path: Path) -> None:
     assert a.away == ((5.0, 8.0), (6.0, 9.0))
 
 
-def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) -> None:
+def test_resumed_run_starts_with_planned_devices(tmp_path: Path) -> None:
     """What a user had set by hand is not set again."""
     spec = _spec(tmp_path)
     a, _ = requested.devices(
@@ -121,7 +121,7 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
     assert a.away == ((7.0, 10.0),)
 
 
-def test_a_device_that_was_down_works_from_a_resume_on(tmp_path: Path) -> None:
+def test_device_that_was_down_works_after_a_resume(tmp_path: Path) -> None:
     """The run clock starts only when it is ready, so that no status tells it."""
     spec = _spec(tmp_path)
     a, b = requested.devices(
@@ -155,7 +155,7 @@ def _never(failure: str) -> None:
     raise AssertionError(failure)
 
 
-def test_the_director_plays_what_is_due_and_has_it_logged() -> None:
+def test_director_executes_and_logs_due_steps() -> None:
     runtime, told = FakeRuntime(), list[AddressedOrder]()
     steps = [_step(0.0, "a", Crash()), _step(1e6, "b", Crash())]
     player = ScenarioPlayer(iter(steps), runtime, told.append, _never)
@@ -175,7 +175,7 @@ def test_the_director_plays_what_is_due_and_has_it_logged() -> None:
     assert (by_hand.source, by_hand.lateness) == ("hand", 0.0)
 
 
-def test_a_resumed_run_has_devices_as_they_were() -> None:
+def test_resumed_run_restores_device_states() -> None:
     steps = [
         _step(1.0, "a", SetCpu(0.5)),
         _step(2.0, "a", Crash()),
@@ -208,7 +208,7 @@ def test_a_resumed_run_has_devices_as_they_were() -> None:
     assert player.next_due > time.monotonic() + 9
 
 
-def test_a_step_that_cannot_be_done_is_told_and_the_run_goes_on() -> None:
+def test_failed_step_is_reported_and_the_run_continues() -> None:
     class Refusing(FakeRuntime):
         def act(self, device: str, action: Action) -> list[AddressedOrder]:
             raise BadInputError(f"{device} has ended")
@@ -222,7 +222,7 @@ def test_a_step_that_cannot_be_done_is_told_and_the_run_goes_on() -> None:
         player.execute("b", Restart())  # a user is told at once
 
 
-def test_orders_are_read_as_they_are_told() -> None:
+def test_orders_are_parsed() -> None:
     assert parsed({"device": "a", "action": "set", "cpu": 0.5}) == ("a", SetCpu(0.5))
     assert parsed({"device": "a", "action": "set", "link": {"up": 1}}) == ("a", SetLink({"up": 1}))
     assert parsed({"device": "a", "action": "crash"}) == ("a", Crash())
@@ -230,7 +230,7 @@ def test_orders_are_read_as_they_are_told() -> None:
         parsed({"device": "a", "action": "dance"})
 
 
-def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
+def test_order_is_answered_and_a_refusal_returned(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "asked")
     served = threading.Event()
     obeyed: list[dict[str, Any]] = []

@@ -49,7 +49,7 @@ def one(
     return rounds.expected(wanted, plan(wanted, runtime, HOST), PARAMETERS, known)["pi"]
 
 
-def test_a_transfer_is_over_the_slowest_part_of_the_way_and_a_round_trip() -> None:
+def test_transfer_time_uses_the_slowest_link_and_a_round_trip() -> None:
     assert one("{name: pi, timing: 1s}").transfer == 0
     own = one("{name: pi, timing: 1s, link: {up: 1mbit, down: 8mbit, rtt: 100ms}}")
     assert own.transfer == pytest.approx(8 + 1 + 0.1, rel=1e-3)
@@ -64,7 +64,7 @@ def test_a_transfer_is_over_the_slowest_part_of_the_way_and_a_round_trip() -> No
     assert one("{name: pi, timing: 1s, link: {loss: 100%}}").transfer == inf
 
 
-def test_training_is_as_in_virtual_time() -> None:
+def test_training_time_equals_virtual_time() -> None:
     assert one("{name: pi, gflops: 10, speed: 0.5}").seconds == pytest.approx(20 / 5)
     step = "virtual: {step_time: 10ms}\n"
     assert one("{name: pi, cpu: 0.1}", more=step).seconds == pytest.approx(20 * 0.1)
@@ -76,7 +76,7 @@ def test_training_is_as_in_virtual_time() -> None:
     assert one(f"{{name: pi, timing: 1s, {thinks}}}").seconds == 5
 
 
-def test_epochs_take_their_samples() -> None:
+def test_duration_of_epochs_needs_the_number_of_samples() -> None:
     epochs = "epochs: 2, batch_size: 32"
     known = one("{name: pi, gflops: 1}", local=epochs)
     assert known.seconds == pytest.approx(8)
@@ -85,7 +85,7 @@ def test_epochs_take_their_samples() -> None:
     assert (unknown.seconds, unknown.samples, unknown.lacks) == (2, None, frozenset({"samples"}))
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unknown_durations_are_reported() -> None:
     no_step = one("{name: pi, cpu: 0.1, timing: 3s}")
     assert (no_step.seconds, no_step.lacks) == (3, frozenset({"step time"}))
     heavy = "{distribution: pareto, scale: 1s, shape: 1}"
@@ -102,7 +102,7 @@ def test_what_is_not_known_is_said() -> None:
     ]
 
 
-def test_who_will_not_finish_a_round_is_warned_of() -> None:
+def test_device_that_cannot_finish_a_round_gives_a_warning() -> None:
     devices = (
         "{name: a, timing: 10s}, {name: b, count: 2, timing: 10.1s}, "
         "{name: c, timing: 1s, link: {up: 100kbit}}"
@@ -120,7 +120,7 @@ def test_who_will_not_finish_a_round_is_warned_of() -> None:
     assert row == {"group": "b", "devices": 2, "samples": "5 to 7", "transfer": None, "round": "10.1s"}
 
 
-def test_samples_are_known_once_the_data_has_been_prepared() -> None:
+def test_sample_counts_are_known_after_data_preparation() -> None:
     wanted = {
         scheme: topology.parse(
             "name: t\n"
@@ -140,7 +140,7 @@ def test_samples_are_known_once_the_data_has_been_prepared() -> None:
     assert equal == {client: len(chosen) for client, chosen in prepared.indices.items()}
 
 
-def test_a_task_without_dataset_knows_its_samples() -> None:
+def test_task_without_a_dataset_knows_its_samples() -> None:
     wanted = topology.parse(
         "name: t\ntask: {name: quadratic, centers: [[1.0], [2.0]], local: {steps: 1}}\n"
         "rule: {name: fedasync}\ndevices: [{name: pi, count: 2, cpu: 0.1}]\nstop: {after: 1s}\n"
@@ -150,7 +150,7 @@ def test_a_task_without_dataset_knows_its_samples() -> None:
     assert preparation.known_samples(wanted, None) == dealt
 
 
-def test_a_measured_step_is_kept_for_the_same_work(tmp_path: Path) -> None:
+def test_measured_step_time_is_cached_for_the_same_work(tmp_path: Path) -> None:
     task = fleet("{name: pi, cpu: 0.1}").task.build()
     assert costs.kept_step_time(task, Local(steps=1)) is None
     step = costs.StepTime(0.00125, 0.0015)
@@ -163,7 +163,7 @@ def test_a_measured_step_is_kept_for_the_same_work(tmp_path: Path) -> None:
         assert costs.kept_step_time(task, Local(steps=1)) is None
 
 
-def test_a_round_takes_as_long_as_planned(testbed: Testbed, tmp_path: Path) -> None:
+def test_round_takes_as_long_as_planned(testbed: Testbed, tmp_path: Path) -> None:
     """In virtual time, whose costs these are: also where the step is measured."""
     file, runs = tmp_path / "t.yaml", tmp_path / "runs"
     file.write_text(

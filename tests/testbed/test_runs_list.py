@@ -26,7 +26,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_last_records_are_read_from_the_end(tmp_path: Path) -> None:
+def test_last_records_are_read_from_the_end(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     assert latest_figures(path) == LatestFigures()
     path.write_text("\n".join(EVENTS) + '\n{"event":"evalu')  # still being written
@@ -38,20 +38,20 @@ def test_the_last_records_are_read_from_the_end(tmp_path: Path) -> None:
     assert latest_figures(path) == LatestFigures()
 
 
-def test_rows_are_words_for_people(runs: Path) -> None:
+def test_rows_are_formatted_for_reading(runs: Path) -> None:
     first, second = map(told, listing(runs))
     assert (first["outcome"], first["accuracy"], first["duration"]) == ("failed", "85.0%", "5.0 s")
     assert (second["outcome"], second["accuracy"]) == ("time is up", "80.0%")
 
 
-def test_a_list_is_sorted_and_searched(runs: Path) -> None:
+def test_list_is_sorted_and_searched(runs: Path) -> None:
     rows = listing(runs)
     assert [row["run"] for row in arranged(rows, "accuracy")] == ["b", "a"]
     assert [row["run"] for row in arranged(rows, "duration")] == ["a", "b"]
     assert [row["run"] for row in arranged(rows, matching="FedBuff time")] == ["b"]
 
 
-def test_the_command(runs: Path, testbed: Testbed) -> None:
+def test_runs_command_sorts_and_searches(runs: Path, testbed: Testbed) -> None:
     said = testbed("runs", "--runs", runs, "--sort", "accuracy")
     names = [line.split()[0] for line in said.out.splitlines()]
     assert [name for name in names if name in ("a", "b")] == ["b", "a"]
@@ -59,7 +59,7 @@ def test_the_command(runs: Path, testbed: Testbed) -> None:
     assert testbed("runs", "--runs", runs, "--sort", "colour").code == 2
 
 
-def test_a_folder_of_runs_is_named_below_the_list(runs: Path, testbed: Testbed) -> None:
+def test_subfolder_of_runs_is_named_below_the_list(runs: Path, testbed: Testbed) -> None:
     """Such as a sweep's; and the page lists its runs."""
     study = runs / "runs" / "study"
     study.mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_a_folder_of_runs_is_named_below_the_list(runs: Path, testbed: Testbed) 
             assert re.findall(r"run\?run=(\w+)", answer.read().decode()) == ["b", "a"]
 
 
-def test_a_folder_of_runs_is_exported(runs: Path, testbed: Testbed, tmp_path: Path) -> None:
+def test_folder_of_runs_is_exported(runs: Path, testbed: Testbed, tmp_path: Path) -> None:
     said = testbed("export", runs, "--format", "csv", "--to", tmp_path / "out")
     assert not said.code, said.err
     assert (tmp_path / "out" / "b" / "updates.csv").is_file()

@@ -87,7 +87,7 @@ def _steps(*steps: tuple[float, str, Action]) -> list[Step]:
     return [Step(from_seconds(at), device, action) for at, device, action in steps]
 
 
-def test_every_verb_becomes_steps_in_the_order_of_time() -> None:
+def test_every_action_becomes_steps_in_order_of_time() -> None:
     fleet = _scenario(
         "{at: 10s, set: slow, cpu: 0.05}",
         "{at: 12s, set: fast, cpu: 1, link: {up: 1mbit}}",
@@ -120,7 +120,7 @@ def test_every_verb_becomes_steps_in_the_order_of_time() -> None:
     assert fleet.timeline(horizon=20.0) == fleet.timeline()[:5]
 
 
-def test_at_one_time_the_order_is_that_of_the_file() -> None:
+def test_steps_of_one_time_keep_the_file_order() -> None:
     fleet = _scenario(
         "{at: 3s, pause: slow-2, for: 2s}",
         "{at: 5s, crash: [slow-3, fast, slow], restart_after: 1s}",
@@ -148,7 +148,7 @@ def test_at_one_time_the_order_is_that_of_the_file() -> None:
         ("{at: 300ms, pause: fast, for: 600ms}", "900ms", Resume()),
     ],
 )
-def test_what_ends_at_the_time_of_another_entry_keeps_the_order_of_the_file(
+def test_end_of_an_action_at_another_entrys_time_keeps_the_file_order(
     entry: str, at: str, ended: Action
 ) -> None:
     """As floating-point seconds, 0.1 + 0.2 comes after 0.3, and 0.3 + 0.6 before 0.9."""
@@ -176,7 +176,7 @@ def test_sums_of_drawn_times_are_whole_nanoseconds() -> None:
     ]
 
 
-def test_a_link_keeps_what_a_change_does_not_mention() -> None:
+def test_link_change_keeps_unmentioned_fields() -> None:
     fleet = _scenario(
         "{at: 1s, set: fast, link: {rtt: 10ms, jitter: 20ms}}",
         "{at: 2s, set: fast, link: {up: null, down: 2mbit}}",
@@ -190,7 +190,7 @@ def test_a_link_keeps_what_a_change_does_not_mention() -> None:
     assert config.Link().changed(second.changes) == config.Link(None, 2_000_000)
 
 
-def test_what_overlaps_is_made_one() -> None:
+def test_overlapping_actions_are_merged() -> None:
     fleet = _scenario(
         "{at: 10s, pause: fast, for: 10s}",
         "{at: 12s, pause: fast, for: 1s}",
@@ -209,7 +209,7 @@ def test_what_overlaps_is_made_one() -> None:
     )
 
 
-def test_nothing_is_done_to_a_device_that_is_not_there() -> None:
+def test_actions_on_an_absent_device_are_skipped() -> None:
     fleet = _scenario(
         "{at: 1s, crash: [fast, late-1], restart_after: 5s}",
         "{at: 2s, set: late-1, cpu: 1}",
@@ -231,7 +231,7 @@ def test_nothing_is_done_to_a_device_that_is_not_there() -> None:
     )
 
 
-def test_a_device_that_crashed_for_good_may_join_again() -> None:
+def test_device_that_crashed_for_good_may_rejoin() -> None:
     fleet = _scenario(
         "{at: 1s, crash: fast, restart_after: 9s}",
         "{at: 2s, crash: [fast, slow-1]}",
@@ -251,7 +251,7 @@ def test_a_device_that_crashed_for_good_may_join_again() -> None:
     assert not scenario.absent(fleet.scenario, fleet.devices)
 
 
-def test_a_device_that_leaves_before_it_joins_is_there_from_the_start() -> None:
+def test_device_that_leaves_before_it_joins_is_present_at_the_start() -> None:
     fleet = _scenario("{at: 9s, join: [slow, late]}", "{at: 5s, leave: slow-2}")
     gone = scenario.absent(fleet.scenario, fleet.devices)
     assert gone == {"slow-1", "slow-3", "late-1", "late-2"}
@@ -262,7 +262,7 @@ churn: {rate: 2/min, downtime: {distribution: exponential, mean: 10s}, devices: 
 """
 
 
-def test_churn_has_the_rate_and_the_downtime_that_were_asked_for() -> None:
+def test_churn_has_the_requested_rate_and_downtime() -> None:
     steps = _read(DEVICES + CHURN).timeline(horizon=200_000.0)
     assert {step.device for step in steps} == {"slow-1", "slow-2", "slow-3"}
     for device in ("slow-1", "slow-2", "slow-3"):
@@ -278,7 +278,7 @@ def test_churn_has_the_rate_and_the_downtime_that_were_asked_for() -> None:
             assert drawn.std() == pytest.approx(mean, rel=0.1)  # exponential
 
 
-def test_churn_is_of_the_seed_and_of_each_device() -> None:
+def test_churn_depends_on_seed_and_device() -> None:
     fleet = _read(DEVICES + CHURN)
     steps = fleet.timeline(seed=1, horizon=1000.0)
     assert fleet.timeline(seed=1, horizon=1000.0) == steps
@@ -287,7 +287,7 @@ def test_churn_is_of_the_seed_and_of_each_device() -> None:
     assert one.timeline(seed=1, horizon=1000.0) == [s for s in steps if s.device == "slow-2"]
 
 
-def test_another_downtime_leaves_the_times_between_crashes_alone() -> None:
+def test_downtime_does_not_change_the_times_between_crashes() -> None:
     def ups(downtime: str) -> list[float]:
         text = CHURN.replace("{distribution: exponential, mean: 10s}", downtime)
         steps = _read(DEVICES + text.replace("[slow]", "fast")).endless()
@@ -305,7 +305,7 @@ def test_churn_is_endless_and_lazy() -> None:
 
 
 @pytest.mark.parametrize("away", ["crash", "leave"])
-def test_nothing_comes_of_a_device_that_is_away_for_good(away: str) -> None:
+def test_device_that_left_for_good_has_no_further_steps(away: str) -> None:
     fleet = _read(DEVICES + f"scenario: [{{at: 1h, {away}: slow}}]" + CHURN)
     steps = list(fleet.endless())  # which ends
     assert len(steps) > 100
@@ -319,7 +319,7 @@ def test_nothing_comes_of_a_device_that_is_away_for_good(away: str) -> None:
             assert own[-1] == Leave()
 
 
-def test_a_trace_says_when_a_device_is_available() -> None:
+def test_availability_follows_a_trace() -> None:
     once = _available("{trace: [[0s, on], [10s, off], [15s, off], [20s, on]]}")
     assert once.timeline() == _steps((10.0, "nano-1", Disconnect()), (20.0, "nano-1", Reconnect()))
     again = _available("{trace: [[0s, off], [10s, on]], loop: 30s}")
@@ -332,7 +332,7 @@ def test_a_trace_says_when_a_device_is_available() -> None:
     )
 
 
-def test_on_and_off_take_turns() -> None:
+def test_on_and_off_periods_alternate() -> None:
     fleet = _available("{on: 10s, off: {distribution: trace, values: [1s, 2s]}, start: on}")
     assert fleet.timeline(horizon=24.0) == _steps(
         (10.0, "nano-1", Disconnect()),
@@ -344,7 +344,7 @@ def test_on_and_off_take_turns() -> None:
     assert late == _steps((0.0, "nano-1", Disconnect()), (5.0, "nano-1", Reconnect()))
 
 
-def test_as_many_devices_are_on_as_their_means_say_at_any_time() -> None:
+def test_fraction_of_available_devices_matches_the_means() -> None:
     exponential = "{{distribution: exponential, mean: {}s}}"
     fleet = _available(f"{{on: {exponential.format(30)}, off: {exponential.format(10)}}}", count=1000)
     for until in (1e-9, 50.0):
@@ -368,13 +368,13 @@ MEANS: list[DurationDistribution] = [
 
 
 @pytest.mark.parametrize("distribution", MEANS, ids=repr)
-def test_means_are_those_of_the_samples(distribution: DurationDistribution) -> None:
+def test_means_match_those_of_samples(distribution: DurationDistribution) -> None:
     draw = distribution.sampler(np.random.default_rng(3))
     drawn = [draw() for _ in range(30_000)]
     assert distribution.expectation == pytest.approx(statistics.fmean(drawn), rel=0.02)
 
 
-def test_the_mean_of_every_distribution_is_known() -> None:
+def test_every_distribution_has_a_mean() -> None:
     assert {type(distribution) for distribution in MEANS} == set(DISTRIBUTIONS.values())
     assert durations.Pareto(1.0, 1.0).expectation == math.inf
 
@@ -424,11 +424,11 @@ def _told(text: str) -> str:
         ("{at: 1s, pause: fast, for: 1s}\n  - {at: 2s, join: fast}", "fast is not there before it"),
     ],
 )
-def test_what_can_be_wrong_with_a_scenario(entry: str, told: str) -> None:
+def test_invalid_scenarios_are_refused(entry: str, told: str) -> None:
     assert told in _told(f"{DEVICES}scenario:\n  - {entry}\n")
 
 
-def test_a_name_that_means_two_things_is_refused() -> None:
+def test_ambiguous_device_name_is_refused() -> None:
     devices = "devices: [{name: pi, cpu: 1}, {name: pi, count: 2, cpu: 1}]\n"
     told = "scenario[0].leave: found 'pi', which is a device and a group too: rename one of the two"
     assert told in _told(devices + "scenario: [{at: 1s, leave: pi}]")
@@ -450,7 +450,7 @@ def test_a_name_that_means_two_things_is_refused() -> None:
         ("{rate: 2/min, downtme: 1s, downtime: 1s}", "churn.downtme: unknown key"),
     ],
 )
-def test_what_can_be_wrong_with_churn(churn: str, told: str) -> None:
+def test_invalid_churn_is_refused(churn: str, told: str) -> None:
     assert told in _told(f"{DEVICES}churn: {churn}\n")
 
 
@@ -478,7 +478,7 @@ def test_what_can_be_wrong_with_churn(churn: str, told: str) -> None:
         ("{trace: [[0s, on]], loop: 9s}", "loop: has nothing to repeat"),
     ],
 )
-def test_what_can_be_wrong_with_availability(text: str, told: str) -> None:
+def test_invalid_availability_is_refused(text: str, told: str) -> None:
     assert told in _told(f"devices: [{{name: nano, cpu: 1, availability: {text}}}]")
 
 
@@ -489,11 +489,11 @@ devices:
 """
 
 
-def test_heat_takes_its_part_of_the_share_once_and_for_good() -> None:
+def test_thermal_throttling_lowers_the_share_permanently() -> None:
     assert _read(HOT).timeline() == _steps((300, "hot-1", SetCpu(0.25)), (300, "hot-2", SetCpu(0.25)))
 
 
-def test_heat_takes_its_part_of_what_the_scenario_has_left_by_then() -> None:
+def test_thermal_throttling_applies_to_the_current_share() -> None:
     entries = (
         "{at: 10s, set: hot, cpu: 0.4}",
         "{at: 300s, set: hot-2, cpu: 0.2}",  # at the same time, and before the heat
@@ -521,11 +521,11 @@ def test_heat_takes_its_part_of_what_the_scenario_has_left_by_then() -> None:
         ("timing: 1s, thermal: {after: 5s, to: 0.5}", "thermal: has nothing to act on"),
     ],
 )
-def test_what_can_be_wrong_with_heat(device: str, told: str) -> None:
+def test_invalid_thermal_settings_are_refused(device: str, told: str) -> None:
     assert told in _told(f"devices: [{{name: a, {device}}}]")
 
 
-def test_what_was_read_is_written_in_the_same_words() -> None:
+def test_parsed_scenario_is_written_unchanged() -> None:
     text = """
 devices:
   - {name: nano, cpu: 1, availability: {on: 1min, off: {distribution: exponential, mean: 2s}}}
@@ -548,7 +548,7 @@ churn: {rate: 2/min, downtime: 10s, devices: nano}
     assert data["churn"]["rate"] == "2/min"
 
 
-def test_the_json_schema_knows_the_words() -> None:
+def test_json_schema_has_the_scenario_keys() -> None:
     schema = _Fleet.model_json_schema()
     entry = schema["$defs"]["Entry"]
     assert {"required": ["crash"]} in entry["oneOf"]
@@ -580,7 +580,7 @@ def _entries() -> st.SearchStrategy[dict[str, Any]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_entries(), max_size=8), st.booleans(), st.integers(0, 99))
-def test_a_timeline_is_in_order_and_its_switches_alternate(
+def test_timeline_is_ordered_and_switches_alternate(
     entries: list[dict[str, Any]], churned: bool, seed: int
 ) -> None:
     fleet = _Fleet.model_validate(

@@ -81,7 +81,7 @@ def test_every_device_has_a_row() -> None:
     ]
 
 
-def test_a_long_verdict_has_the_lines_that_it_needs() -> None:
+def test_long_verdict_is_wrapped() -> None:
     shown = small()
     reasons = tuple(
         f"device pi-{number} got 81% of what was requested of its link" for number in range(3)
@@ -95,7 +95,7 @@ def test_a_long_verdict_has_the_lines_that_it_needs() -> None:
     assert drawn(shown, 10.0, height=6)[4].endswith("…")
 
 
-def test_where_there_is_room_a_bar_has_a_cell_for_each_second() -> None:
+def test_wide_bar_has_a_cell_per_second() -> None:
     row = drawn(small(), at=7.0, width=140, height=40)[5]
     assert (
         row
@@ -103,7 +103,7 @@ def test_where_there_is_room_a_bar_has_a_cell_for_each_second() -> None:
     )
 
 
-def test_links_have_rates() -> None:
+def test_link_rates_are_shown() -> None:
     shown = screen(fleet(2), [STARTED], links=True)
     for at in (0.0, 1.0):
         shown.tally.sample("pi-1", at, {"cpu": 0.0, "sent": 43_700 * at, "received": 1_500_000 * at})
@@ -112,7 +112,7 @@ def test_links_have_rates() -> None:
     assert lines[5].split()[-6:] == ["0.25", "0.00", "350k", "12M", "–", "10%"]
 
 
-def test_many_updates_keep_to_their_column() -> None:
+def test_large_update_counts_fit_their_column() -> None:
     shown = screen(fleet(1), [STARTED])
     shown.tally.devices["pi-1"].updates = 123_456
     lines = drawn(shown, at=1.0)
@@ -149,7 +149,7 @@ def test_a_large_fleet_is_shown_by_group() -> None:
 @pytest.mark.parametrize("size", [(20, 5), (60, 12), (80, 24), (81, 25), (140, 40), (300, 90)])
 @pytest.mark.parametrize("runtime", ["docker", "process", "virtual"])
 @pytest.mark.parametrize("grouped", [True, False])
-def test_a_frame_fits_every_terminal(size: tuple[int, int], runtime: str, grouped: bool) -> None:
+def test_frame_fits_every_terminal_size(size: tuple[int, int], runtime: str, grouped: bool) -> None:
     records: list[events.Record] = [STARTED, update("pi-1", 5.0, 1234)]
     shown = screen(SIX, records, runtime, links=runtime == "docker")
     shown.selection = Selection(grouped=grouped, sort="share", matching="i", selected="pi-2")
@@ -159,18 +159,18 @@ def test_a_frame_fits_every_terminal(size: tuple[int, int], runtime: str, groupe
         assert len({len(line) for line in lines[4:6]}) == 1  # aligned
 
 
-def test_a_terminal_without_unicode_has_a_bar() -> None:
+def test_terminal_without_unicode_shows_an_ascii_bar() -> None:
     shown = small()
     shown.ascii_only = True
     assert "d++" in drawn(shown, at=7.0)[5]
 
 
-def test_the_inferred_is_lighter_and_colours_are_not_all() -> None:
+def test_inferred_states_are_lighter_and_readable_without_colour() -> None:
     signs = [Screen._sign(small(), Cell(state, inferred=False)) for state in STATES]
     assert len({sign for sign, _ in signs}) == len({colour for _, colour in signs}) == len(STATES)
 
 
-def test_a_stacked_bar_is_dealt_out_by_largest_remainders() -> None:
+def test_stacked_bar_uses_largest_remainders() -> None:
     bar = stacked({TRAIN: 31.0, WAIT: 19.0, OFFLINE: 10.0}, 10)  # 5.17, 3.17 and 1.67 cells
     assert [cell and cell.state for cell in bar] == [TRAIN] * 5 + [WAIT] * 3 + [OFFLINE] * 2
     assert stacked(dict.fromkeys(STATES, 0.0), 4) == [None] * 4
@@ -189,7 +189,7 @@ def tallied() -> Tally:
     return screen(SIX, [started, *updates, gone]).tally
 
 
-def test_a_group_is_what_its_devices_come_to() -> None:
+def test_group_row_aggregates_its_devices() -> None:
     pi, far = seen(tallied(), grouped=True)
     assert (pi.name, pi.devices, pi.online) == ("pi", ("pi-1", "pi-2", "pi-3"), 2)
     assert (pi.updates, pi.mean) == (4, (1 + 2 + 3 + 1) / 4)
@@ -208,7 +208,7 @@ def test_a_group_is_what_its_devices_come_to() -> None:
         ("nothing", []),
     ],
 )
-def test_a_filter_is_a_part_of_name_group_or_state(matching: str, names: list[str]) -> None:
+def test_filter_matches_name_group_or_state(matching: str, names: list[str]) -> None:
     assert [row.name for row in seen(tallied(), matching=matching)] == names
 
 
@@ -249,7 +249,7 @@ def after(keys: Iterable[str], selection: Selection | None = None) -> tuple[Sele
         (["down", "escape"], None),
     ],
 )
-def test_rows_are_selected(keys: list[str], selected: str | None) -> None:
+def test_rows_can_be_selected(keys: list[str], selected: str | None) -> None:
     assert after(keys)[0].selected == selected
 
 
@@ -263,7 +263,7 @@ def test_keys_choose_what_is_shown() -> None:
     assert after(["/", "q", "escape"])[0] == Selection()
 
 
-def test_devices_are_paused_killed_and_started_again() -> None:
+def test_devices_can_be_paused_killed_and_restarted_by_key() -> None:
     pause, kill = Command(Pause(), ("pi-1",), "pi-1"), Command(Crash(), ("pi-1",), "pi-1")
     assert after(["p", "x", "r"])[1] == []  # nothing is selected
     assert after(["down", "p"])[1] == [pause]
@@ -275,7 +275,7 @@ def test_devices_are_paused_killed_and_started_again() -> None:
     assert after(["q"])[1] == [Quit()]
 
 
-def test_what_is_paused_is_resumed() -> None:
+def test_paused_device_is_resumed_by_key() -> None:
     tally = tallied()
     tally.take(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
     _, request = pressed(Selection(selected="pi-1"), "p", seen(tally), page=4, grouped=False)

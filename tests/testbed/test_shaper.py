@@ -38,7 +38,7 @@ def asking(shaper: str, devices: str = LINKED, more: str = "") -> Topology:
     )
 
 
-def test_auto_takes_netem_where_the_kernel_has_it() -> None:
+def test_auto_selects_netem_if_available() -> None:
     assert plan(asking("auto"), "docker", HAVING).shaper == Shaper("netem", "auto: this kernel has it")
     found = plan(asking("auto"), "docker", LACKING).shaper
     assert found == Shaper("tbf+delay", f"auto: {LACKING.lack_of_netem}")
@@ -46,7 +46,7 @@ def test_auto_takes_netem_where_the_kernel_has_it() -> None:
     assert plan(asking("netem"), "docker", HAVING).shaper == Shaper("netem", "asked for")
 
 
-def test_netem_that_the_kernel_lacks_is_refused_with_the_mend() -> None:
+def test_missing_netem_is_refused_with_the_fix() -> None:
     with pytest.raises(BadInputError) as refused:
         plan(asking("netem"), "docker", LACKING)
     assert (
@@ -55,7 +55,7 @@ def test_netem_that_the_kernel_lacks_is_refused_with_the_mend() -> None:
     ) in str(refused.value)
 
 
-def test_only_links_have_a_shaper() -> None:
+def test_plan_without_links_has_no_shaper() -> None:
     bare = "devices: [{name: pi, cpu: 0.2}]"
     assert plan(asking("netem", bare), "docker", LACKING).shaper is None
     later = asking("auto", bare, "scenario: [{at: 1s, set: pi, link: {rtt: 50ms}}]")
@@ -65,7 +65,7 @@ def test_only_links_have_a_shaper() -> None:
     assert plan(asking("auto"), "virtual", HAVING).shaper is None
 
 
-def test_on_many_hosts_netem_has_to_be_asked_for() -> None:
+def test_netem_must_be_requested_on_several_hosts() -> None:
     """No other machine's kernel is tried."""
     found, _ = choose(asking("auto"), RUNTIMES["swarm"], None)
     assert found is not None
@@ -75,7 +75,7 @@ def test_on_many_hosts_netem_has_to_be_asked_for() -> None:
     assert found.netem
 
 
-def test_links_of_processes_are_a_relays() -> None:
+def test_process_runtime_shapes_with_the_relay() -> None:
     shared = "devices: [{name: pi, cpu: 0.2, access: {name: wifi, up: 1mbit}}]"
     for devices in (LINKED, shared):
         found = plan(asking("auto", devices), "process", HAVING).shaper
@@ -83,7 +83,7 @@ def test_links_of_processes_are_a_relays() -> None:
         assert found.name == "relay"
 
 
-def test_this_kernel_is_tried() -> None:
+def test_netem_is_tried_on_this_kernel() -> None:
     found = lack_of_netem()
     assert found is None or "netem" in found
 
@@ -107,7 +107,7 @@ def _spec(folder: Path, host: Host) -> RunSpec:
         ),
     ],
 )
-def test_changes_go_to_whoever_makes_them(tmp_path: Path, host: Host, orders: list[Any]) -> None:
+def test_link_changes_go_to_the_active_shaper(tmp_path: Path, host: Host, orders: list[Any]) -> None:
     spec = _spec(tmp_path, host)
     device = Device(spec.plan.devices[0], away=False)
     found = respond(spec, device, SetLink({"up": None, "rtt": 0.3, "loss": None}))
@@ -116,7 +116,7 @@ def test_changes_go_to_whoever_makes_them(tmp_path: Path, host: Host, orders: li
 
 
 @pytest.mark.parametrize(("host", "netem"), [(HAVING, True), (LACKING, False)])
-def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> None:
+def test_device_and_router_get_the_shaper(tmp_path: Path, host: Host, netem: bool) -> None:
     """With netem the router's delay line holds nothing."""
     spec = _spec(tmp_path, host)
     accounts = broker.accounts("shaped", ["pi"])
@@ -136,7 +136,7 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
     assert router["links"] == ({} if netem else {"pi": {"rtt": 0.08, "jitter": 0.0, "loss": 0.0}})
 
 
-def test_routers_of_several_nodes_draw_random_numbers_of_their_own(tmp_path: Path) -> None:
+def test_routers_of_several_nodes_draw_different_random_numbers(tmp_path: Path) -> None:
     spec, places = _spec(tmp_path, LACKING), agent_configs.in_containers(None)
     login = broker.accounts("shaped", ["pi"])[ROUTER].at(*places.router)
     one, other, again, alone = (
@@ -148,6 +148,6 @@ def test_routers_of_several_nodes_draw_random_numbers_of_their_own(tmp_path: Pat
     assert (one.several, alone.several) == (True, False)
 
 
-def test_the_manifest_says_which_and_why(tmp_path: Path) -> None:
+def test_manifest_records_the_shaper_and_its_reason(tmp_path: Path) -> None:
     told = provenance.describe(_spec(tmp_path, LACKING), {"pi": [1]})
     assert (told["shaper"], told["shaper_why"]) == ("tbf+delay", f"auto: {LACKING.lack_of_netem}")

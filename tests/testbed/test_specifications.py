@@ -85,12 +85,12 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_what_is_launched(name: str) -> None:
+def test_launched_containers_match_the_golden_files(name: str) -> None:
     assert described(name) == (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_no_device_can_have_a_host_name_of_the_others(name: str) -> None:
+def test_device_names_cannot_equal_infrastructure_host_names(name: str) -> None:
     """Docker answers with a container's own name, too."""
     made, _ = launched(name)
     others = [one for one in (made.broker, made.aggregator, made.router, made.mps) if one is not None]

@@ -116,7 +116,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("rule", [{"name": "fedavg"}, {"name": "fedasync", "mixing": 1.0}], ids=str)
-def test_one_client_is_plain_sgd_to_the_bit(
+def test_single_client_equals_plain_sgd_bit_by_bit(
     rule: dict[str, Any], one_thread: None, tmp_path: Path
 ) -> None:
     """Buffers too, and the evaluations are those of the same module; and a replay is the same."""
@@ -134,7 +134,7 @@ def test_one_client_is_plain_sgd_to_the_bit(
     assert replay(RunDirectory(run.path)).models == 2
 
 
-def test_so_it_is_in_processes(one_thread: None, tmp_path: Path) -> None:
+def test_single_client_in_processes_equals_plain_sgd(one_thread: None, tmp_path: Path) -> None:
     own = """from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -165,7 +165,7 @@ from agents.tasks.interface import Task
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_the_clients_own_trainer_is_plain_sgd_to_the_bit(norm: str, one_thread: None) -> None:
+def test_client_trainer_equals_plain_sgd_bit_by_bit(norm: str, one_thread: None) -> None:
     task = Images(norm=norm)
     (shard,) = task.shards()
     torch.manual_seed(SEED)
@@ -178,12 +178,12 @@ def test_the_clients_own_trainer_is_plain_sgd_to_the_bit(norm: str, one_thread: 
     assert end.buffers.equals(buffers_of(module))
 
 
-def test_a_full_batch_step_on_equal_shards_is_a_central_one(tmp_path: Path) -> None:
+def test_full_batch_step_on_equal_shards_equals_a_central_step(tmp_path: Path) -> None:
     _, w, _ = finished(tmp_path, 4, 1, task={"norm": "group"})
     np.testing.assert_allclose(w, initial(plain(Images(norm="group"), 1)), atol=1e-6)
 
 
-def test_statistics_are_those_of_all_clients(tmp_path: Path) -> None:
+def test_batch_statistics_average_all_clients(tmp_path: Path) -> None:
     """After a round: 0.9 times the first ones and 0.1 times the mean of the clients' batches."""
     _, _, buffers = finished(tmp_path, 4, 1)
     torch.manual_seed(SEED)
@@ -208,7 +208,7 @@ def test_statistics_are_those_of_all_clients(tmp_path: Path) -> None:
     ],
     ids=lambda rule: rule["name"],
 )
-def test_every_kind_of_update_brings_them(rule: dict[str, Any], tmp_path: Path) -> None:
+def test_every_kind_of_update_carries_buffers(rule: dict[str, Any], tmp_path: Path) -> None:
     """Deltas, models, residuals, gradients, pulled and interrupted ones; and a replay is the same."""
     steps = {"local": {"steps": 4, "batch_size": 8, "lr": 0.05}}
     run, _, buffers = finished(

@@ -62,13 +62,13 @@ def as_given(virtual: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["undisturbed", "disturbed"],
 )
-def test_a_run_gives_back_what_its_steps_cost(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_step_time_is_estimated_from_a_run(changes: dict[str, Any], tmp_path: Path) -> None:
     found = testbed.step_time([simulated(tmp_path, **changes)])
     assert as_given(found.virtual) == pytest.approx(as_given(COSTS), rel=1e-4)
     assert set(found.devices["device"]) == {"fast-1", "fast-2", "slow-1", "slow-2"}
 
 
-def test_a_run_gives_back_how_long_its_starts_took(tmp_path: Path) -> None:
+def test_start_time_is_estimated_from_a_run(tmp_path: Path) -> None:
     """Not those of a client that is paused or cut off, or of which something else is asked meanwhile."""
     costs = COSTS | {"start_time": "1700ms"}
     scenario = [
@@ -86,7 +86,7 @@ def test_a_run_gives_back_how_long_its_starts_took(tmp_path: Path) -> None:
     assert as_given(found.virtual) == pytest.approx(as_given(costs), rel=1e-4)
 
 
-def test_a_link_that_changes_does_not_hinder(tmp_path: Path) -> None:
+def test_estimates_work_with_changing_links(tmp_path: Path) -> None:
     """Each half second, as by a trace; a training takes 0.2 or 1.2 s, and a start 3 s."""
     halves = [at / 2 for at in range(1, 58)]
     scenario: list[dict[str, Any]] = [
@@ -104,7 +104,7 @@ def test_a_link_that_changes_does_not_hinder(tmp_path: Path) -> None:
     assert set(found.devices["device"]) == {"fast-1", "fast-2", "slow-1", "slow-2"}
 
 
-def test_several_runs_count_together(tmp_path: Path) -> None:
+def test_several_runs_are_estimated_together(tmp_path: Path) -> None:
     """Each is of one share, so that alone none of them tells what slices cost."""
     alone = [simulated(tmp_path, devices=[device]) for device in DEVICES]
     first, _ = (as_given(testbed.step_time([run]).virtual) for run in alone)
@@ -112,7 +112,7 @@ def test_several_runs_count_together(tmp_path: Path) -> None:
     assert as_given(testbed.step_time(alone).virtual) == pytest.approx(as_given(COSTS), rel=1e-4)
 
 
-def test_the_text_is_what_a_topology_has(tmp_path: Path, testbed: Testbed) -> None:
+def test_estimate_is_printed_as_topology_keys(tmp_path: Path, testbed: Testbed) -> None:
     run = simulated(tmp_path)
     said = testbed("calibrate", run.path)
     assert said.code == 0
@@ -123,13 +123,13 @@ def test_the_text_is_what_a_topology_has(tmp_path: Path, testbed: Testbed) -> No
     assert json.loads(testbed("calibrate", run.path, "--json").out)["virtual"] == copied["virtual"]
 
 
-def test_where_nothing_tells(tmp_path: Path) -> None:
+def test_run_without_evidence_gives_no_estimate(tmp_path: Path) -> None:
     by_timing = simulated(tmp_path, devices=[{"name": "fast", "cpu": 0.5, "timing": "1s"}])
     with pytest.raises(BadInputError, match=f"{by_timing.name}: no updates of devices whose speed is"):
         testbed.step_time([by_timing])
 
 
-def test_runs_of_other_work_do_not_mix(tmp_path: Path) -> None:
+def test_runs_of_different_work_are_refused_together(tmp_path: Path) -> None:
     local = {"steps": 50, "batch_size": 16, "lr": 0.1}
     other = simulated(tmp_path, task={"name": "digits-logreg", "local": local})
     with pytest.raises(BadInputError, match="differ in their task or batch size"):

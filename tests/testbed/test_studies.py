@@ -53,7 +53,7 @@ def runs_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.is_dir()}
 
 
-def test_a_sweep_runs_what_is_not_done(testbed: Testbed) -> None:
+def test_sweep_runs_missing_cells(testbed: Testbed) -> None:
     folder = Path("runs/study")
     write_sweep("[1, 2]")
     code, out, _ = testbed("sweep", "study.yaml")
@@ -72,7 +72,7 @@ def test_a_sweep_runs_what_is_not_done(testbed: Testbed) -> None:
     assert {entry["run"] for entry in entries} == runs_in(folder)
 
 
-def test_two_variants_that_are_the_same_run_are_told(testbed: Testbed) -> None:
+def test_equal_variants_are_reported(testbed: Testbed) -> None:
     """In the table there is one row of both."""
     write_sweep(
         "[1, 2]", variants="{plain: {}, usual: {task.local.lr: 0.4}, slow: {task.local.lr: 0.1}}"
@@ -85,7 +85,7 @@ def test_two_variants_that_are_the_same_run_are_told(testbed: Testbed) -> None:
     assert rows[-2:] == [["plain", "2"], ["slow", "2"]]
 
 
-def test_a_run_that_was_cut_short_is_run_again(testbed: Testbed) -> None:
+def test_interrupted_run_is_repeated(testbed: Testbed) -> None:
     """As when the power failed: the index says that it goes on, and it does not."""
     write_sweep("[1]")
     testbed("sweep", "study.yaml")
@@ -97,7 +97,7 @@ def test_a_run_that_was_cut_short_is_run_again(testbed: Testbed) -> None:
     assert before not in runs_in(index.parent)
 
 
-def test_a_cell_that_fails_is_told_of_and_the_others_go_on(testbed: Testbed) -> None:
+def test_failed_cell_is_reported_and_the_others_continue(testbed: Testbed) -> None:
     Path("empty/ylecun/mnist").mkdir(parents=True)
     for split in ("train", "test"):
         Path(f"empty/ylecun/mnist/{split}-0.parquet").write_text("no parquet")
@@ -113,7 +113,7 @@ def test_a_cell_that_fails_is_told_of_and_the_others_go_on(testbed: Testbed) -> 
     assert "1 of 2 runs there already" in out
 
 
-def test_ctrl_c_leaves_what_is_finished_and_nothing_else(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_only_finished_runs(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(BASE)
     (tmp_path / "study.yaml").write_text(
         "topology: base.yaml\nvariants: {short: {}, long: {stop: {updates: 100000000}}}"
@@ -175,7 +175,7 @@ def last_line(out: str) -> str:
     return out.splitlines()[-1]
 
 
-def test_a_sweep_ends_with_the_verdicts(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_ends_with_the_verdicts(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts(monkeypatch, [True, False, None, True])
     write_sweep("[1, 2, 3, 4]", repeat_invalid="0")
     code, out, _ = testbed("sweep", "study.yaml")
@@ -192,7 +192,7 @@ def test_a_sweep_ends_with_the_verdicts(testbed: Testbed, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("valid", [True, None])
-def test_a_strict_sweep_passes_what_is_not_found_wrong(
+def test_strict_sweep_accepts_runs_not_found_wrong(
     testbed: Testbed, monkeypatch: pytest.MonkeyPatch, valid: bool | None
 ) -> None:
     verdicts(monkeypatch, [valid])
@@ -207,7 +207,7 @@ def test_simulated_runs_have_no_verdict(testbed: Testbed) -> None:
     assert last_line(out).startswith("Next: ")
 
 
-def test_a_run_that_is_not_valid_is_repeated(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_is_not_valid_is_repeated(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts(monkeypatch, [False, True, True])
     write_sweep("[1, 2]")
     folder = Path("runs/study")
@@ -229,7 +229,7 @@ def test_a_run_that_is_not_valid_is_repeated(testbed: Testbed, monkeypatch: pyte
     assert "begins" not in testbed("sweep", "study.yaml").out
 
 
-def test_repeating_has_an_end(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repetitions_are_bounded(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts(monkeypatch, [False] * 4)
     write_sweep("[1]", repeat_invalid="2")
     code, out, _ = testbed("sweep", "study.yaml")
@@ -242,16 +242,14 @@ def test_repeating_has_an_end(testbed: Testbed, monkeypatch: pytest.MonkeyPatch)
     assert "try 4 of at most 4" in testbed("sweep", "study.yaml").out
 
 
-def test_what_is_not_judged_is_not_repeated(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unjudged_run_is_not_repeated(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts(monkeypatch, [False, None])
     write_sweep("[1]", repeat_invalid="2")
     _, out, _ = testbed("sweep", "study.yaml")
     assert last_line(out).startswith("Verdicts: 1 not judged · ")
 
 
-def test_a_repetition_that_fails_does_not_count(
-    testbed: Testbed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_repetition_does_not_count(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts(monkeypatch, [False])
     write_sweep("[1]")
     with monkeypatch.context() as once:
@@ -269,7 +267,7 @@ def test_a_repetition_that_fails_does_not_count(
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_repetition_that_is_interrupted_is_made_up_for(
+def test_interrupted_repetition_is_repeated(
     testbed: Testbed, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     """By Ctrl-C, or by the end of the process, which then cannot clean up."""
@@ -295,7 +293,7 @@ def test_a_repetition_that_is_interrupted_is_made_up_for(
 @pytest.mark.parametrize(
     ("privacy", "jobs"), [("", "1"), ("privacy: {secure: {colluding: 1, needed: 3}}\n", "2")]
 )
-def test_what_is_measured_is_the_same_in_all_cells(testbed: Testbed, privacy: str, jobs: str) -> None:
+def test_measured_values_are_shared_by_all_cells(testbed: Testbed, privacy: str, jobs: str) -> None:
     Path("base.yaml").write_text(
         "name: base\ntask: {name: digits-logreg, local: {steps: 2}}\n"
         "rule: {name: fedbuff, buffer_size: 4}\ndevices: [{name: pi, count: 4, cpu: 0.2}]\n"
@@ -312,7 +310,7 @@ def test_what_is_measured_is_the_same_in_all_cells(testbed: Testbed, privacy: st
     assert (first.mask_time is None) == (not privacy)
 
 
-def test_two_sweeps_in_a_folder_are_refused(testbed: Testbed) -> None:
+def test_second_sweep_in_a_folder_is_refused(testbed: Testbed) -> None:
     write_sweep("[1]")
     with sweeping._alone(Path("runs/study")):
         code, _, err = testbed("sweep", "study.yaml")
@@ -320,7 +318,7 @@ def test_two_sweeps_in_a_folder_are_refused(testbed: Testbed) -> None:
     assert "another sweep runs in runs/study" in err
 
 
-def test_compare_report_and_export(testbed: Testbed) -> None:
+def test_sweep_is_compared_reported_and_exported(testbed: Testbed) -> None:
     write_sweep("[1, 2]")
     testbed("sweep", "study.yaml", *ONE_JOB)
     code, out, _ = testbed("compare", "study", "--json")
@@ -357,7 +355,7 @@ VARIANTS = '{rounds: {}, endless: {"devices[1].timing": 30s}}'
 """Of the second no round ends."""
 
 
-def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
+def test_agree_compares_emulation_with_virtual_time(testbed: Testbed) -> None:
     Path("base.yaml").write_text(ACCURATE)
     Path("study.yaml").write_text(
         f"topology: base.yaml\nvariants: {VARIANTS}\ntarget: 30%\nrepeat_invalid: 0"
@@ -388,7 +386,7 @@ def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
     assert len(runs_in(Path("runs/study"))) == 4
 
 
-def test_an_agreement_that_is_interrupted_goes_on_by_the_same_command(tmp_path: Path) -> None:
+def test_interrupted_agree_continues_with_the_same_command(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(ACCURATE.replace("after: 3s", "updates: 100000000"))
     (tmp_path / "study.yaml").write_text(f"topology: base.yaml\nvariants: {VARIANTS}")
     with started("agree", tmp_path / "study.yaml", "--runs", tmp_path / "runs") as running:
@@ -398,7 +396,7 @@ def test_an_agreement_that_is_interrupted_goes_on_by_the_same_command(tmp_path: 
     assert "Interrupted: the same command makes the runs that are left" in output
 
 
-def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agree_uses_all_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is the highest accuracy that all reached, and a run that is not valid is told of."""
     verdicts(monkeypatch, [True, True, True, False])
     Path("base.yaml").write_text(ACCURATE)
@@ -438,7 +436,7 @@ def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch)
         ),
     ],
 )
-def test_what_cannot_be_ranked(
+def test_sweeps_that_cannot_be_ranked_are_refused(
     testbed: Testbed, monkeypatch: pytest.MonkeyPatch, variants: str, runtime: str, told: str
 ) -> None:
     verdicts(monkeypatch, [True] * 4)
@@ -451,7 +449,9 @@ def test_what_cannot_be_ranked(
     assert "begins" not in out
 
 
-def test_nothing_to_rank_by(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_without_a_quality_cannot_be_ranked(
+    testbed: Testbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(comparison, "TARGETS", (1.0,))
     verdicts(monkeypatch, [True] * 2)
     Path("base.yaml").write_text(ACCURATE)
@@ -472,7 +472,7 @@ def test_nothing_to_rank_by(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 @pytest.mark.parametrize("command", ["compare", "report", "export"])
-def test_a_damaged_run_is_told_with_its_file(
+def test_damaged_run_is_reported_with_its_file(
     testbed: Testbed, command: str, file: str, text: str
 ) -> None:
     run = Path("runs/broken")
@@ -503,7 +503,9 @@ def test_a_damaged_run_is_told_with_its_file(
         (["export", "runs/broken", "--format", "xml"], "--format"),
     ],
 )
-def test_bad_input(testbed: Testbed, arguments: list[str], told: str) -> None:
+def test_bad_input_exits_with_2_and_names_the_place(
+    testbed: Testbed, arguments: list[str], told: str
+) -> None:
     write_sweep("[1]")
     Path("runs/broken").mkdir(parents=True)
     Path("runs/broken/manifest.json").write_text('{"format": 1}')

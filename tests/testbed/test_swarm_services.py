@@ -33,7 +33,7 @@ DEVICE = Container(
 )
 
 
-def test_a_device() -> None:
+def test_service_of_a_device_matches_the_golden_file() -> None:
     options = ServiceOptions(
         nodes=("node.id == n1",),
         secrets=[ServiceFile(id="s1", name="secret", target="/testbed/client.json", user=10001)],
@@ -71,7 +71,7 @@ def test_a_device() -> None:
     ]
 
 
-def test_what_is_on_every_node_with_files_of_its_own() -> None:
+def test_node_services_have_their_own_files() -> None:
     made = service_arguments(DEVICE, ServiceOptions(everywhere=True, binds=True))
     assert made["mode"] == {"Global": {}}
     (bind, _) = made["task_template"]["ContainerSpec"]["Mounts"]
@@ -83,7 +83,7 @@ def test_what_is_on_every_node_with_files_of_its_own() -> None:
     }
 
 
-def test_networks_and_names() -> None:
+def test_networks_and_service_names() -> None:
     labels = {"testbed.run": "r-1"}
     assert network_arguments(Network(name="testbed-r-1-server", labels=labels))["driver"] == "overlay"
     bridge = network_arguments(Network(name="testbed-r-1-data", labels=labels, options={"mtu": "1450"}))
@@ -95,7 +95,7 @@ def test_networks_and_names() -> None:
     assert short(short(long)) == short(long)
 
 
-def test_images_for_a_registry() -> None:
+def test_images_are_tagged_for_a_registry() -> None:
     groups = {"cam": "cam", "pi": "own.example:80/pi:4", "pi-2": "own.example:80/pi:4"}
     built = Images(
         agent="testbed-agent:1", broker="testbed-broker:2", base="testbed-base:3", groups=groups
@@ -109,7 +109,7 @@ def test_images_for_a_registry() -> None:
     ]
 
 
-def test_a_device_that_is_in_no_group_has_its_share_of_the_groups_weight() -> None:
+def test_device_outside_the_group_gets_its_share_of_the_groups_weight() -> None:
     """Against single processes: 50 for a whole core of devices (`launch.group_weights`)."""
     assert without_group(CpuLimits(quota=1, weight=10_000)).weight == 50 * 1024
     assert without_group(CpuLimits(weight=2_000)).weight == 10 * 1024

@@ -41,11 +41,11 @@ def read(folder: Path, text: str) -> sweeps.Sweep:
         ("devices[0", None),
     ],
 )
-def test_paths(path: str, where: tuple[str | int, ...] | None) -> None:
+def test_grid_paths_set_topology_keys(path: str, where: tuple[str | int, ...] | None) -> None:
     assert sweeps.parse_path(path) == where
 
 
-def test_a_cell_for_each_variant_and_combination(tmp_path: Path) -> None:
+def test_sweep_has_a_cell_per_variant_and_combination(tmp_path: Path) -> None:
     study = read(
         tmp_path,
         """
@@ -82,7 +82,7 @@ repeat_invalid: 2
     assert len({cell.fingerprint for cell in study.cells}) == 8
 
 
-def test_a_mapping_is_a_sweep_as_its_file_is(tmp_path: Path) -> None:
+def test_mapping_equals_the_sweep_file(tmp_path: Path) -> None:
     text = "topology: base.yaml\nvariants: {a: {stop: {after: 1s}}}\ngrid: {task.local.lr: [0.1, 0.2]}"
     study = read(tmp_path, text)
     mapping = {
@@ -98,7 +98,7 @@ def test_a_mapping_is_a_sweep_as_its_file_is(tmp_path: Path) -> None:
         sweeps.of(mapping, "study", tmp_path, Options())
 
 
-def test_values_name_cells_and_what_is_alike_in_name_is_numbered(tmp_path: Path) -> None:
+def test_cells_are_named_by_values_and_equal_names_numbered(tmp_path: Path) -> None:
     study = read(
         tmp_path,
         """
@@ -118,7 +118,7 @@ grid:
     assert [cell.label for cell in seeds.cells] == ["fedavg", "fedavg"]
 
 
-def test_all_that_is_wrong_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_a_sweep_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadInputError) as raised:
         read(
             tmp_path,
@@ -167,20 +167,20 @@ grid:
         ("topology: base.yaml\nrepeat_invalid: -1", "expected a whole number from 0 on"),
     ],
 )
-def test_bad_files(tmp_path: Path, text: str, told: str) -> None:
+def test_invalid_sweep_files_are_refused(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(BadInputError, match=r"study\.yaml") as raised:
         read(tmp_path, text)
     assert told in str(raised.value)
     assert raised.value.exit_code == 2
 
 
-def test_too_many_runs_are_refused_before_they_are_made(tmp_path: Path) -> None:
+def test_too_many_runs_are_refused_early(tmp_path: Path) -> None:
     numbers = list(range(200))
     with pytest.raises(BadInputError, match="makes 40,000 runs"):
         read(tmp_path, f"topology: base.yaml\ngrid: {{seed: {numbers}, rule.server_lr: {numbers}}}")
 
 
-def test_the_story_of_the_readme_is_a_sweep() -> None:
+def test_story_sweep_of_the_readme_is_valid() -> None:
     story = sweeps.load(TOPOLOGIES / "story" / "story.yaml", Options("virtual"))
     assert [cell.label for cell in story.cells] == [cell.topology.rule.name for cell in story.cells]
     assert len(story.cells) == 6

@@ -11,7 +11,7 @@ from testbed.rundir.tail import Follower, Samples
 from tests.testbed.record_factories import STARTED
 
 
-def test_a_follower_reads_each_complete_line_once(tmp_path: Path) -> None:
+def test_follower_reads_each_complete_line_once(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     follower = Follower(path)
     assert follower.read() == []  # not there yet
@@ -30,7 +30,7 @@ def test_a_follower_reads_each_complete_line_once(tmp_path: Path) -> None:
         follower.read()
 
 
-def test_a_follower_reads_a_long_past_in_pieces(tmp_path: Path) -> None:
+def test_follower_reads_a_long_file_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     records = [events.Note(float(k), "härter") for k in range(10)]
     path.write_text("".join(map(events.to_line, records)), encoding="utf-8")
@@ -41,7 +41,7 @@ def test_a_follower_reads_a_long_past_in_pieces(tmp_path: Path) -> None:
     assert [record for piece in pieces for record in piece] == records
 
 
-def test_samples_are_by_the_clock_of_the_newest_segment(tmp_path: Path) -> None:
+def test_samples_use_the_clock_of_the_newest_segment(tmp_path: Path) -> None:
     """A run was resumed 1000 s later, after a reboot."""
     directory = RunDirectory(tmp_path)
     directory.write_manifest(monotonic_zero=1.7e9)
@@ -55,7 +55,7 @@ def test_samples_are_by_the_clock_of_the_newest_segment(tmp_path: Path) -> None:
     assert [sample["at"] for sample in Samples(directory.telemetry).read()] == [-900, 100]
 
 
-def test_of_telemetry_the_end_is_read_and_what_follows(tmp_path: Path) -> None:
+def test_telemetry_is_read_from_near_its_end(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     lines = [json.dumps({"device": "pi-1", "at": at, "cpu": 0.5}) + "\n" for at in range(100)]
     path.write_text("".join(lines))

@@ -29,7 +29,7 @@ stop: {after: 60s}
 """
 
 
-def test_a_file_of_something_else_is_told_as_such(tmp_path: Path) -> None:
+def test_file_that_is_no_topology_is_reported_once(tmp_path: Path) -> None:
     """Once, and not by every key that it has or lacks."""
     sweep, other = tmp_path / "sweep.yaml", tmp_path / "other.yaml"
     sweep.write_text("topology: a.yaml\ngrid: {seed: [1, 2]}\n", encoding="utf-8")
@@ -60,9 +60,7 @@ def test_a_file_of_something_else_is_told_as_such(tmp_path: Path) -> None:
         ("too-much-cpu", "5:1: devices", "ask for 1.75 cores (3 x 0.5 big, 1 x 0.25 small)"),
     ],
 )
-def test_a_broken_topology_is_refused_with_the_place_and_the_mend(
-    file: str, place: str, told: str
-) -> None:
+def test_invalid_topology_is_refused_with_place_and_fix(file: str, place: str, told: str) -> None:
     path = BROKEN / f"{file}.yaml"
     with pytest.raises(BadInputError) as refused:
         plan(topology.load(path), "docker", TWO_CORES)
@@ -73,13 +71,13 @@ def test_a_broken_topology_is_refused_with_the_place_and_the_mend(
     assert refused.value.exit_code == 2
 
 
-def test_a_missing_file_is_named_with_one_that_it_may_be() -> None:
+def test_missing_file_gets_a_suggestion() -> None:
     path = BROKEN / "emty.yaml"
     with pytest.raises(BadInputError, match=r"emty\.yaml: there is no such file \(did you mean .*empty"):
         topology.load(path)
 
 
-def test_all_errors_come_at_once_in_the_order_of_the_file() -> None:
+def test_all_errors_are_reported_in_file_order() -> None:
     with pytest.raises(BadInputError) as refused:
         topology.load(BROKEN / "many.yaml")
     lines = [line.split(".yaml:")[1] for line in str(refused.value).splitlines() if ".yaml:" in line]
@@ -98,7 +96,7 @@ def test_all_errors_come_at_once_in_the_order_of_the_file() -> None:
     assert lines[-1] == " 10 errors"
 
 
-def test_an_error_shows_its_line() -> None:
+def test_error_shows_its_line() -> None:
     with pytest.raises(BadInputError, match=r"\n    8 \|     cpu: -0\.5\n      \|          \^\n"):
         topology.load(BROKEN / "negative-cpu.yaml")
 
@@ -126,7 +124,7 @@ def test_an_error_shows_its_line() -> None:
         ("rule: " + "[" * 5000, "nested too deeply"),
     ],
 )
-def test_what_else_can_be_wrong(instead: str, told: str) -> None:
+def test_further_invalid_topologies_are_refused(instead: str, told: str) -> None:
     lines = MINIMAL.splitlines()
     lines[3] = instead
     with pytest.raises(BadInputError) as refused:
@@ -134,7 +132,7 @@ def test_what_else_can_be_wrong(instead: str, told: str) -> None:
     assert told in str(refused.value)
 
 
-def test_aliases_cannot_make_a_small_file_large() -> None:
+def test_yaml_aliases_cannot_expand_a_small_file() -> None:
     text = "a: &a [1,2,3,4,5,6,7,8,9]\n"
     for name, inner in ("ba", "cb", "dc", "ed", "fe", "gf", "hg"):
         text += f"{name}: &{name} [{','.join([f'*{inner}'] * 9)}]\n"
@@ -142,7 +140,7 @@ def test_aliases_cannot_make_a_small_file_large() -> None:
         topology.parse(text)
 
 
-def test_numbers_are_read_as_yaml_1_2_has_them() -> None:
+def test_numbers_follow_yaml_1_2() -> None:
     task = "task: {name: digits-logreg, l2: 1e-3, local: {steps: 20}}"
     lines = [*MINIMAL.splitlines()[:2], task, *MINIMAL.splitlines()[3:]]
     assert topology.parse("\n".join(lines)).task.named == Named(
@@ -150,7 +148,7 @@ def test_numbers_are_read_as_yaml_1_2_has_them() -> None:
     )
 
 
-def test_defaults_and_groups_are_spelled_out() -> None:
+def test_resolved_topology_spells_out_defaults_and_groups() -> None:
     groups = """
   - {name: pi, count: 2, cpu: 0.25, think: 200ms}
   - {name: nano, cpu: 0.1, think: {distribution: trace, values: [1s, 20ms]}, local: {epochs: 2, lr: 0.5}}
@@ -184,7 +182,7 @@ virtual: {step_time: 2ms}
 """
 
 
-def test_what_virtual_time_takes_is_resolved() -> None:
+def test_virtual_time_keys_are_resolved() -> None:
     parsed = topology.parse(VIRTUAL)
     a, b, c = parsed.devices
     assert a.timing is not None
@@ -200,7 +198,7 @@ def test_what_virtual_time_takes_is_resolved() -> None:
     assert topology.parse(parsed.to_yaml()) == parsed
 
 
-def test_evaluations_after_the_run_cannot_end_it() -> None:
+def test_target_accuracy_conflicts_with_evaluation_after_the_run() -> None:
     late = VIRTUAL + "evaluate: {when: after}\n"
     with pytest.raises(BadInputError) as refused:
         topology.parse(late)
@@ -213,7 +211,7 @@ QUADRATIC = VIRTUAL.replace("digits-logreg,", "quadratic, centers: [[0, 1], [2, 
 )
 
 
-def test_a_task_may_bring_data_for_each_device() -> None:
+def test_task_may_supply_data_per_device() -> None:
     parsed = topology.parse(QUADRATIC)
     assert parsed.task.named.params == {"centers": ((0.0, 1.0), (2.0, 3.5), (4.0, 5.0))}
     assert parsed.task.brings_shards
@@ -230,7 +228,7 @@ def test_a_task_may_bring_data_for_each_device() -> None:
         ("local", "partition: {scheme: shards}, local", "3:62: task.partition: the task quadratic"),
     ],
 )
-def test_what_a_task_with_its_own_data_cannot_do(found: str, instead: str, told: str) -> None:
+def test_keys_that_conflict_with_task_data_are_refused(found: str, instead: str, told: str) -> None:
     with pytest.raises(BadInputError) as refused:
         topology.parse(QUADRATIC.replace(found, instead))
     assert told in str(refused.value)
@@ -255,20 +253,20 @@ def test_what_a_task_with_its_own_data_cannot_do(found: str, instead: str, told:
         ("{scheme: resampled}", {"samples": 60}),
     ],
 )
-def test_partition_schemes(partition: str, params: dict[str, object]) -> None:
+def test_partition_schemes_are_parsed(partition: str, params: dict[str, object]) -> None:
     text = MINIMAL.replace("local:", f"partition: {partition}, local:")
     parsed = topology.parse(text)
     assert parsed.task.partition.params == params
     assert topology.parse(parsed.to_yaml()) == parsed
 
 
-def test_unfit_partitions_are_refused() -> None:
+def test_invalid_partitions_are_refused() -> None:
     text = MINIMAL.replace("local:", "partition: {scheme: dirichlet, alpha: 0}, local:")
     with pytest.raises(BadInputError, match=r"task\.partition\.alpha: found 0"):
         topology.parse(text)
 
 
-def test_a_speed_is_drawn_for_each_device_from_the_seed() -> None:
+def test_device_speeds_are_drawn_from_the_seed() -> None:
     speed = topology.parse(VIRTUAL).devices[0].speed
     drawn = np.array([speed.draw(1, f"a-{k}") for k in range(2000)])
     assert drawn.mean() == pytest.approx(1, abs=0.03)
@@ -287,7 +285,7 @@ def test_a_speed_is_drawn_for_each_device_from_the_seed() -> None:
         ("{distribution: pareto, scale: 1, shape: 1}", 1.0, 2.0, np.inf),
     ],
 )
-def test_speeds_are_those_of_their_distribution(
+def test_device_speeds_follow_their_distribution(
     speed: str, lowest: float, median: float, highest: float
 ) -> None:
     group = topology.parse(VIRTUAL.replace("0.5, link", f"{speed}, link")).devices[1]
@@ -320,7 +318,7 @@ def test_speeds_are_those_of_their_distribution(
         ("{name: virtual}", "{name: virtul}", "runtime.name: found 'virtul'"),
     ],
 )
-def test_what_does_not_go_together_is_refused(found: str, instead: str, told: str) -> None:
+def test_conflicting_keys_are_refused(found: str, instead: str, told: str) -> None:
     assert VIRTUAL.count(found) == 1
     with pytest.raises(BadInputError) as refused:
         topology.parse(VIRTUAL.replace(found, instead))
@@ -330,14 +328,14 @@ def test_what_does_not_go_together_is_refused(found: str, instead: str, told: st
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "topologies").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_our_topologies_fit_on_two_cores_and_resolve(path: Path) -> None:
+def test_example_topologies_fit_two_cores_and_resolve(path: Path) -> None:
     parsed = topology.load(path)
     plan(parsed, "docker", TWO_CORES)
     assert parsed.name == path.stem
     assert topology.parse(parsed.to_yaml()) == parsed
 
 
-def test_the_schema_knows_the_parameters_of_every_rule_and_task() -> None:
+def test_schema_has_the_parameters_of_every_rule_and_task() -> None:
     schema = topology.json_schema()
     rules = schema["properties"]["rule"]["discriminator"]["mapping"]
     assert sorted(rules) == sorted(RULES)
@@ -347,7 +345,7 @@ def test_the_schema_knows_the_parameters_of_every_rule_and_task() -> None:
     json.dumps(schema)
 
 
-def test_reading_a_topology_loads_nothing_heavy() -> None:
+def test_reading_a_topology_imports_nothing_heavy() -> None:
     program = "import sys, testbed.topology, testbed.plan.rounds; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True
@@ -374,19 +372,19 @@ def test_reading_a_topology_loads_nothing_heavy() -> None:
         ),
     ],
 )
-def test_a_key_at_the_wrong_place_is_told_where_it_belongs(old: str, new: str, told: str) -> None:
+def test_misplaced_key_is_refused_with_its_right_place(old: str, new: str, told: str) -> None:
     with pytest.raises(BadInputError) as caught:
         topology.parse(MINIMAL.replace(old, new))
     assert told in str(caught.value)
 
 
-def test_misplaced_keys_are_known_where_they_are_said_to_belong() -> None:
+def test_suggested_places_of_keys_exist_in_the_schema() -> None:
     """In some part of the schema, at least."""
     known = set(re.findall(r'"(\w+)": \{', json.dumps(topology.json_schema())))
     assert set(BELONGS) - known == set()
 
 
-def test_a_link_class_is_short_for_its_link() -> None:
+def test_link_class_expands_to_its_link() -> None:
     short, long = (
         topology.parse(MINIMAL.replace("cpu: 0.1", f"cpu: 0.1, link: {link}"))
         for link in ("lte", "{class: lte}")
@@ -398,7 +396,7 @@ def test_a_link_class_is_short_for_its_link() -> None:
         topology.parse(MINIMAL.replace("cpu: 0.1", "cpu: 0.1, link: LTE!"))
 
 
-def test_an_image_is_a_tag_or_a_dockerfile() -> None:
+def test_image_is_a_tag_or_a_dockerfile() -> None:
     def dockerfile(image: str) -> Path | None:
         return (
             topology.parse(MINIMAL.replace("cpu: 0.1", f"cpu: 0.1, image: '{image}'"))

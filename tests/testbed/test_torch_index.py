@@ -91,7 +91,7 @@ def test_pip_prefers_the_cpu_build_of_the_added_index_to_the_same_version_with_c
     assert wheel.name == f"torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_{machine}.whl"
 
 
-def test_an_index_that_refuses_or_has_no_torch_is_not_added(tmp_path: Path) -> None:
+def test_index_that_refuses_or_lacks_torch_is_not_added(tmp_path: Path) -> None:
     with socket.socket() as deaf:  # bound, but it does not listen
         deaf.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
@@ -103,7 +103,7 @@ def test_an_index_that_refuses_or_has_no_torch_is_not_added(tmp_path: Path) -> N
         assert "does not answer (File not found)" in torch_index.for_cpu(address).reason
 
 
-def test_an_index_that_takes_the_connection_and_says_nothing_is_not_waited_for(bound: float) -> None:
+def test_silent_index_is_not_waited_for(bound: float) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
         problem = torch_index._problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -111,9 +111,7 @@ def test_an_index_that_takes_the_connection_and_says_nothing_is_not_waited_for(b
     assert problem in ("nothing within 0.4 s", "timed out")
 
 
-def test_a_name_server_that_hangs_is_not_waited_for(
-    bound: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_name_server_is_not_waited_for(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
 
     def hanging(*_: object, **__: object) -> object:
@@ -127,7 +125,7 @@ def test_a_name_server_that_hangs_is_not_waited_for(
     answer.set()
 
 
-def test_with_an_nvidia_driver_no_index_is_asked(tmp_path: Path) -> None:
+def test_no_index_is_queried_with_an_nvidia_driver(tmp_path: Path) -> None:
     driver = tmp_path / "version"
     driver.touch()
     found = torch_index.for_host("http://index.example", [tmp_path / "other", driver])
@@ -143,13 +141,15 @@ def test_without_an_nvidia_driver_the_cpu_build_is_taken(tmp_path: Path) -> None
     assert found.reason == f"the CPU build, as {cpu} answers; no NVIDIA driver found"
 
 
-def test_without_linux_no_index_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_index_is_queried_outside_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     found = torch_index.for_host("http://index.example", [])
     assert found == Choice((), "the Python Package Index's build, which has CUDA on Linux only")
 
 
-def test_the_users_settings_of_pip_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_settings_of_the_user_take_precedence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of the environment and of pip's files; empty ones, and others than of places, are none."""
     with served(tmp_path / "cpu") as cpu:
         add_torch(tmp_path / "cpu", "2.13.0+cpu")
@@ -165,7 +165,7 @@ def test_the_users_settings_of_pip_win(tmp_path: Path, monkeypatch: pytest.Monke
     assert "your settings of pip say (PIP_NO_INDEX, install.extra-index-url);" in found.reason
 
 
-def test_the_makefile_gets_the_options_on_stdout_and_the_user_one_line() -> None:
+def test_options_go_to_stdout_and_one_line_to_the_user() -> None:
     environment = {**os.environ, "PIP_INDEX_URL": "https://own.example"}
     command = [sys.executable, "-I", torch_index.__file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -174,7 +174,7 @@ def test_the_makefile_gets_the_options_on_stdout_and_the_user_one_line() -> None
     assert done.stderr.count("\n") == 1
 
 
-def test_images_say_why_pip_does_not_find_the_cpu_build_that_this_host_has(
+def test_missing_cpu_build_for_images_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It came from an index that does not answer now."""

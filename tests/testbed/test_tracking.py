@@ -46,7 +46,7 @@ def expected(run: Path) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def test_points_of_records() -> None:
+def test_records_become_tracker_points() -> None:
     def update(at: float, staleness: int) -> events.UpdateApplied:
         return events.UpdateApplied(
             client="a", sequence=1, kind="delta", base_version=0, applied_version=1, staleness=staleness,
@@ -73,7 +73,7 @@ def test_points_of_records() -> None:
     ]
 
 
-def test_mlflow_in_files(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_gets_each_point_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told twice, and there once."""
     from mlflow import MlflowClient
 
@@ -116,7 +116,7 @@ def records_of_leveldb(log: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_wandb_offline(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_works_offline(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
     from wandb.proto import wandb_internal_pb2 as messages
 
@@ -143,7 +143,7 @@ def test_wandb_offline(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert config["testbed.rule"] == '"fedasync"'
 
 
-def test_tensorboard_files(testbed: Testbed, run: Path) -> None:
+def test_tensorboard_files_are_written(testbed: Testbed, run: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     follow(RunDirectory(run), tracking.tracker("tensorboard", run))
@@ -164,7 +164,7 @@ def test_tensorboard_files(testbed: Testbed, run: Path) -> None:
         )
 
 
-def test_a_tracker_that_fails_is_told_and_the_run_is_not_disturbed(
+def test_failed_tracker_is_reported_without_disturbing_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that is not there, and one that works, beside a run that goes on."""
@@ -181,7 +181,7 @@ def test_a_tracker_that_fails_is_told_and_the_run_is_not_disturbed(
     assert "127.0.0.1" in handle.logs("tracker-mlflow", 5)
 
 
-def test_what_cannot_be_tracked(
+def test_unavailable_trackers_are_refused(
     testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.yaml").write_text("name: t\n")

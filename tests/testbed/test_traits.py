@@ -29,13 +29,13 @@ EMULATORS: dict[str, Emulator] = {
 SIMULATORS: dict[str, Simulator] = {"virtual": virtual}
 
 
-def test_each_row_has_its_module() -> None:
+def test_each_runtime_trait_row_has_its_module() -> None:
     assert {name: emulator(name) for name in emulated()} == EMULATORS
     found = {name: simulator(name) for name in RUNTIMES if is_simulated(name)}
     assert found == SIMULATORS
 
 
-def test_an_unknown_name_is_nobodys() -> None:
+def test_unknown_runtime_has_no_traits() -> None:
     topology = parse(
         "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
         "devices: [{name: d, cpu: 0.1}]\nstop: {after: 10s}\n"
@@ -48,7 +48,7 @@ def test_an_unknown_name_is_nobodys() -> None:
     assert not is_simulated(None)
 
 
-def test_some_of_them_in_words() -> None:
+def test_runtimes_are_listed_in_words() -> None:
     assert those() == "docker, swarm, process or virtual"
     assert those(lambda t: not t.cgroups) == "process or virtual"
     assert those(lambda t: t.simulated) == "virtual"
@@ -72,7 +72,7 @@ def test_code_asks_for_traits_and_not_for_names() -> None:
         'runtime.startswith("docker")',
     ],
 )
-def test_asking_for_a_name_is_found(code: str) -> None:
+def test_comparison_with_a_runtime_name_is_detected(code: str) -> None:
     assert list(_asks(code)) != []
 
 

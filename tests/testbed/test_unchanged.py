@@ -44,7 +44,7 @@ def begun(tmp_path: Path) -> RunDirectory:
     ],
     ids=["seed", "steps", "rule", "missing", "one more", "one less", "two"],
 )
-def test_changed_topology_is_refused_with_what_differs(
+def test_changed_topology_is_refused_with_the_differences(
     old: str, new: str, told: str, begun: RunDirectory
 ) -> None:
     begun.topology.write_text(BEGAN.replace(old, new))
@@ -54,19 +54,19 @@ def test_changed_topology_is_refused_with_what_differs(
     assert "undo the change, or start a new run with it" in str(raised.value)
 
 
-def test_of_many_differences_five_are_listed(begun: RunDirectory) -> None:
+def test_at_most_five_differences_are_listed(begun: RunDirectory) -> None:
     begun.topology.write_text("{a: 1, b: 2, c: 3}")
     with pytest.raises(BadInputError, match=r"; 4 more differences\. A run continues"):
         unchanged.check(begun)
 
 
-def test_comments_and_the_order_of_keys_do_not_count(begun: RunDirectory) -> None:
+def test_comments_and_key_order_do_not_count(begun: RunDirectory) -> None:
     *rest, stop = BEGAN.splitlines()
     begun.topology.write_text("\n".join(["# by hand", stop, *rest]))
     unchanged.check(begun)
 
 
-def test_what_differs_is_not_guessed_where_its_own_copy_was_changed(begun: RunDirectory) -> None:
+def test_differences_are_not_listed_if_the_runs_copy_was_changed(begun: RunDirectory) -> None:
     for text in (begun.state / "topology.yaml", begun.topology):
         text.write_text(BEGAN.replace("seed: 7", "seed: 8"))
     with pytest.raises(BadInputError, match=r"with which one is not known: .* was changed, too"):
@@ -76,7 +76,7 @@ def test_what_differs_is_not_guessed_where_its_own_copy_was_changed(begun: RunDi
         unchanged.check(begun)
 
 
-def test_other_state_to_start_from_is_refused(begun: RunDirectory) -> None:
+def test_changed_initial_state_is_refused(begun: RunDirectory) -> None:
     begun.start.write_bytes(b"Weights")
     with pytest.raises(BadInputError, match=r"start\.safetensors, the state that the run's module"):
         unchanged.check(begun)

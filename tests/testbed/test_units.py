@@ -8,22 +8,22 @@ from testbed.topology import units
 
 
 @given(st.integers(1, 10**15))
-def test_a_rate_that_is_written_is_read_back(bits: int) -> None:
+def test_rates_are_written_and_read_back(bits: int) -> None:
     assert units.rate(units.format_rate(bits)) == bits
 
 
 @given(st.floats(0, 1e9).filter(lambda seconds: seconds == 0 or seconds > 1e-9))
-def test_a_duration_that_is_written_is_read_back_to_the_last_bit(seconds: float) -> None:
+def test_durations_are_written_and_read_back_exactly(seconds: float) -> None:
     assert units.duration(units.format_duration(seconds)) == seconds
 
 
 @given(st.integers(1, 10**15))
-def test_a_size_that_is_written_is_read_back(count: int) -> None:
+def test_sizes_are_written_and_read_back(count: int) -> None:
     assert units.size(units.format_size(count)) == count
 
 
 @given(st.integers(1, 10**6), st.integers(0, 6), st.sampled_from(["s", "min", "h"]))
-def test_a_frequency_is_read_back_as_it_was_written(digits: int, places: int, unit: str) -> None:
+def test_frequencies_are_written_and_read_back(digits: int, places: int, unit: str) -> None:
     rate = units.frequency(f"{digits / 10**places:.6f}/{unit}")
     assert units.frequency(units.format_frequency(rate)) == rate
 
@@ -34,7 +34,7 @@ def test_rates_are_in_bits(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["5MBps", "5MB/s", "5MB", "5Mbyte/s", "5MBPS"])
-def test_a_rate_that_may_be_meant_in_bytes_is_refused_with_both_ways_to_write_it(text: str) -> None:
+def test_rate_that_may_mean_bytes_is_refused_with_both_spellings(text: str) -> None:
     with pytest.raises(ValueError, match="write 40mbit if you mean bytes, 5mbit if you mean bits"):
         units.rate(text)
 
@@ -53,37 +53,37 @@ def test_a_rate_that_may_be_meant_in_bytes_is_refused_with_both_ways_to_write_it
         (units.relative_error, 0.1, 0.1),
     ],
 )
-def test_what_quantities_mean(read: object, text: object, value: float) -> None:
+def test_quantities_are_parsed(read: object, text: object, value: float) -> None:
     assert callable(read)
     assert read(text) == value
 
 
 @pytest.mark.parametrize("read", [units.rate, units.duration, units.size])
 @pytest.mark.parametrize("value", [5, 5.0, "5", "-5s", "-5mbit", "5 parsecs", "", "5e3s", None, True])
-def test_what_is_no_quantity_is_refused(read: object, value: object) -> None:
+def test_invalid_quantities_are_refused(read: object, value: object) -> None:
     assert callable(read)
     with pytest.raises(ValueError, match=r"^expected a .* such as"):
         read(value)
 
 
 @pytest.mark.parametrize("value", [1.01, -0.1, "101%", "0.5", True, float("nan")])
-def test_what_is_no_share_is_refused(value: object) -> None:
+def test_invalid_shares_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a share from 0 to 1"):
         units.share(value)
 
 
 @pytest.mark.parametrize("value", [-0.1, "-1%", "0.5", True, float("nan"), float("inf")])
-def test_what_is_no_relative_error_is_refused(value: object) -> None:
+def test_invalid_relative_errors_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a relative error from 0 on"):
         units.relative_error(value)
 
 
 @pytest.mark.parametrize("value", ["0.02", "2%", 0.02])
-def test_a_share_that_is_typed_may_be_a_number(value: object) -> None:
+def test_share_on_the_command_line_may_be_a_number(value: object) -> None:
     assert units.share_as_typed(value) == 0.02
 
 
 @pytest.mark.parametrize("text", ["abc", "nan", "1.5", "-1%"])
-def test_what_is_typed_and_no_share_is_refused_with_what_would_be(text: str) -> None:
+def test_invalid_share_on_the_command_line_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected a share from 0 to 1 such as 0\.9, or 90%"):
         units.share_as_typed(text)

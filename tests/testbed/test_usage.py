@@ -7,7 +7,7 @@ import pytest
 from testbed.watching.usage import Usage
 
 
-def test_shares_and_rates_are_those_of_the_last_five_seconds() -> None:
+def test_shares_and_rates_cover_the_last_five_seconds() -> None:
     usage = Usage()
     assert isnan(usage.share(0.0))
     for at in range(11):
@@ -20,7 +20,7 @@ def test_shares_and_rates_are_those_of_the_last_five_seconds() -> None:
     assert isnan(usage.share(13.5))  # nothing came for more than three seconds
 
 
-def test_where_nobody_counts_bytes_there_is_no_rate() -> None:
+def test_rates_need_byte_counters() -> None:
     usage = Usage()
     usage.take(1.0, {"cpu": 1.0})
     usage.take(2.0, {"cpu": 1.5})
@@ -28,7 +28,7 @@ def test_where_nobody_counts_bytes_there_is_no_rate() -> None:
     assert isnan(usage.up(2.0))
 
 
-def test_a_device_that_was_started_anew_counts_from_nothing() -> None:
+def test_restarted_device_counts_from_zero() -> None:
     usage = Usage()
     for at, cpu in [(1.0, 7.0), (2.0, 7.5), (3.0, 0.1), (4.0, 0.3)]:
         usage.take(at, {"cpu": cpu})
@@ -36,7 +36,7 @@ def test_a_device_that_was_started_anew_counts_from_nothing() -> None:
 
 
 @pytest.mark.parametrize("cpu", [nan, -1.0, "much", None])
-def test_what_is_no_sample_is_passed_over(cpu: object) -> None:
+def test_invalid_samples_are_skipped(cpu: object) -> None:
     usage = Usage()
     usage.take(1.0, {"cpu": 1.0})
     usage.take(2.0, {"cpu": cpu})

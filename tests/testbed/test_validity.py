@@ -87,7 +87,7 @@ def reason(found: Validity) -> str:
     return only
 
 
-def test_a_run_that_nothing_speaks_against_is_valid() -> None:
+def test_undisturbed_run_is_valid() -> None:
     assert verdict(QUIET, NOTHING) == Validity()
     fidelity = Fidelity((device(cpu=Figure(0.25, 0.24), up=Figure(5e6, 4.8e6)),))
     found = verdict(host(devices=1.0), fidelity, steps=[StepDone("crash of pi", 20.0, 20.1)])
@@ -95,7 +95,7 @@ def test_a_run_that_nothing_speaks_against_is_valid() -> None:
     assert Validity.from_dict(found.as_dict()) == found
 
 
-def test_a_resumed_run_is_judged_as_a_whole() -> None:
+def test_resumed_run_is_judged_as_a_whole() -> None:
     """A last segment in which all was well does not make good what came before, and none that ended
     without a verdict is called valid."""
     busy = Validity(reasons=("other work",), unjudged=("links",))
@@ -128,33 +128,33 @@ def test_lack_of_evidence_is_not_valid() -> None:
     assert (judged(unprobed).valid, judged(unprobed).verdict) == (None, "not judged")
 
 
-def test_what_could_not_be_done_speaks_against_a_run() -> None:
+def test_failed_actions_make_a_run_not_valid() -> None:
     failures = ["pi could not do as it was told: no tbf", "router could not do as it was told: no queue"]
     assert reason(verdict(QUIET, NOTHING, failures=failures[:1])) == failures[0]
     assert reason(verdict(QUIET, NOTHING, failures=failures)) == f"{failures[0]} (and 1 more)"
 
 
-def test_a_sum_of_masked_updates_that_was_wrong_speaks_against_a_run() -> None:
+def test_wrong_masked_sum_makes_a_run_not_valid() -> None:
     wrong = [WrongSum(4.26, ("a", "b"), ("b", "c", "d")), WrongSum(9.0, ("a", "b"), ("a", "c", "d"))]
     told = "a sum of masked updates was wrong at 4.3 s (updates of a, b; answers of b, c, d)"
     assert reason(verdict(QUIET, NOTHING, wrong_sums=wrong[:1])) == told
     assert reason(verdict(QUIET, NOTHING, wrong_sums=wrong)) == f"{told} (and 1 more)"
 
 
-def test_a_time_in_which_the_run_did_not_go_on_speaks_against_it() -> None:
+def test_disruption_makes_a_run_not_valid() -> None:
     """What is written again when it is over is one; the longest is told."""
     first, over = (Disrupted(at, 12.0, "nothing arrived") for at in (22.0, 34.06))
     found = verdict(QUIET, NOTHING, disruptions=[first, over, Disrupted(60.0, 50.0, "nothing arrived")])
     assert reason(found) == "nothing arrived from 12.0 to 34.1 s (and 1 more)"
 
 
-def test_several_that_notice_the_same_standstill_are_one_reason() -> None:
+def test_simultaneous_standstills_are_one_reason() -> None:
     stood = "the aggregator stood still"
     noticed = [Disrupted(5.0, 2.0, stood), Disrupted(7.1, 1.6, stood), Disrupted(7.0, 2.0, stood)]
     assert reason(verdict(QUIET, NOTHING, disruptions=noticed)) == f"{stood} from 1.6 to 7.1 s"
 
 
-def test_a_link_that_carries_too_little_of_its_rate_speaks_against_a_run() -> None:
+def test_link_below_its_rate_makes_a_run_not_valid() -> None:
     slow = Carried(10.0, 0.95, (12.0, 14.1, 0.31))
     found = verdict(QUIET, Fidelity((replace(device(), carried={"down": slow}),)))
     assert reason(found) == (
@@ -163,7 +163,7 @@ def test_a_link_that_carries_too_little_of_its_rate_speaks_against_a_run() -> No
     assert verdict(QUIET, Fidelity((replace(device(), carried={"down": Carried(10.0, 0.95)}),))).valid
 
 
-def test_a_server_without_cpu_to_spare_makes_updates_wait() -> None:
+def test_saturated_server_makes_a_run_not_valid() -> None:
     assert verdict(host(server=[1.0] * 5), NOTHING).valid  # evaluations
     assert verdict(host(4, server=[1.0] * 2), NOTHING).valid  # the end of a short run
     assert verdict(host(server=[0.9] * 30), NOTHING).valid
@@ -173,7 +173,7 @@ def test_a_server_without_cpu_to_spare_makes_updates_wait() -> None:
     )
 
 
-def test_other_work_on_other_cores_leaves_open_what_steps_cost() -> None:
+def test_other_work_on_other_cores_leaves_a_run_unjudged() -> None:
     assert verdict(host(elsewhere=0.15), NOTHING).valid
     found = verdict(host(elsewhere=0.3), NOTHING)
     assert found.valid is None
@@ -183,7 +183,7 @@ def test_other_work_on_other_cores_leaves_open_what_steps_cost() -> None:
     )
 
 
-def test_other_work_on_the_cores_of_the_devices() -> None:
+def test_other_work_on_device_cores_makes_a_run_not_valid() -> None:
     assert verdict(host(foreign=0.11), NOTHING).valid
     assert reason(verdict(host(foreign=0.16), NOTHING)) == (
         "other work on this host took 16% of the devices' cores: a training step may have cost more "
@@ -191,14 +191,14 @@ def test_other_work_on_the_cores_of_the_devices() -> None:
     )
 
 
-def test_time_that_the_hypervisor_took() -> None:
+def test_stolen_time_makes_a_run_not_valid() -> None:
     assert verdict(host(steal=0.04), NOTHING).valid
     assert reason(verdict(host(steal=0.07), NOTHING)) == (
         "the hypervisor took 7% of this machine's CPU time: devices were slower than their shares say"
     )
 
 
-def test_timers_that_come_late() -> None:
+def test_late_timers_make_a_run_not_valid() -> None:
     assert verdict(host(late=[1.5]), NOTHING).valid  # a hiccup
     assert reason(verdict(host(late=[0.1, 0.3, 0.45]), NOTHING)) == (
         "timers came up to 0.45 s late, in 2 of 30 s: the host could not keep up"
@@ -208,7 +208,7 @@ def test_timers_that_come_late() -> None:
     )
 
 
-def test_devices_that_got_another_share_than_asked() -> None:
+def test_wrong_cpu_share_makes_a_run_not_valid() -> None:
     assert judged(device(cpu=Figure(0.25, 0.226))).valid
     assert judged(device(measured=2.0, cpu=Figure(0.25, 0.1))).valid
     assert judged(device(cpu=Figure(0.25, None))).valid
@@ -223,7 +223,7 @@ def test_devices_that_got_another_share_than_asked() -> None:
     )
 
 
-def test_devices_that_waited_for_a_core() -> None:
+def test_devices_waiting_for_a_core_make_a_run_not_valid() -> None:
     assert judged(device(demand=Figure(0.25, 0.226))).valid
     assert judged(device(demand=Figure(0.25, 0.9))).valid  # short bursts fit into the quota
     assert judged(device(demand=Figure(0.25, 0.1), wanted=0.4)).valid
@@ -231,14 +231,14 @@ def test_devices_that_waited_for_a_core() -> None:
     assert reason(judged(never_busy)) == "pi got 0.0025 of a core where 0.25 was asked, 99.0% less"
 
 
-def test_links_that_were_not_as_asked() -> None:
+def test_wrong_link_makes_a_run_not_valid() -> None:
     near = device("near", up=Figure(5e6, 4.6e6), rtt=Figure(0.01, 0.0119), loss=Figure(0.01, 0.0))
     assert judged(near).valid
     far = device("far", down=Figure(5e6, 4e6), rtt=Figure(0.06, 0.078))
     assert reason(judged(near, far)) == "the round trip of far was 30.0% more than asked"
 
 
-def test_loss_and_delay_that_nobody_asked_for() -> None:
+def test_unrequested_loss_or_delay_makes_a_run_not_valid() -> None:
     assert judged(device(up=Figure(256e3), loss=Figure(None, 0.02), rtt=Figure(None, 0.013))).valid
     assert judged(device(loss=Figure(None, 0.2), round_trips=5)).valid  # one of five
     assert judged(device(loss=Figure(0.19, 0.25), round_trips=500)).valid
@@ -252,7 +252,7 @@ def test_loss_and_delay_that_nobody_asked_for() -> None:
     assert reason(judged(slow)) == "round trips of pi took 250 ms where no delay was asked"
 
 
-def test_times_of_other_hosts_are_known_well_enough() -> None:
+def test_uncertain_clock_of_another_host_makes_a_run_not_valid() -> None:
     slow = device(rtt=Figure(0.04, 0.04))
     near = Fidelity((slow,), {"b": 0.0009, "c": 0.0001})
     assert verdict(QUIET, near).valid
@@ -273,7 +273,7 @@ def trained(times: Sequence[float]) -> list[Training]:
     return [Training(1.0 * at, at + 0.9, pace) for at, pace in enumerate(times)]
 
 
-def test_trainings_that_take_longer_within_a_run() -> None:
+def test_slower_trainings_within_a_run_make_it_not_valid() -> None:
     def found(*trainings: list[Training]) -> Validity:
         return verdict(QUIET, NOTHING, trainings=trainings)
 
@@ -293,7 +293,7 @@ def test_trainings_that_take_longer_within_a_run() -> None:
     )
 
 
-def test_steps_of_the_scenario_that_came_late() -> None:
+def test_late_scenario_steps_make_a_run_not_valid() -> None:
     steps = [
         StepDone("set of pi-1", 20.0, 20.75),
         StepDone("crash of pi-2", 30.5, 32.0),
@@ -304,14 +304,14 @@ def test_steps_of_the_scenario_that_came_late() -> None:
     )
 
 
-def test_every_reason_is_told() -> None:
+def test_every_reason_is_listed() -> None:
     off = Fidelity((device(cpu=Figure(0.25, 0.2), up=Figure(1e6, 2e6)),))
     samples = host(server=[1.0] * 30, steal=0.5)
     found = verdict(samples, off, steps=[StepDone("join of pi", 1.0, 9.0)])
     assert len(found.reasons) == 5
 
 
-def test_the_load_of_other_hosts_is_held_against_a_run_by_their_names() -> None:
+def test_load_on_other_hosts_is_reported_by_host() -> None:
     others = {"b": host(foreign=0.4), "c": host(), "d": host(seconds=2)}
     found = verdict(QUIET, NOTHING, others=others)
     assert reason(found).startswith("b: other work on this host took 40% of the devices' cores")
@@ -319,7 +319,7 @@ def test_the_load_of_other_hosts_is_held_against_a_run_by_their_names() -> None:
     assert verdict(QUIET, NOTHING, others={"c": host()}).valid
 
 
-def test_counters_of_cpus_as_the_kernel_writes_them() -> None:
+def test_kernel_cpu_counters_are_parsed() -> None:
     stat = "cpu  3 3 3 3 3 3 3 3 0 0\ncpu0 100 0 50 1000 25 0 0 10 0 0\ncpu1 1 2 3 4 5 6 7 8 9 10\n"
     assert [*cpu_times(stat.replace("cpu1", "cpu6"))] == [0, 6]  # the others are offline
     first, second = cpu_times(stat).values()
@@ -339,7 +339,7 @@ class Times(NamedTuple):
     nice: float = 0.0
 
 
-def test_the_sampler_tells_what_happened_since_the_last_look() -> None:
+def test_sampler_returns_differences_since_the_last_sample() -> None:
     first = [Times(10.0, 5.0, 100.0), Times(user=50.0), Times(), Times()]
     second = [
         Times(10.25, 5.25, 100.125, 0.25, nice=0.125),  # half of it busy: the rest gives way
@@ -377,7 +377,7 @@ def test_the_sampler_tells_what_happened_since_the_last_look() -> None:
     assert (again.seconds, again.foreign, again.device_busy) == (0.5, None, 1.0)
 
 
-def test_where_the_kernels_counters_lag_behind_no_more_was_stolen() -> None:
+def test_lagging_kernel_counters_do_not_count_as_stolen_time() -> None:
     """Idle time is counted late: 2 % of a CPU, and in the first sample 2 of 7 counted hundredths."""
     looks = iter([Times(), Times(user=0.05, steal=0.02), Times(user=0.1, steal=0.04, idle=1.86)])
     sampler = Sampler({0}, {0}, own=lambda: 0.0, read=lambda: {0: next(looks)})
@@ -386,7 +386,7 @@ def test_where_the_kernels_counters_lag_behind_no_more_was_stolen() -> None:
 
 
 @pytest.mark.parametrize(("devices", "other"), [({0}, 0.0), ({1}, 0.1)])
-def test_on_one_core_the_runs_own_servers_are_no_other_work(devices: set[int], other: float) -> None:
+def test_own_servers_on_a_single_core_are_no_other_work(devices: set[int], other: float) -> None:
     """This process is the controller. With a core of its own, that of the devices is for them alone."""
     idle = iter([0.0, 0.0, 0.9, 0.9])
 
@@ -404,7 +404,7 @@ def test_on_one_core_the_runs_own_servers_are_no_other_work(devices: set[int], o
 
 
 @pytest.mark.parametrize("later", [(0, 1), (0, 1, 7)])
-def test_other_work_is_unknown_where_a_cpu_of_the_run_is_not_counted(later: tuple[int, ...]) -> None:
+def test_other_work_is_unknown_if_a_cpu_has_no_counter(later: tuple[int, ...]) -> None:
     """CPU 7 is offline, at least at first, or has another number in this container."""
     looks = [{0: Times(), 1: Times()}, {number: Times(user=0.5, idle=0.5) for number in later}]
     sampler = Sampler({0, 1, 7}, {1}, own=lambda: 0.0, read=lambda: looks.pop(0))
@@ -418,9 +418,7 @@ def test_other_work_is_unknown_where_a_cpu_of_the_run_is_not_counted(later: tupl
 
 
 @pytest.mark.parametrize("nice", [0, 5])
-def test_a_servers_load_is_that_of_its_busiest_thread_without_evaluations(
-    nice: int, tmp_path: Path
-) -> None:
+def test_server_load_is_its_busiest_thread_without_evaluations(nice: int, tmp_path: Path) -> None:
     """Also of a run that was started with `nice`."""
 
     def thread(number: int, priority: int, ran: float, waited: float) -> None:
@@ -459,7 +457,7 @@ def test_a_servers_load_is_that_of_its_busiest_thread_without_evaluations(
         ),
     ],
 )
-def test_what_to_expect_of_a_host(
+def test_expected_verdict_for_a_host(
     busy: float, stolen: float, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = (
@@ -473,7 +471,7 @@ def test_what_to_expect_of_a_host(
     assert FreeCores({0, 1}).expectation() == expected
 
 
-def test_what_to_expect_is_told_after_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expectation_is_reported_after_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = (dict(enumerate([Times(user=0.5 * n, idle=0.5 * n)] * 2)) for n in (0, 6, 6, 6))
     monkeypatch.setattr(host_load, "_counters", lambda: next(looks))
     free = FreeCores({0, 1})
@@ -481,7 +479,7 @@ def test_what_to_expect_is_told_after_a_long_preparation(monkeypatch: pytest.Mon
     assert free.expectation().startswith("Busy host: other work uses 50% of the run's 2 cores")
 
 
-def test_a_host_is_not_called_quiet_where_a_core_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_with_an_uncounted_core_is_not_called_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = ({0: Times(idle=float(n)), 2: Times(idle=float(n))} for n in range(4))
     monkeypatch.setattr(host_load, "_counters", lambda: next(looks))
     for name in ("QUIET_SECONDS", "SECONDS", "LONGEST"):
@@ -490,7 +488,7 @@ def test_a_host_is_not_called_quiet_where_a_core_is_not_counted(monkeypatch: pyt
     assert FreeCores({1, 2}).expectation() == expected
 
 
-def test_a_summary_of_the_load() -> None:
+def test_load_is_summarised() -> None:
     (first,) = host(1, server=[0.5], devices=1.0, late=[0.25])
     samples = [replace(first, foreign=None), *host(2)]
     assert summary(samples) == {
@@ -504,7 +502,7 @@ def test_a_summary_of_the_load() -> None:
     assert summary([])["foreign"] is None
 
 
-def test_the_sampler_reads_this_host() -> None:
+def test_sampler_reads_this_host() -> None:
     sampler = Sampler({0}, set(range(psutil.cpu_count() or 1)))
     sampler.sample(0.0, 0.0)
     found = sampler.sample(1.0, 0.0)

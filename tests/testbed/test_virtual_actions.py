@@ -128,7 +128,7 @@ class World:
         ),
     ],
 )
-def test_lives_begin_and_end(steps: list[tuple[float, Action]], told: Told) -> None:
+def test_devices_start_crash_and_restart(steps: list[tuple[float, Action]], told: Told) -> None:
     assert World().play(*steps) == told
 
 
@@ -144,7 +144,7 @@ def test_lives_begin_and_end(steps: list[tuple[float, Action]], told: Told) -> N
         ),
     ],
 )
-def test_a_client_takes_a_while_to_start(steps: list[tuple[float, Action]], told: Told) -> None:
+def test_client_start_takes_time(steps: list[tuple[float, Action]], told: Told) -> None:
     assert World(start=3.0).play(*steps) == told
 
 
@@ -187,11 +187,13 @@ def test_a_client_takes_a_while_to_start(steps: list[tuple[float, Action]], told
         ),
     ],
 )
-def test_the_broker_gives_up_after_45_seconds(steps: list[tuple[float, Action]], told: Told) -> None:
+def test_broker_drops_a_silent_device_after_45_seconds(
+    steps: list[tuple[float, Action]], told: Told
+) -> None:
     assert World().play(*steps) == told
 
 
-def test_a_link_that_loses_every_packet_is_as_no_link() -> None:
+def test_link_with_full_loss_equals_no_link() -> None:
     lost, found = SetLink({"loss": 1.0}), SetLink({"loss": 0.0})
     assert World().play((2, lost), (46, found)) == []
     assert World().play((2, lost), (48, found)) == [(47, "offline"), (48, "ready")]
@@ -210,14 +212,14 @@ def test_a_link_that_loses_every_packet_is_as_no_link() -> None:
     assert World().play(*again) == [(6, "offline"), (6, "joining"), (6, "ready")]
 
 
-def test_a_link_of_next_to_no_rate_is_an_outage() -> None:
+def test_link_of_almost_zero_rate_is_an_outage() -> None:
     """Below 1,000 bytes in 30 s a connection breaks."""
     slow: list[tuple[float, Action]] = [(2, SetLink({"up": 266})), (50, SetLink({"up": 267}))]
     assert World().play(*slow) == [(47, "offline"), (50, "ready")]
     assert World().play((2, SetLink({"up": 267})), (50, SetLink({"down": 1000}))) == []
 
 
-def test_what_is_under_way_is_lost_when_the_broker_gives_up() -> None:
+def test_messages_in_flight_are_lost_when_the_broker_drops_a_device() -> None:
     world = World()
     (life,) = world.lives
     world.play((2, Disconnect()), until=46)
@@ -226,20 +228,20 @@ def test_what_is_under_way_is_lost_when_the_broker_gives_up() -> None:
     assert world.play((48, Reconnect())) == [(47, "offline"), (48, "ready")]
 
 
-def test_a_second_pause_changes_nothing() -> None:
+def test_second_pause_changes_nothing() -> None:
     world = World()
     world.play((2, Pause()), (3, Pause()), (4, Resume()))
     assert world.lives[0].lost_to_pauses == 2 * SECOND
 
 
-def test_to_resume_who_runs_changes_nothing() -> None:
+def test_resume_of_a_running_device_changes_nothing() -> None:
     world = World()
     world.play((2, Resume()), (3, Disconnect()), (4, Resume()), until=5)
     (life,) = world.lives
     assert (life.lost_to_pauses, life.cut_off, life.silent_since) == (0, True, 3 * SECOND)
 
 
-def test_a_new_life_is_as_free_as_what_holds_the_device_allows() -> None:
+def test_restarted_client_respects_the_devices_holds() -> None:
     held = World()
     held.play((2, Disconnect()), (3, Pause()), (4, Crash()), (5, Restart()), until=6)
     first, second = held.lives
@@ -255,7 +257,7 @@ def test_a_new_life_is_as_free_as_what_holds_the_device_allows() -> None:
     assert joined.told[-1] == (6, "arrived")
 
 
-def test_a_farewell_is_heard_before_the_end() -> None:
+def test_farewell_is_delivered_before_the_end() -> None:
     ends = np.array([2.0], np.float32), np.array([3.0], np.float32)
     memory = {"applied": (1, ends[0]), "sent": (2, ends[1])}
     side = ClientSide(kind="residual")
@@ -279,7 +281,7 @@ def _working(*, computed: float) -> World:
     return world
 
 
-def test_half_the_share_makes_what_is_left_take_twice_as_long() -> None:
+def test_half_the_share_doubles_the_remaining_time() -> None:
     world = _working(computed=10)
     world.play((4, SetCpu(0.25)))
     assert [work.ended for work in world.works] == [16 * SECOND]
@@ -289,7 +291,7 @@ def test_half_the_share_makes_what_is_left_take_twice_as_long() -> None:
     assert [work.ended for work in paused.works] == [17 * SECOND, 10.5 * SECOND]
 
 
-def test_a_share_changes_nothing_about_what_is_done() -> None:
+def test_share_does_not_change_finished_work() -> None:
     done = _working(computed=4)
     done.play((4, SetCpu(0.25)))
     crashed = _working(computed=10)
@@ -300,7 +302,7 @@ def test_a_share_changes_nothing_about_what_is_done() -> None:
     assert idle.lives[0].speed.computing(1) == crashed.lives[0].speed.computing(1) == 4 * SECOND
 
 
-def test_a_link_changes_for_what_is_under_way() -> None:
+def test_link_change_affects_messages_in_flight() -> None:
     world = World()
     world.lives[0].line.upload(1, lambda at: world.told.append((at, "arrived")))
     assert world.play((0, SetLink({"up": 800_000_000}))) == [(10, "arrived")]

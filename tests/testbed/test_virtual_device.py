@@ -26,21 +26,21 @@ def _work(steps: int = 4, *, since: int = 100, computed: int = 110, floor: int =
         (111, 4),
     ],
 )
-def test_steps_are_spread_evenly_over_the_time(at: int, done: Fraction) -> None:
+def test_steps_are_spread_evenly_over_the_training(at: int, done: Fraction) -> None:
     assert _work().progress(at) == done
 
 
-def test_what_takes_no_time_is_done_at_once() -> None:
+def test_work_without_duration_is_done_at_once() -> None:
     assert _work(computed=100).progress(100) == 4
 
 
-def test_the_time_is_the_floor_where_that_ends_later() -> None:
+def test_minimum_duration_applies_if_it_ends_later() -> None:
     assert _work(computed=110, floor=120).ended == 120
     assert _work(computed=110, floor=105).ended == 110
     assert _work(computed=110, floor=120).progress(105) == 1
 
 
-def test_on_a_slower_cpu_what_is_left_takes_longer() -> None:
+def test_slower_cpu_prolongs_the_remaining_work() -> None:
     work = _work()
     slower = work.slower(104, 2.5)  # 6 ns are left to compute: they take 15
     assert slower == Work(
@@ -51,7 +51,7 @@ def test_on_a_slower_cpu_what_is_left_takes_longer() -> None:
     assert slower.slower(109, 0.1).computed == 110
 
 
-def test_a_slower_cpu_does_not_stretch_the_floor() -> None:
+def test_slower_cpu_does_not_prolong_the_minimum_duration() -> None:
     assert _work(computed=104, floor=110).slower(102, 3).ended == 110  # computed at 108
     assert _work(computed=104, floor=110).slower(102, 5).ended == 112
     computed = _work(computed=104, floor=110).slower(106, 5)
@@ -70,14 +70,14 @@ def test_a_slower_cpu_does_not_stretch_the_floor() -> None:
         (110, 3, 110),
     ],
 )
-def test_the_step_that_goes_on_is_done_to_its_end(at: int, steps: int, ended: int) -> None:
+def test_interrupted_training_finishes_its_current_step(at: int, steps: int, ended: int) -> None:
     work = _work(3)
     cut = work.cut_short(at)
     assert work.training.steps == steps
     assert cut == Work(training=work.training, started=7, since=100, computed=ended, floor=ended)
 
 
-def test_an_interrupt_after_a_change_of_speed() -> None:
+def test_interrupt_after_a_change_of_speed() -> None:
     """One of 4 steps is done by 110, the other three until 140; that which goes on ends at 120."""
     work = _work(computed=140).slower(110, 1)
     assert work.done == 1
@@ -87,13 +87,13 @@ def test_an_interrupt_after_a_change_of_speed() -> None:
     assert work.slower(110, 1).cut_short(110).ended == 110
 
 
-def test_a_training_that_was_cut_to_no_step_ends_at_once() -> None:
+def test_training_cut_to_zero_steps_ends_at_once() -> None:
     work = _work().cut_short(100)
     assert work.progress(100) == 0
     assert work.cut_short(100).ended == 100
 
 
-def test_running_time_stands_still_in_a_pause() -> None:
+def test_paused_time_is_not_running_time() -> None:
     one = device(EventQueue())
     assert (one.awake(5), one.running_time(5)) == (5, 5)
     one.freeze(10)
@@ -106,7 +106,7 @@ def test_running_time_stands_still_in_a_pause() -> None:
     assert one.running_time(40) == 25
 
 
-def test_what_came_in_a_pause_goes_on_after_it_in_order() -> None:
+def test_messages_received_in_a_pause_are_handled_in_order_afterwards() -> None:
     queue, heard = EventQueue(), list[str]()
     one = device(queue)
 
@@ -123,7 +123,7 @@ def test_what_came_in_a_pause_goes_on_after_it_in_order() -> None:
     assert one.held_by_pause == []
 
 
-def test_packets_that_waited_pass_first() -> None:
+def test_queued_messages_pass_first_after_an_outage() -> None:
     queue, heard = EventQueue(), list[str]()
     one = device(queue)
     one.plug(connected=False)
@@ -136,7 +136,7 @@ def test_packets_that_waited_pass_first() -> None:
     assert heard == ["kept, cut off: False", "sent, there at 1"]
 
 
-def test_with_its_end_all_that_is_under_way_is_lost() -> None:
+def test_end_of_a_device_drops_its_messages_in_flight() -> None:
     queue, heard = EventQueue(), list[int]()
     one = device(queue)
     one.line.upload(1, heard.append)

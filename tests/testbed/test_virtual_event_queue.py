@@ -11,7 +11,7 @@ def _played(queue: EventQueue) -> None:
         callback()
 
 
-def test_the_order_within_one_instant() -> None:
+def test_events_of_one_instant_have_a_fixed_order() -> None:
     queue, heard = EventQueue(), list[str]()
     for rank, index, name in [
         (ARRIVAL, 0, "arrival"),
@@ -28,7 +28,7 @@ def test_the_order_within_one_instant() -> None:
     assert (SCENARIO, LINK, DEVICE, ARRIVAL) == (0, 1, 2, 3)
 
 
-def test_what_is_later_is_not_due() -> None:
+def test_later_events_are_not_due() -> None:
     queue, heard = EventQueue(), list[int]()
     assert (queue.now, queue.next, queue.due()) == (0, None, None)
     for time in (8, 3):
@@ -44,7 +44,7 @@ def test_what_is_later_is_not_due() -> None:
     assert heard == [3, 8, 4]
 
 
-def test_nothing_is_left_after_a_clearing() -> None:
+def test_cleared_queue_is_empty() -> None:
     queue = EventQueue()
     queue.plan(0, SCENARIO, 0, lambda: None)
     queue.clear()

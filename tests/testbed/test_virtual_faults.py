@@ -74,7 +74,7 @@ def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, Simulation, li
     ],
     ids=lambda rule: rule["name"],
 )
-def test_the_run_goes_on_and_tells_all(tmp_path: Path, rule: dict[str, Any]) -> None:
+def test_run_continues_after_faults_and_records_them(tmp_path: Path, rule: dict[str, Any]) -> None:
     spec, simulation, records = _played(tmp_path, rule)
     assert isinstance(records[-1], events.RunEnded)
     assert (records[-1].reason, records[-1].at) == ("after", AFTER)

@@ -152,7 +152,7 @@ def play(text: str, folder: Path) -> RunDirectory:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_what_must_hold_in_every_run(part: int, tmp_path: Path) -> None:
+def test_invariants_hold_in_random_runs(part: int, tmp_path: Path) -> None:
     for seed in range(part, RUNS, PARTS):
         try:
             _check(seed, tmp_path / str(seed))

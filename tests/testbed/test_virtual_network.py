@@ -70,7 +70,7 @@ steadily = pytest.mark.parametrize("steady", [False, True])
 
 
 @steadily
-def test_messages_go_through_one_after_the_other(steady: bool) -> None:
+def test_messages_of_a_device_are_sent_one_after_the_other(steady: bool) -> None:
     times = Times(steady=steady)
     line = times.network.line(_device(link=Link(up=MBIT, rtt=0.2)))
     for at in (0.0, 0.1, 2.0):
@@ -78,7 +78,7 @@ def test_messages_go_through_one_after_the_other(steady: bool) -> None:
     assert times.play_times() == [0.6, 1.1, 2.6]
 
 
-def test_both_directions_are_links_of_their_own() -> None:
+def test_directions_are_separate_links() -> None:
     times = Times()
     line = times.network.line(_device(link=Link(up=MBIT, down=2 * MBIT)))
     times.upload(0.0, line, SECOND, "up")
@@ -87,7 +87,7 @@ def test_both_directions_are_links_of_their_own() -> None:
 
 
 @steadily
-def test_a_free_link_takes_half_a_round_trip_and_plans_nothing(steady: bool) -> None:
+def test_unlimited_link_takes_half_a_round_trip(steady: bool) -> None:
     times = Times(steady=steady)
     times.network.line(_device(link=Link())).download(SECOND, times.noted("at once"))
     line = times.network.line(_device(link=Link(rtt=0.2)))
@@ -97,7 +97,7 @@ def test_a_free_link_takes_half_a_round_trip_and_plans_nothing(steady: bool) -> 
     assert times.queue.next is None
 
 
-def test_where_nothing_changes_the_time_of_arrival_is_known_at_once() -> None:
+def test_arrival_time_is_known_at_once_on_a_constant_link() -> None:
     times = Times(steady=True)
     line = times.network.line(_device(link=Link(up=MBIT)))
     for name in ("first", "second"):
@@ -106,7 +106,7 @@ def test_where_nothing_changes_the_time_of_arrival_is_known_at_once() -> None:
     assert times.queue.next is None
 
 
-def test_the_slowest_pipe_on_the_way_counts() -> None:
+def test_slowest_link_on_the_path_limits_the_rate() -> None:
     times = Times(Link(up=4 * MBIT, down=2 * MBIT))
     cell = Access("cell", up=4 * MBIT, down=MBIT)
     line = times.network.line(_device(link=Link(up=8 * MBIT, down=8 * MBIT), access=cell))
@@ -116,7 +116,7 @@ def test_the_slowest_pipe_on_the_way_counts() -> None:
 
 
 @steadily
-def test_who_shares_a_cell_has_half_of_it(steady: bool) -> None:
+def test_two_devices_share_a_cell_equally(steady: bool) -> None:
     """The second begins when the first is half through: 0.5 Mbit are left at 0.5 Mbit/s."""
     times = Times(steady=steady)
     cell = Access("cell", up=MBIT, down=None)
@@ -126,7 +126,7 @@ def test_who_shares_a_cell_has_half_of_it(steady: bool) -> None:
     assert times.play() == [("a", 1.5), ("b", 2.0)]
 
 
-def test_another_cell_is_not_shared() -> None:
+def test_separate_cells_are_not_shared() -> None:
     times = Times()
     for name in "ab":
         line = times.network.line(_device(name, access=Access(name, up=MBIT, down=None)))
@@ -134,7 +134,7 @@ def test_another_cell_is_not_shared() -> None:
     assert times.play() == [("a", 1.0), ("b", 1.0)]
 
 
-def test_one_device_has_one_share_however_much_it_sends() -> None:
+def test_device_has_one_share_of_a_cell_for_all_its_messages() -> None:
     """`a` has two messages, `b` one: `b` has half until it is through, at 2 s."""
     times = Times()
     cell = Access("cell", up=MBIT, down=None)
@@ -144,7 +144,7 @@ def test_one_device_has_one_share_however_much_it_sends() -> None:
     assert times.play() == [("a1", 2.0), ("b", 2.0), ("a2", 3.0)]
 
 
-def test_a_slow_upload_holds_up_nobody_at_the_server() -> None:
+def test_slow_upload_does_not_block_others_at_the_server() -> None:
     times = Times(Link(down=MBIT))
     slow = times.network.line(_device("slow", link=Link(up=MBIT // 100)))
     fast = times.network.line(_device("fast"))
@@ -153,7 +153,7 @@ def test_a_slow_upload_holds_up_nobody_at_the_server() -> None:
     assert times.play() == [("fast", 4.0), ("slow", 100.0)]
 
 
-def test_a_crowd_gets_no_more_than_the_server_has() -> None:
+def test_concurrent_transfers_share_the_server_rate() -> None:
     times = Times(Link(up=MBIT))
     for k in range(100):
         line = times.network.line(_device(f"d{k}", link=Link(down=MBIT)))
@@ -162,7 +162,7 @@ def test_a_crowd_gets_no_more_than_the_server_has() -> None:
 
 
 @steadily
-def test_a_request_does_not_overtake_a_model(steady: bool) -> None:
+def test_request_does_not_overtake_a_model(steady: bool) -> None:
     times = Times(steady=steady)
     line = times.network.line(_device(link=Link(down=MBIT, rtt=0.2)))
     times.at(0.0, lambda: line.download(0, times.noted("first")))
@@ -183,7 +183,7 @@ def test_a_request_does_not_overtake_a_model(steady: bool) -> None:
         ([(10.25, {"loss": 1.0}), (12.0, {"loss": 0.0})], 12.75),
     ],
 )
-def test_what_is_under_way_goes_on_at_the_new_rate(
+def test_transfer_continues_at_the_new_rate(
     changes: list[tuple[float, dict[str, float | None]]], arrives: float
 ) -> None:
     times = Times()
@@ -195,13 +195,13 @@ def test_what_is_under_way_goes_on_at_the_new_rate(
 
 
 @steadily
-def test_nothing_passes_a_link_that_loses_all(steady: bool) -> None:
+def test_link_with_full_loss_passes_nothing(steady: bool) -> None:
     times = Times(steady=steady)
     times.upload(0.0, times.network.line(_device(link=Link(loss=1.0))), SECOND)
     assert times.play() == []
 
 
-def test_what_is_lost_is_sent_again() -> None:
+def test_lost_packets_are_retransmitted() -> None:
     """6 % of 1000 s; the last packet may take a few time-outs of 0.2 s, 0.4 s, ..."""
     times = Times()
     line = times.network.line(_device(link=Link(up=100_000, loss=0.06)))
@@ -209,7 +209,7 @@ def test_what_is_lost_is_sent_again() -> None:
     assert times.play_times() == [pytest.approx(1000, abs=5)]
 
 
-def test_a_limit_that_comes_in_mid_transfer_is_for_the_rest() -> None:
+def test_limit_set_during_a_transfer_applies_to_the_rest() -> None:
     """Half of it has passed the cell when the device's own link becomes slow."""
     times = Times()
     line = times.network.line(_device(access=Access("cell", up=MBIT, down=None)))
@@ -225,7 +225,7 @@ def test_a_limit_that_comes_in_mid_transfer_is_for_the_rest() -> None:
         ({"up": MBIT // 2}, 2.0),  # what has not passed both pipes is left
     ],
 )
-def test_a_change_is_for_what_has_not_passed_all_pipes(
+def test_change_applies_to_bytes_that_have_not_passed_all_links(
     change: dict[str, float | None], arrives: float
 ) -> None:
     """After a second ¾ of it have passed the device's own pipe, and half the cell, which it shares
@@ -239,7 +239,7 @@ def test_a_change_is_for_what_has_not_passed_all_pipes(
     assert times.play() == [("b", 1.0), ("a", arrives)]
 
 
-def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> None:
+def test_disconnected_device_passes_nothing_and_frees_its_share() -> None:
     times = Times()
     cell = Access("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
@@ -252,7 +252,7 @@ def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> No
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_what_a_crash_loses_is_in_nobodys_way(way: str) -> None:
+def test_messages_lost_in_a_crash_do_not_block_others(way: str) -> None:
     times = Times()
     cell = Access("cell", up=MBIT, down=MBIT)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
@@ -264,7 +264,7 @@ def test_what_a_crash_loses_is_in_nobodys_way(way: str) -> None:
     assert times.play() == [("b", 1.6), ("a", 3.0)]
 
 
-def test_what_is_lost_does_not_hold_up_what_comes_after_it() -> None:
+def test_lost_message_does_not_delay_the_next() -> None:
     """It would have been there at 10 s."""
     times = Times()
     line = times.network.line(_device(link=Link(rtt=20.0)))
@@ -275,7 +275,7 @@ def test_what_is_lost_does_not_hold_up_what_comes_after_it() -> None:
     assert times.arrivals == [("lost", 10.0), ("next", 0.0)]
 
 
-def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
+def test_jitter_and_loss_are_per_device_and_keep_the_order() -> None:
     link = Link(up=MBIT, rtt=0.2, jitter=0.1, loss=0.2)
 
     def arrivals(*names: str, seed: int = 0, steady: bool = False) -> list[float]:
@@ -299,7 +299,7 @@ def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
 
 
 @pytest.mark.parametrize("link", [Link(jitter=0.1, rtt=0.2), Link(loss=0.5)])
-def test_jitter_and_loss_are_drawn_anew_for_each_message(link: Link) -> None:
+def test_jitter_and_loss_are_drawn_per_message(link: Link) -> None:
     times = Times()
     line = times.network.line(_device(link=link))
     for k in range(8):
@@ -308,7 +308,7 @@ def test_jitter_and_loss_are_drawn_anew_for_each_message(link: Link) -> None:
     assert len(delays) > 1
 
 
-def test_what_is_certain_draws_no_random_numbers() -> None:
+def test_deterministic_links_draw_no_random_numbers() -> None:
     def generator() -> np.random.Generator:
         raise AssertionError
 
@@ -329,7 +329,7 @@ class Waits:
 
 
 @pytest.mark.parametrize(("bits", "ended"), [(1e-9, 0.0), (2e-9, 2e-9)])
-def test_who_has_a_nanosecond_to_wait_is_through(bits: float, ended: float) -> None:
+def test_flow_within_a_nanosecond_of_its_end_is_finished(bits: float, ended: float) -> None:
     """At 1 bit/s, beside a flow that is through at once."""
     queue = EventQueue()
     pipe, flows = Pipe(queue, 1.0), [Waits(queue), Waits(queue)]
@@ -340,7 +340,7 @@ def test_who_has_a_nanosecond_to_wait_is_through(bits: float, ended: float) -> N
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=12))
-def test_a_shared_pipe_is_as_fair_as_one_bit_each_in_turn(flows: list[tuple[int, int]]) -> None:
+def test_shared_link_is_fair_bit_by_bit(flows: list[tuple[int, int]]) -> None:
     """(start in s, size in bit) at 1 bit/s, against small steps of time."""
     queue = EventQueue()
     pipe = Pipe(queue, 1.0)
@@ -370,7 +370,7 @@ def _in_turn(flows: list[tuple[int, int]]) -> list[float]:
 
 
 @pytest.mark.parametrize("steady", [False, True])
-def test_packets_have_headers_and_what_the_bucket_holds_passes_at_once(steady: bool) -> None:
+def test_headers_count_and_a_full_bucket_passes_at_once(steady: bool) -> None:
     """100 kbit/s: 12,500 bytes/s, the bucket holds 1,514 bytes and is full again after 0.12112 s."""
     times = Times(steady=steady, packets=True)
     line = times.network.line(_device(link=Link(up=100_000)))
@@ -382,7 +382,7 @@ def test_packets_have_headers_and_what_the_bucket_holds_passes_at_once(steady: b
     assert times.play_times() == pytest.approx([0.24324, 0.6066, 1.24324, 1.6066])
 
 
-def test_a_request_is_a_small_message() -> None:
+def test_request_has_the_size_of_a_small_message() -> None:
     """194 bytes with all headers; alone it fits into the bucket."""
     times = Times(packets=True)
     line = times.network.line(_device(link=Link(down=100_000)))
@@ -393,7 +393,7 @@ def test_a_request_is_a_small_message() -> None:
 
 
 @steadily
-def test_what_arrives_is_acknowledged_on_the_way_back(steady: bool) -> None:
+def test_received_packets_are_acknowledged_on_the_return_path(steady: bool) -> None:
     """Three packets by 202 bytes, a request by 70, which the bucket then lacks."""
     times = Times(steady=steady, packets=True)
     line = times.network.line(_device(link=Link(up=100_000)))
@@ -404,7 +404,7 @@ def test_what_arrives_is_acknowledged_on_the_way_back(steady: bool) -> None:
         assert times.play_times()[-1] == pytest.approx(at + 0.24324 + acknowledgement / 12_500)
 
 
-def test_an_update_has_digits_in_its_header() -> None:
+def test_size_of_an_update_depends_on_its_header_digits() -> None:
     times = Times(packets=True)
     line = times.network.line(_device(link=Link(up=100_000)))
     line.hand_in(3 * 1448 - 64 - 72, times.noted("update"))
@@ -412,7 +412,7 @@ def test_an_update_has_digits_in_its_header() -> None:
 
 
 @steadily
-def test_the_aggregator_acknowledges_an_update(steady: bool) -> None:
+def test_aggregator_acknowledges_an_update(steady: bool) -> None:
     times = Times(steady=steady, packets=True)
     line = times.network.line(_device(link=Link(up=100_000)))
     line.acknowledge()
@@ -424,7 +424,7 @@ def test_the_aggregator_acknowledges_an_update(steady: bool) -> None:
     st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 20_000)), min_size=1, max_size=8),
     st.sampled_from([50_000, 1_000_000, 20_000_000]),
 )
-def test_with_a_steady_link_the_bucket_is_the_same(sends: list[tuple[int, int]], rate: int) -> None:
+def test_bucket_is_equal_on_a_constant_link(sends: list[tuple[int, int]], rate: int) -> None:
     found = []
     for steady in (False, True):
         times = Times(steady=steady, packets=True)

@@ -37,7 +37,7 @@ POINTS = Shard(np.zeros((3, 4), np.float32), np.zeros(3, np.int64))
 IMAGES = Shard(np.zeros((3, 8, 8), np.uint8), np.zeros(3, np.int64))
 
 
-def test_each_task_gets_the_fastest_there_is_for_it() -> None:
+def test_each_task_gets_its_fastest_objective() -> None:
     assert type(objective(Quadratic(((0.0, 1.0),)), POINTS)) is Squares
     assert type(objective(DigitsLogreg(), IMAGES)) is Softmax
     assert type(objective(Custom(), POINTS)) is Softmax
@@ -51,7 +51,7 @@ def test_each_task_gets_the_fastest_there_is_for_it() -> None:
         assert type(objective(other, POINTS)) is AnyModule
 
 
-def test_to_choose_an_objective_draws_no_random_numbers() -> None:
+def test_choosing_an_objective_draws_no_random_numbers() -> None:
     before = torch.random.get_rng_state()
     objective(DigitsLogreg(), IMAGES)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -66,9 +66,7 @@ def test_to_choose_an_objective_draws_no_random_numbers() -> None:
         (65_535, 4, 1),  # not half a model
     ],
 )
-def test_models_that_are_trained_together_fit_into_a_cache(
-    inputs: int, classes: int, models: int
-) -> None:
+def test_stacked_models_fit_into_the_cache(inputs: int, classes: int, models: int) -> None:
     train = Shard(np.zeros((1, inputs), np.uint8), np.zeros(1, np.int64))
     assert Softmax(train, nn.Linear(inputs, classes)).at_once(32) == models
 
@@ -82,14 +80,12 @@ def test_models_that_are_trained_together_fit_into_a_cache(
         (np.uint8, 4096, 1),
     ],
 )
-def test_samples_that_are_gathered_together_fit_into_a_cache(
-    dtype: type[np.generic], width: int, jobs: int
-) -> None:
+def test_gathered_samples_fit_into_the_cache(dtype: type[np.generic], width: int, jobs: int) -> None:
     train = Shard(np.zeros((1, 64), dtype), np.zeros(1, np.int64))
     assert Softmax(train, nn.Linear(64, 10)).gathered_at_once(width) == jobs
 
 
-def test_points_that_are_worked_on_together() -> None:
+def test_number_of_points_processed_together() -> None:
     squares = Squares(Shard(np.zeros((3, 64), np.float32), np.zeros(3, np.int64)))
     assert squares.at_once(32) == 80  # 655,360 // (4 · 32 · 64)
     assert squares.at_once(2560) == 1  # exactly
@@ -98,7 +94,7 @@ def test_points_that_are_worked_on_together() -> None:
     assert one.at_once(1) == 163_840  # 655,360 // 4
 
 
-def test_scratch_memory_stays_until_more_is_needed() -> None:
+def test_scratch_memory_is_reused_until_more_is_needed() -> None:
     scratch = Scratch(np.float32)
     first = scratch.array(2, 3)
     assert first.shape == (2, 3)

@@ -54,7 +54,7 @@ def _ends(*tickets: Ticket) -> list[float]:
     return [float(ticket.outcome().end[0]) for ticket in tickets]
 
 
-def test_all_that_goes_on_is_computed_with_the_first_that_is_asked_for() -> None:
+def test_all_running_trainings_are_computed_with_the_first_requested() -> None:
     pool, together = _pool()
     first, second = _ticket(pool, 0), _ticket(pool, 1, steps=2)
     assert together == []
@@ -64,7 +64,7 @@ def test_all_that_goes_on_is_computed_with_the_first_that_is_asked_for() -> None
     assert together == [2, 1]
 
 
-def test_what_is_trained_one_by_one_is_computed_as_it_falls_due() -> None:
+def test_unstacked_trainings_are_computed_as_they_fall_due() -> None:
     """Two at once, as for two threads; nobody asks for the third before the run is over."""
     trainer = Noted()
     pool, trainer.together = Pool(trainer, lazily=False), 2
@@ -77,7 +77,7 @@ def test_what_is_trained_one_by_one_is_computed_as_it_falls_due() -> None:
     assert trainer.sizes == [2, 1]
 
 
-def test_lazily_only_what_is_wanted_is_computed() -> None:
+def test_lazy_pool_computes_only_requested_results() -> None:
     pool, together = _pool(lazily=True)
     first, second, third = (_ticket(pool, client) for client in range(3))
     second.wanted()
@@ -88,7 +88,7 @@ def test_lazily_only_what_is_wanted_is_computed() -> None:
     assert third.result is None
 
 
-def test_what_is_computed_is_not_computed_again() -> None:
+def test_results_are_computed_once() -> None:
     pool, together = _pool()
     first = _ticket(pool, 0)
     first.outcome()
@@ -97,7 +97,7 @@ def test_what_is_computed_is_not_computed_again() -> None:
     assert together == [1, 1]
 
 
-def test_a_result_for_more_steps_is_void() -> None:
+def test_result_for_more_steps_is_discarded() -> None:
     pool, together = _pool()
     cut = _ticket(pool, 0, steps=3)
     assert _ends(cut) == [7]
@@ -109,7 +109,7 @@ def test_a_result_for_more_steps_is_void() -> None:
     assert together == [1, 1]
 
 
-def test_no_steps_are_not_computed() -> None:
+def test_zero_steps_need_no_computation() -> None:
     pool, together = _pool()
     none = _ticket(pool, 0, steps=1)
     none.cut(0)
@@ -122,7 +122,7 @@ def test_no_steps_are_not_computed() -> None:
 
 
 @pytest.mark.parametrize(("gradient", "end"), [(False, 4), (True, -8)])
-def test_a_gradient_is_no_step(gradient: bool, end: float) -> None:
+def test_gradient_is_not_applied_as_a_step(gradient: bool, end: float) -> None:
     pool, _ = _pool()
     outcome = _ticket(pool, 0, gradient=gradient).outcome()
     assert (outcome.end.tolist(), outcome.loss) == ([end], 32)

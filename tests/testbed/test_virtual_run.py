@@ -71,7 +71,7 @@ def _topology(path: Path, **changes: Any) -> Path:
         ("fedfa-param", 3.0, 1e-5),
     ],
 )
-def test_where_theory_says_it_ends(name: str, final: float, within: float, tmp_path: Path) -> None:
+def test_run_ends_where_theory_predicts(name: str, final: float, within: float, tmp_path: Path) -> None:
     ended = ending(_run(THEORY / f"{name}.yaml", tmp_path))
     assert ended is not None
     assert ended.final.tolist() == pytest.approx([final], abs=within)
@@ -80,7 +80,7 @@ def test_where_theory_says_it_ends(name: str, final: float, within: float, tmp_p
         assert ended.surrogate.tolist() == pytest.approx([final], abs=within)
 
 
-def test_area_ends_there_with_sums_too_also_after_one_is_lost(tmp_path: Path) -> None:
+def test_area_with_secure_sums_ends_at_its_optimum(tmp_path: Path) -> None:
     """Both are needed for a sum: at 500 s one crashes, while the first half of a sum waits."""
     topology = _topology(
         tmp_path,
@@ -102,7 +102,7 @@ def test_area_ends_there_with_sums_too_also_after_one_is_lost(tmp_path: Path) ->
     [({}, 0.038), ({"timing": "100ms"}, 0.1), ({"timing": "35ms"}, 0.038)],
     ids=["computing", "timing", "less timing"],
 )
-def test_what_secure_aggregation_costs_a_device(
+def test_cost_of_secure_aggregation_on_a_device(
     timing: dict[str, str], train_end: float, tmp_path: Path
 ) -> None:
     """Half a core: 10 ms for a mask, then 20 ms for a step, 4 ms for the share that is sent and 4 ms for
@@ -150,7 +150,7 @@ def test_what_secure_aggregation_costs_a_device(
     ],
     ids=repr,
 )
-def test_where_theory_has_each_rule_head(
+def test_each_rule_converges_where_theory_predicts(
     rule: dict[str, Any], heading: float | None, tmp_path: Path
 ) -> None:
     """Three updates to one, centers 0 and 6: their mean, or weighted by the updates, or none."""
@@ -165,7 +165,7 @@ def test_where_theory_has_each_rule_head(
 
 
 def test_every_theory_topology_is_tested() -> None:
-    marks = test_where_theory_says_it_ends.pytestmark  # type: ignore[attr-defined]
+    marks = test_run_ends_where_theory_predicts.pytestmark  # type: ignore[attr-defined]
     tested = {case[0] for case in marks[0].args[1]}
     assert tested == {path.stem for path in THEORY.glob("*.yaml")}
 
@@ -177,7 +177,7 @@ def test_up_prints_the_optimum_and_the_distance_to_it(testbed: Testbed, tmp_path
     assert "from the optimum" in said.out
 
 
-def test_same_topology_same_bytes(tmp_path: Path) -> None:
+def test_same_topology_gives_the_same_bytes(tmp_path: Path) -> None:
     file = _topology(
         tmp_path,
         rule={"name": "fedbuff", "buffer_size": 2, "concurrency": 2},
@@ -202,7 +202,7 @@ def test_same_topology_same_bytes(tmp_path: Path) -> None:
     assert models[0] == models[1]
 
 
-def test_the_run_directory_is_as_any_other(tmp_path: Path) -> None:
+def test_virtual_run_directory_has_the_usual_files(tmp_path: Path) -> None:
     run = _run(_topology(tmp_path), tmp_path)
     assert run.ended is not None
     assert (run.ended.reason, run.ended.at) == ("after", 12.0)
@@ -220,7 +220,7 @@ def test_the_run_directory_is_as_any_other(tmp_path: Path) -> None:
     assert not (run.path / "work").exists()
 
 
-def test_the_resolved_topology_gives_the_run_again(tmp_path: Path) -> None:
+def test_resolved_topology_reproduces_the_run(tmp_path: Path) -> None:
     """Where step time was measured, it is beside it."""
     devices = [{"name": "a", "cpu": 0.5}, {"name": "b", "cpu": 0.1}]
     first = _run(_topology(tmp_path, devices=devices, stop={"updates": 20}), tmp_path, "one")
@@ -246,7 +246,7 @@ def test_target_accuracy_ends_the_run_at_its_evaluation(tmp_path: Path) -> None:
     assert run.ended.at == run.evaluations["at"].iloc[-1]
 
 
-def test_an_interrupted_client_has_done_the_steps_it_had_begun(tmp_path: Path) -> None:
+def test_interrupted_client_has_done_its_started_steps(tmp_path: Path) -> None:
     """FAVANO interrupts both at 1 s and each later second. A training of 4 steps in 1.6 s, interrupted
     after 1 s: the third step, begun at 0.8 s, is done to its end at 1.2 s."""
     file = _topology(
@@ -276,12 +276,12 @@ def test_rules_of_every_kind_learn_the_digits(rule: str, tmp_path: Path) -> None
     assert _run(file, tmp_path).evaluations["accuracy"].iloc[-1] > 0.7
 
 
-def test_a_device_that_takes_no_time_is_told(tmp_path: Path) -> None:
+def test_device_without_any_duration_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="time stands still"):
         _run(_topology(tmp_path, devices=[{"name": "a", "timing": "0s"}]), tmp_path)
 
 
-def test_a_population_costs_what_takes_part(tmp_path: Path) -> None:
+def test_idle_population_costs_little(tmp_path: Path) -> None:
     devices = [{"name": "d", "count": 5000, "timing": "1s"}]
     task = {
         "name": "digits-logreg",
@@ -293,7 +293,7 @@ def test_a_population_costs_what_takes_part(tmp_path: Path) -> None:
     assert len(run.updates) == 48  # four at once, for twelve seconds
 
 
-def test_a_virtual_run_is_not_resumed(tmp_path: Path) -> None:
+def test_virtual_run_cannot_be_resumed(tmp_path: Path) -> None:
     file = _topology(tmp_path)
     parsed, plan = planning.plan_file(file, Options())
     directory = RunDirectory.create(tmp_path, "run")
@@ -301,7 +301,7 @@ def test_a_virtual_run_is_not_resumed(tmp_path: Path) -> None:
         up.run(parsed, plan, directory, Options(resume=True), View())
 
 
-def test_a_run_in_the_foreground_is_listed_and_ctrl_c_closes_its_books(tmp_path: Path) -> None:
+def test_foreground_run_is_listed_and_ctrl_c_completes_its_records(tmp_path: Path) -> None:
     file = _topology(tmp_path, stop={"updates": 10_000_000}, evaluate={"every": "100s"})
     with started("up", file, "--runs", tmp_path / "runs") as running:
         assert running.stdout is not None
@@ -320,14 +320,12 @@ def test_a_run_in_the_foreground_is_listed_and_ctrl_c_closes_its_books(tmp_path:
 
 
 @pytest.mark.parametrize(("durability", "kept"), [("update", False), ("recording", True)])
-def test_inputs_are_kept_where_the_topology_asks_for_it(
-    durability: str, kept: bool, tmp_path: Path
-) -> None:
+def test_inputs_are_recorded_if_requested(durability: str, kept: bool, tmp_path: Path) -> None:
     run = _run(_topology(tmp_path, durability=durability), tmp_path)
     assert (run.path / "inputs.bin").exists() == kept
 
 
-def test_a_gradient_takes_the_time_of_one_step(tmp_path: Path) -> None:
+def test_gradient_takes_the_time_of_one_step(tmp_path: Path) -> None:
     """20 ms of a core at a tenth of one."""
     run = _run(
         _topology(
@@ -345,7 +343,7 @@ def test_a_gradient_takes_the_time_of_one_step(tmp_path: Path) -> None:
     assert len(run.updates) > 50
 
 
-def test_until_a_run_in_virtual_time_starts_nothing_is_imported_that_it_has_no_use_for() -> None:
+def test_virtual_run_imports_nothing_unneeded() -> None:
     code = (
         "import sys, testbed.api.launching, testbed.api.running, testbed.virtual.run; "
         "print({'docker', 'cryptography', 'paho', 'pandas'} & {*sys.modules})"

@@ -85,14 +85,14 @@ def _applied(records: list[events.Record], client: str = "a") -> list[float]:
         ),
     ],
 )
-def test_when_updates_are_applied(
+def test_times_of_applied_updates_by_hand(
     tmp_path: Path, device: dict[str, Any], scenario: list[dict[str, Any]], applied: list[float]
 ) -> None:
     slow = {"name": "b", "timing": "100s"}
     assert _applied(_run(tmp_path, scenario, devices=[device, slow])) == pytest.approx(applied)
 
 
-def test_heat_is_recorded_as_an_action(tmp_path: Path) -> None:
+def test_thermal_throttling_is_recorded_as_an_action(tmp_path: Path) -> None:
     hot = WORKER | {"thermal": {"after": "3s", "to": 0.5}}
     records = _run(tmp_path, [], devices=[hot, {"name": "b", "timing": "100s"}])
     (acted,) = (record for record in records if isinstance(record, events.Acted))
@@ -109,7 +109,7 @@ def _uploads(tmp_path: Path, link: dict[str, Any], *scenario: dict[str, Any]) ->
     ]
 
 
-def test_an_upload_goes_on_as_the_link_is_now(tmp_path: Path) -> None:
+def test_upload_continues_at_the_changed_link_rate(tmp_path: Path) -> None:
     slow = {"up": "2kbit"}
     (whole, *_) = _uploads(tmp_path / "plain", slow)
     assert 1.2 < whole < 3
@@ -131,14 +131,14 @@ def test_an_upload_goes_on_as_the_link_is_now(tmp_path: Path) -> None:
     assert _uploads(tmp_path / "trace", trace)[:2] == pytest.approx([1 + (whole - 1) / 2, whole / 2])
 
 
-def test_the_first_model_finds_the_link_as_its_trace_begins(tmp_path: Path) -> None:
+def test_first_model_uses_the_start_of_the_link_trace(tmp_path: Path) -> None:
     (tmp_path / "far.csv").write_text("time,delay\n0,0.5\n")
     device = A | {"link": {"trace": {"csv": "far.csv"}}}
     records = _run(tmp_path, [], devices=[device, {"name": "b", "timing": "100s"}])
     assert _applied(records) == pytest.approx([2, 4, 6])
 
 
-def test_jitter_and_loss_are_the_same_each_time_and_another_with_another_seed(tmp_path: Path) -> None:
+def test_jitter_and_loss_depend_on_the_seed(tmp_path: Path) -> None:
     link = {"rtt": "200ms", "jitter": "50ms", "loss": "10%"}
     took = []
     for name, seed in (("one", 1), ("two", 1), ("three", 2)):
@@ -151,7 +151,7 @@ def test_jitter_and_loss_are_the_same_each_time_and_another_with_another_seed(tm
     assert took[0] != took[2]
 
 
-def test_a_run_in_which_nothing_happens_any_more_is_told(tmp_path: Path) -> None:
+def test_stalled_run_is_reported(tmp_path: Path) -> None:
     """No model arrives; only evaluations go on."""
     cut_off = {"timing": "1s", "link": {"loss": "100%"}}
     devices = [{"name": name, **cut_off} for name in "ab"]
@@ -171,7 +171,7 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_the_log_tells_what_was_done_and_what_became_of_it(tmp_path: Path) -> None:
+def test_records_list_actions_and_their_results(tmp_path: Path) -> None:
     records = _run(tmp_path, [{"at": "2s", "crash": "a", "restart_after": "1s"}])
     told = [
         (r.at, r.details["action"] if isinstance(r, events.Acted) else r.state)
@@ -212,7 +212,7 @@ def test_the_log_tells_what_was_done_and_what_became_of_it(tmp_path: Path) -> No
         ),
     ],
 )
-def test_the_end_of_who_is_cut_off_is_heard_later(
+def test_end_of_a_disconnected_device_is_detected_later(
     tmp_path: Path, scenario: list[dict[str, Any]], told: list[tuple[float, str]]
 ) -> None:
     records = _run(tmp_path, scenario, stop={"after": "100s"})
@@ -234,7 +234,7 @@ def test_the_end_of_who_is_cut_off_is_heard_later(
         ),
     ],
 )
-def test_who_is_silent_for_too_long_is_offline_until_it_connects_anew(
+def test_device_silent_for_too_long_is_offline_until_it_reconnects(
     tmp_path: Path, scenario: list[dict[str, Any]], told: list[tuple[float, str]]
 ) -> None:
     """Its work meanwhile is in vain: the server expects none of it any more."""
@@ -246,7 +246,7 @@ def test_who_is_silent_for_too_long_is_offline_until_it_connects_anew(
         assert min(at for at in begun if at > 2) >= until[0]
 
 
-def test_what_a_lost_update_left_out_is_in_the_next_ones(tmp_path: Path) -> None:
+def test_topk_remainder_of_a_lost_update_is_in_the_next_ones(tmp_path: Path) -> None:
     """Δ is half of what is left to (4, 1); its larger part is sent. The first is lost. It left out
     (0, ½), the second (0, 1), so that the third has (1, 1½)."""
     link = {"up": "1kbit", "compression": {"kind": "topk", "share": 0.5}}
@@ -261,7 +261,7 @@ def test_what_a_lost_update_left_out_is_in_the_next_ones(tmp_path: Path) -> None
     assert w.tolist() == [2.0, 1.5]
 
 
-def test_a_slow_link_is_no_reason_for_the_broker_to_wait_longer(tmp_path: Path) -> None:
+def test_slow_link_does_not_extend_the_broker_timeout(tmp_path: Path) -> None:
     """A model of 8 kB takes 64 s at 1 kbit/s. A transfer that progresses is no silence, so the broker
     gives up on a silent device after 45 s, as on any."""
     records = _run(
@@ -275,7 +275,7 @@ def test_a_slow_link_is_no_reason_for_the_broker_to_wait_longer(tmp_path: Path) 
     assert (offline.at, offline.state) == (2 + 45, "offline")
 
 
-def test_churn_and_availability_are_the_same_each_time(tmp_path: Path) -> None:
+def test_churn_and_availability_are_reproducible(tmp_path: Path) -> None:
     lines = []
     for name in ("one", "two"):
         folder = tmp_path / name
@@ -295,7 +295,7 @@ def test_churn_and_availability_are_the_same_each_time(tmp_path: Path) -> None:
     assert actions == {"crash", "restart", "disconnect", "reconnect"}
 
 
-def test_a_goodbye_takes_its_way_behind_what_is_under_way(tmp_path: Path) -> None:
+def test_farewell_is_sent_after_messages_in_flight(tmp_path: Path) -> None:
     """A model has 1,000 bytes and a header, at 1,000 bytes a second. An update is under way when `a`
     leaves; its goodbye to `area` is as large, and only then is it started again."""
     records = _run(
@@ -314,7 +314,7 @@ def test_a_goodbye_takes_its_way_behind_what_is_under_way(tmp_path: Path) -> Non
     assert [retired.at, *(r.at for r in statuses)] == pytest.approx([1 + 2 * took] * 4)
 
 
-def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
+def test_leaving_client_is_removed_from_area_mean(tmp_path: Path) -> None:
     _run(
         tmp_path,
         [{"at": "50s", "leave": "c"}],

@@ -37,7 +37,7 @@ def _constant(seconds: float) -> Duration:
         (_device(cpu=0.25, timing=_constant(0.1)), 0.4),
     ],
 )
-def test_fifty_steps(device: PlannedDevice, seconds: float) -> None:
+def test_time_of_fifty_steps(device: PlannedDevice, seconds: float) -> None:
     cost = StepCost(flops=0.1e9, time=StepTime(0.002))
     timing = Timing(device.timing, None, np.random.default_rng, speed=device.speed)
     timing.begin()
@@ -45,7 +45,7 @@ def test_fifty_steps(device: PlannedDevice, seconds: float) -> None:
     assert to_seconds(max(computing, timing.floor)) == pytest.approx(seconds)
 
 
-def test_in_slices_a_step_costs_more_the_smaller_the_share() -> None:
+def test_cost_of_a_step_rises_with_smaller_shares() -> None:
     time = StepTime(0.002, 0.0032)
     found = [time.at(share) for share in (2.0, 1.0, 0.5, 0.25, 0.125, 1 / 64)]
     assert found == pytest.approx([0.002, 0.002, 0.0024, 0.0028, 0.0032, 0.0044])
@@ -53,7 +53,7 @@ def test_in_slices_a_step_costs_more_the_smaller_the_share() -> None:
     assert to_seconds(speed.computing(50)) == pytest.approx(50 * 0.0028 / 0.25)
 
 
-def test_an_update_costs_a_share_of_the_core_beside_its_steps() -> None:
+def test_update_overhead_is_added_to_the_steps() -> None:
     cost = StepCost(flops=1e9, time=StepTime(0.002), update=0.003)
     of_a_share = Speed(_device(cpu=0.25), cost)
     assert to_seconds(of_a_share.computing(50)) == pytest.approx(0.412)
@@ -61,7 +61,7 @@ def test_an_update_costs_a_share_of_the_core_beside_its_steps() -> None:
     assert to_seconds(of_its_own.computing(1)) == 1.0
 
 
-def test_a_start_takes_the_same_at_any_share() -> None:
+def test_start_time_does_not_depend_on_the_share() -> None:
     cost = StepCost(flops=1e9, time=StepTime(0.002), start=1.5)
     speed = Speed(_device(cpu=0.25), cost)
     assert to_seconds(speed.starting()) == 1.5
@@ -80,25 +80,25 @@ def test_a_start_takes_the_same_at_any_share() -> None:
         ({"update_time": "0s"}, 0.0),
     ],
 )
-def test_the_cost_of_an_update_is_the_usual_one_unless_the_topology_gives_times(
+def test_default_update_cost_applies_without_times_in_the_topology(
     given: dict[str, str], seconds: float
 ) -> None:
     assert costs.of(Virtual.model_validate(given), None).update == seconds
 
 
-def test_another_share_makes_all_steps_longer() -> None:
+def test_smaller_share_prolongs_all_steps() -> None:
     speed = Speed(_device(cpu=0.5), StepCost(time=StepTime(0.002)))
     assert speed.set_share(0.125) == 4
     assert to_seconds(speed.computing(50)) == pytest.approx(0.8)
 
 
-def test_what_is_unknown_takes_no_time_and_no_share_changes_that() -> None:
+def test_unknown_durations_are_zero_at_any_share() -> None:
     speed = Speed(_device(cpu=0.5), StepCost())
     assert speed.computing(50) == 0
     assert speed.set_share(0.25) == 1
 
 
-def test_a_second_of_operations_is_a_second_to_the_nanosecond() -> None:
+def test_one_second_of_operations_takes_exactly_a_second() -> None:
     speed = Speed(_device(gflops=1.0), StepCost(flops=1e9))
     assert speed.computing(1) == 1_000_000_000
 
@@ -125,7 +125,7 @@ def test_a_second_of_operations_is_a_second_to_the_nanosecond() -> None:
         ((None, 0.0, 1.0), 0),
     ],
 )
-def test_what_tcp_makes_of_a_link(
+def test_tcp_throughput_of_a_link(
     link: tuple[float | None, float, float], bits_per_second: float | None
 ) -> None:
     assert goodput(*link) == (None if bits_per_second is None else pytest.approx(bits_per_second))
@@ -139,7 +139,7 @@ def test_jitter_is_uniform_around_half_the_round_trip_and_never_negative() -> No
     assert latency(0.02, 0.04, 0.0, draws.__next__) == 0.0
 
 
-def test_each_time_that_the_last_packet_is_lost_costs_twice_as_long() -> None:
+def test_repeated_loss_of_the_last_packet_doubles_the_wait() -> None:
     draws = iter([0.5, 0.09, 0.05, 0.1])  # the jitter, lost, lost again, there
     assert latency(0.1, 0.02, 0.1, draws.__next__) == pytest.approx(0.05 + 0.3 + 0.6)
     draws = iter([0.0] * 12 + [0.5])  # 0.2 + 0.4 + ... + 102.4 are ten; then 120 at the most

@@ -137,7 +137,7 @@ def _assert_trained_alike(task: Task, train: Shard, options: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("task", TASKS)
-def test_training_is_the_clients_own(task: str, options: dict[str, Any]) -> None:
+def test_stacked_training_equals_the_clients(task: str, options: dict[str, Any]) -> None:
     _assert_trained_alike(*TASKS[task], options)
 
 
@@ -153,9 +153,7 @@ SINGLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
 @pytest.mark.parametrize("task", ["logistic", "quadratic", "module"])
-def test_what_is_not_plain_sgd_is_trained_as_by_the_client_bit_by_bit(
-    task: str, options: dict[str, Any]
-) -> None:
+def test_other_optimisers_equal_the_client_bit_by_bit(task: str, options: dict[str, Any]) -> None:
     """Beside jobs of plain SGD; after one job the trainer goes on with another."""
     jobs = _jobs(*TASKS[task], options)
     plain = _jobs(*TASKS[task], {})[0]
@@ -169,7 +167,7 @@ def test_what_is_not_plain_sgd_is_trained_as_by_the_client_bit_by_bit(
     np.testing.assert_allclose(beside.end, alone.end, rtol=1e-4, atol=1e-6)
 
 
-def test_a_clipped_gradient_is_the_clients_own_bit_by_bit() -> None:
+def test_clipped_gradient_equals_the_client_bit_by_bit() -> None:
     task, train = TASKS["module"]
     jobs = _jobs(task, train, SINGLE["clipped gradient"], gradient=True)
     results = BatchTrainer(task, train).run(jobs)
@@ -180,7 +178,7 @@ def test_a_clipped_gradient_is_the_clients_own_bit_by_bit() -> None:
         np.testing.assert_array_equal(result.end, expected.end)
 
 
-def test_a_training_cut_short_does_its_steps_alone() -> None:
+def test_interrupted_training_does_only_its_steps() -> None:
     task, train = TASKS["module"]
     job = _jobs(task, train, SINGLE["schedule"])[0]
     job.steps = 4
@@ -192,7 +190,7 @@ def test_a_training_cut_short_does_its_steps_alone() -> None:
     np.testing.assert_array_equal(result.end, expected.end)
 
 
-def test_frozen_parameters_are_no_part_of_stacked_models() -> None:
+def test_stacked_models_leave_out_frozen_parameters() -> None:
     task, train = TASKS["logistic"]
     start = Start(frozen=("1.weight",))
     job = dataclasses.replace(_jobs(task, train, {})[0], start=np.zeros(10, np.float32))
@@ -203,12 +201,12 @@ def test_frozen_parameters_are_no_part_of_stacked_models() -> None:
 
 
 @pytest.mark.parametrize("task", LARGE)
-def test_training_of_a_large_model_is_the_clients_own(task: str) -> None:
+def test_training_of_a_large_model_equals_the_clients(task: str) -> None:
     _assert_trained_alike(*LARGE[task], OPTIONS["all"])
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_gradient_is_the_clients_own(task: str) -> None:
+def test_gradient_equals_the_clients(task: str) -> None:
     jobs = _jobs(*TASKS[task], OPTIONS["all"], gradient=True)
     results = BatchTrainer(*TASKS[task]).run(jobs)
     trainers = _trainers(*TASKS[task], jobs)
@@ -243,7 +241,7 @@ def test_two_steps_to_a_center_by_hand() -> None:
     assert result.loss == pytest.approx((2 + 0.5) / 2)
 
 
-def test_a_logistic_step_by_hand() -> None:
+def test_logistic_step_by_hand() -> None:
     """Zero weights, one sample x = (1, 0, …) of class 3: p = ⅒ for each class."""
     x = np.zeros((1, 8, 8), np.uint8)
     x[0, 0, 0] = 5
@@ -266,7 +264,7 @@ def test_a_logistic_step_by_hand() -> None:
     assert result.loss == pytest.approx(np.log(10))
 
 
-def test_logits_may_be_larger_than_exp_can_take() -> None:
+def test_large_logits_do_not_overflow() -> None:
     """Class 0 has a bias of 200, the sample is of class 1: p = (1, 0, …), and the loss is 200."""
     train = Shard(np.zeros((1, 8, 8), np.uint8), np.array([1]), scale=0.2)
     start = np.zeros(650, np.float32)
@@ -284,7 +282,7 @@ def test_logits_may_be_larger_than_exp_can_take() -> None:
     assert result.loss == 200
 
 
-def test_results_come_in_the_order_of_the_jobs() -> None:
+def test_results_are_in_job_order() -> None:
     jobs = [_quadratic(k % 3, steps=k % 4, gradient=k % 5 == 0) for k in range(1000)]
     results = _centers().run(jobs)
     for k in (0, 1, 2, 3, 4, 5, 496, 999):
@@ -293,7 +291,7 @@ def test_results_come_in_the_order_of_the_jobs() -> None:
         np.testing.assert_allclose(results[k].end, end)
 
 
-def test_many_jobs_at_once_are_each_as_alone() -> None:
+def test_many_jobs_give_the_results_of_single_ones() -> None:
     """More than are stacked, of which more than share a gather of samples."""
     task, train = LARGE["mnist-logreg"]
     rng = np.random.default_rng(0)
@@ -320,7 +318,7 @@ def test_many_jobs_at_once_are_each_as_alone() -> None:
 
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("task", ["module", "own loss"])
-def test_models_in_a_stack_are_each_as_by_the_client(
+def test_each_model_of_a_stack_equals_the_clients(
     task: str, gradient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 30 clients, of which 12 have mini-batches of one size, and the others too few alike."""
@@ -360,7 +358,7 @@ class Own(Tiny):
         return nn.Sequential(nn.Linear(4, 3), self.layer(), nn.Linear(3, 2))
 
 
-def test_what_cannot_be_stacked_is_trained_one_after_the_other() -> None:
+def test_unstackable_models_are_trained_one_by_one() -> None:
     task, train = Own(layer=functools.partial(Peculiar, 3, 3)), _points(4)
     trainer = BatchTrainer(task, train)
     assert trainer.remark is not None
@@ -376,7 +374,7 @@ def test_what_cannot_be_stacked_is_trained_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("gradient", [False, True])
-def test_dropout_draws_by_training_and_as_the_client_does(gradient: bool) -> None:
+def test_dropout_draws_per_training_like_the_client(gradient: bool) -> None:
     """The same in every process and whatever was trained before; PyTorch's generator is left alone."""
     task, train = Own(layer=nn.Dropout), _points(4)
     jobs = _jobs(task, train, {}, gradient=gradient)
@@ -398,7 +396,7 @@ def test_dropout_draws_by_training_and_as_the_client_does(gradient: bool) -> Non
         assert not np.array_equal(differs.end, expected.end)  # one sample: it is dropout's
 
 
-def test_no_steps_leave_the_start_and_have_no_loss() -> None:
+def test_zero_steps_return_the_start_without_a_loss() -> None:
     results = _centers().run([_quadratic(0, steps=0), _quadratic(1, steps=1), _quadratic(2, steps=0)])
     assert [result.end.tolist() for result in results] == [[0, 0], [0.5, -0.5], [0, 0]]
     assert [np.isnan(result.loss) for result in results] == [True, False, True]
@@ -406,7 +404,7 @@ def test_no_steps_leave_the_start_and_have_no_loss() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_same_jobs_give_the_same_results(task: str) -> None:
+def test_equal_jobs_give_equal_results(task: str) -> None:
     trainer = BatchTrainer(*TASKS[task])
     first, second = (trainer.run(_jobs(*TASKS[task], OPTIONS["all"])) for _ in range(2))
     for one, other in zip(first, second, strict=True):
@@ -416,7 +414,7 @@ def test_the_same_jobs_give_the_same_results(task: str) -> None:
 
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("task", TASKS)
-def test_a_result_is_its_own_memory(task: str, gradient: bool) -> None:
+def test_results_do_not_share_memory(task: str, gradient: bool) -> None:
     jobs = _jobs(*TASKS[task], OPTIONS["plain"], gradient=gradient)
     starts = [job.start.copy() for job in jobs]
     trainer = BatchTrainer(*TASKS[task])
@@ -429,7 +427,7 @@ def test_a_result_is_its_own_memory(task: str, gradient: bool) -> None:
         np.testing.assert_array_equal(job.start, start)
 
 
-def test_one_that_diverges_takes_no_other_with_it() -> None:
+def test_diverging_model_does_not_affect_others() -> None:
     task, train = TASKS["logistic"]
     jobs = _jobs(task, train, OPTIONS["momentum"])
     sane = BatchTrainer(task, train).run(_jobs(task, train, OPTIONS["momentum"]))

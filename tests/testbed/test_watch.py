@@ -85,7 +85,7 @@ def terminal(command: str) -> Iterator[Terminal]:
         shell.close(force=True)
 
 
-def test_a_run_is_watched_while_it_goes(tmp_path: Path) -> None:
+def test_watch_follows_a_running_run(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     topology = write_small_topology(tmp_path, stop={"after": "120s"})
     with terminal(f"up {topology} --runtime process --runs {runs}") as up:
@@ -153,7 +153,7 @@ def _damage(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_terminal_is_given_back(ending: str, ended: RunDirectory) -> None:
+def test_terminal_is_restored(ending: str, ended: RunDirectory) -> None:
     end, expected = ENDINGS[ending]
     with terminal(f"watch {ended.path}") as shown:
         shown.until("ended: time is up")
@@ -164,7 +164,7 @@ def test_the_terminal_is_given_back(ending: str, ended: RunDirectory) -> None:
     assert ("error: " in output) == (ending == "an error")
 
 
-def test_a_stopped_watch_gives_the_terminal_back_and_takes_it_again(ended: RunDirectory) -> None:
+def test_suspended_watch_restores_and_retakes_the_terminal(ended: RunDirectory) -> None:
     with terminal(f"watch {ended.path}") as shown:
         shown.until("ended: time is up")
         shown.signal(signal.SIGTSTP)
@@ -177,7 +177,7 @@ def test_a_stopped_watch_gives_the_terminal_back_and_takes_it_again(ended: RunDi
     assert output.count("\x1b[?1049l") == 2
 
 
-def test_a_run_that_is_over_is_told_in_lines_where_there_is_no_terminal(ended: RunDirectory) -> None:
+def test_finished_run_is_printed_in_lines_without_a_terminal(ended: RunDirectory) -> None:
     done = cli("watch", ended.path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -200,7 +200,7 @@ def here(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Testbed:
         ("failed", "the broker ended\x1b[2J\nits log", "ended: failed: the broker ended\\x1b[2J"),
     ],
 )
-def test_lines_tell_also_of_an_end_that_no_record_tells_of(
+def test_lines_report_an_end_without_a_record(
     here: Testbed, ended: RunDirectory, outcome: str | None, error: str | None, last: str
 ) -> None:
     ended.write_manifest(outcome=outcome, error=error)
@@ -210,7 +210,7 @@ def test_lines_tell_also_of_an_end_that_no_record_tells_of(
     assert done.out.splitlines()[-1] == f"     2.0 s  {last}"
 
 
-def test_what_is_no_run_cannot_be_watched(here: Testbed, tmp_path: Path) -> None:
+def test_folder_without_a_run_cannot_be_watched(here: Testbed, tmp_path: Path) -> None:
     done = here("watch", "nothing", "--runs", tmp_path)
     assert (done.code, done.out) == (2, "")
     assert "no run nothing" in done.err
@@ -220,7 +220,7 @@ def test_what_is_no_run_cannot_be_watched(here: Testbed, tmp_path: Path) -> None
     assert "ended before any device was planned" in done.err
 
 
-def test_a_run_directory_tells_what_is_to_be_shown(ended: RunDirectory) -> None:
+def test_overview_is_read_from_the_run_directory(ended: RunDirectory) -> None:
     told = overview.read(ended)
     assert told is not None
     assert (told.rule, told.stop.after, told.stop.updates) == ("fedbuff", 60.0, None)

@@ -46,7 +46,7 @@ def test_operations_are_counted_by_kind(run: Callable[[], object], kind: str, fl
         assert getattr(found, each) == pytest.approx(flop / 1e9 if each == kind else 0.0)
 
 
-def test_a_backward_pass_of_groups_is_twice_the_forward_pass() -> None:
+def test_backward_pass_of_groups_costs_twice_the_forward_pass() -> None:
     weight = torch.rand(4, 1, 3, 3, requires_grad=True)
     forward = work.count(lambda: functional.conv2d(X, weight, padding=1, groups=4))
     out = functional.conv2d(X, weight, padding=1, groups=4)
@@ -54,13 +54,13 @@ def test_a_backward_pass_of_groups_is_twice_the_forward_pass() -> None:
     assert backward.depthwise == pytest.approx(2 * forward.depthwise)
 
 
-def test_memory_is_what_other_operations_read_and_write() -> None:
+def test_memory_counts_bytes_of_other_operations() -> None:
     x = torch.rand(1000)
     assert work.count(lambda: x + x).memory == pytest.approx(3 * 4000 / 1e9)
     assert work.count(lambda: x.view(10, 100).t()).memory == 0
 
 
-def test_a_step_is_forward_and_backward() -> None:
+def test_step_counts_forward_and_backward() -> None:
     found = work.of_step(MnistCnn(), 32)
     assert found is not None
     first, second = 28 * 28 * 16 * 25, 14 * 14 * 32 * 16 * 25
@@ -81,7 +81,7 @@ def test_frozen_layers_need_no_gradient() -> None:
     assert whole.memory > found.memory
 
 
-def test_a_step_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = work.of_step(DigitsLogreg(), 8)
     assert first is not None
     larger = work.of_step(DigitsLogreg(), 16)
@@ -96,13 +96,13 @@ def test_a_step_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert work.of_step(DigitsLogreg(), 8) == other
 
 
-def test_a_task_may_bring_its_data() -> None:
+def test_task_may_supply_its_data() -> None:
     found = work.of_step(Quadratic(centers=((0.0, 1.0), (2.0, 3.0))), 32)
     assert found is not None
     assert found.memory > 0
 
 
-def test_the_draws_of_a_run_stay_its_own() -> None:
+def test_counting_does_not_change_the_runs_random_numbers() -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ class Foreign(Task):
 
 
 @pytest.mark.parametrize("shape", [None, (5,)])
-def test_nothing_is_said_of_a_step_that_cannot_be_run(
+def test_step_that_cannot_run_has_no_count(
     shape: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = Columns(Data(hub="a/b", input=("img",), label="label"), shape=shape)
@@ -128,7 +128,7 @@ def test_nothing_is_said_of_a_step_that_cannot_be_run(
     assert work.of_step(Foreign(), 4) is None
 
 
-def test_a_task_may_fail_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_failure_of_a_task_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(task: Task) -> torch.nn.Module:
         raise AttributeError("my own mistake")
 

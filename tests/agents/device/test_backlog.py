@@ -11,7 +11,7 @@ RATE = 8_000_000
 """bit/s: 1,000,000 bytes a second."""
 
 
-def test_time_counts_in_which_packets_certainly_waited() -> None:
+def test_only_intervals_with_a_queue_throughout_are_counted() -> None:
     """In the first eighth of a second less leaves than waited; in the second more, so the queue may have
     been empty; in the third nothing waits at its beginning."""
     one = Backlog()
@@ -21,7 +21,7 @@ def test_time_counts_in_which_packets_certainly_waited() -> None:
     assert one.use == QueueUse(0.125, 90_000, 125_000)
 
 
-def test_what_waits_in_sockets_counts_where_the_queue_is_kept_short() -> None:
+def test_bytes_in_socket_buffers_count_while_the_queue_is_not_empty() -> None:
     """As long as the queue is not empty when it is looked at: else TCP waits for the other side."""
     one = Backlog()
     looks = ((0.0, 0, 3_000, 500_000), (0.125, 98_000, 3_000, 400_000), (0.25, 150_000, 0, 350_000))
@@ -30,7 +30,7 @@ def test_what_waits_in_sockets_counts_where_the_queue_is_kept_short() -> None:
     assert one.use == QueueUse(0.125, 98_000, 125_000)
 
 
-def test_a_change_of_the_rate_counts_from_then_on() -> None:
+def test_a_new_rate_starts_a_new_interval() -> None:
     one = Backlog()
     one.look(0.0, 0, 200_000, RATE)
     one.look(0.125, 125_000, 100_000, RATE)
@@ -39,7 +39,7 @@ def test_a_change_of_the_rate_counts_from_then_on() -> None:
     assert one.use == QueueUse(0.25, 187_500, 187_500)
 
 
-def test_a_pause_counts_nothing() -> None:
+def test_paused_time_is_not_counted() -> None:
     one = Backlog()
     one.look(0.0, 0, 200_000, RATE)
     one.pause()

@@ -67,7 +67,7 @@ def test_one_answer_per_queue_covers_all_that_is_due() -> None:
     assert line.due(4.0) == [(2, 3), (1, 3)]
 
 
-def test_what_falls_due_soon_may_be_accepted_early() -> None:
+def test_packets_due_soon_may_be_accepted_early() -> None:
     line = DelayLine({1: Impairment(delay=0.5)}, _never)
     line.arrive(1, packet=1, now=0.0)
     assert line.due(0.25, early=0.125) == []
@@ -89,7 +89,7 @@ def test_jitter_is_uniform_around_the_delay_and_never_overtakes() -> None:
     assert line.due(21.25) == [(1, 3)]
 
 
-def test_queues_of_a_cell_share_its_rate_in_the_order_of_arrival() -> None:
+def test_queues_of_a_cell_share_its_rate_in_order_of_arrival() -> None:
     """1,000 bytes on the wire take a second, whoever sent them; what is delayed is so on top."""
     cell = Cell(rate=8000)
     line = DelayLine({1: Impairment(), 2: Impairment(delay=0.5)}, _never, {1: cell, 2: cell})
@@ -103,7 +103,7 @@ def test_queues_of_a_cell_share_its_rate_in_the_order_of_arrival() -> None:
     assert line.next_due() == 20.5
 
 
-def test_what_a_cells_queue_does_not_hold_is_lost() -> None:
+def test_packets_beyond_the_cells_queue_are_dropped() -> None:
     """1,500 bytes take 12 ms at 1 Mbit/s: a packet is let in while no more than 0.2 s of others wait."""
     line = DelayLine({1: Impairment()}, _never, {1: Cell(rate=1e6)})
     taken = [line.arrive(1, packet, now=0.0, size=1486) for packet in range(20)]
@@ -118,7 +118,7 @@ def test_a_delay_is_never_negative() -> None:
     assert line.due(3.0) == [(1, 1)]
 
 
-def test_a_change_is_for_what_arrives_later() -> None:
+def test_a_change_applies_to_packets_that_arrive_later() -> None:
     line = DelayLine({1: Impairment(delay=1.0)}, lambda: 0.999)
     line.arrive(1, 1, now=0.0)
     line.change(1, Impairment(delay=0.25))
@@ -133,7 +133,7 @@ def test_a_change_is_for_what_arrives_later() -> None:
     assert line.tally(1) == Tally(arrived=4, dropped=1, accepted=2, held_total=1.5)
 
 
-def test_loss_is_the_fraction_that_was_asked_for() -> None:
+def test_loss_is_the_requested_fraction() -> None:
     line = DelayLine({1: Impairment(loss=0.1)}, np.random.default_rng(SEED).random)
     passed = sum(line.arrive(1, packet, now=0.0) for packet in range(10_000))
     assert abs(passed - 9000) < 5 * 30  # standard deviation √(10000 · 0.1 · 0.9) = 30
@@ -333,7 +333,7 @@ def test_the_round_trip_is_the_sum_of_the_delays(hosts: tuple[Host, Host], delay
         assert tally.held_total / 50 > delay - 0.0005
 
 
-def test_jitter_is_as_it_was_drawn(hosts: tuple[Host, Host]) -> None:
+def test_packets_get_the_jitter_drawn_for_them(hosts: tuple[Host, Host]) -> None:
     device, broker = hosts
     device.serve([0.020, 0.005])
     broker.serve([0.0])
@@ -345,7 +345,7 @@ def test_jitter_is_as_it_was_drawn(hosts: tuple[Host, Host]) -> None:
     assert -0.001 < excess[0] < excess[50] < 0.001
 
 
-def test_loss_takes_just_the_packets_that_were_drawn(hosts: tuple[Host, Host]) -> None:
+def test_exactly_the_drawn_packets_are_lost(hosts: tuple[Host, Host]) -> None:
     device, broker = hosts
     line = device.serve([0.010, 0.0, 0.1])
     broker.serve([0.0])
@@ -356,7 +356,7 @@ def test_loss_takes_just_the_packets_that_were_drawn(hosts: tuple[Host, Host]) -
     assert abs(lost - 50) < 5 * 6.7  # standard deviation √(500 · 0.1 · 0.9) = 6.7
 
 
-def test_impairments_change_in_mid_run(hosts: tuple[Host, Host]) -> None:
+def test_impairments_change_during_a_run(hosts: tuple[Host, Host]) -> None:
     device, broker = hosts
     line = device.serve([0.020])
     broker.serve([0.0])
@@ -399,7 +399,7 @@ def _seconds(device: Host, broker: Host, sizes: list[int]) -> float:
 
 
 @pytest.mark.parametrize("sizes", [[500_000], [250_000, 250_000]])
-def test_a_shared_rate_is_that_of_all_together(hosts: tuple[Host, Host], sizes: list[int]) -> None:
+def test_devices_together_get_the_shared_rate(hosts: tuple[Host, Host], sizes: list[int]) -> None:
     """A second of payload at 4 Mbit/s; headers add 5 %, and a busy host may add, but never take."""
     device, broker = hosts
     device.serve([0.0], 4_000_000)
@@ -408,7 +408,9 @@ def test_a_shared_rate_is_that_of_all_together(hosts: tuple[Host, Host], sizes: 
 
 
 @pytest.mark.parametrize("loss", [0.0, 1e-9])
-def test_a_long_line_carries_much(hosts: tuple[Host, Host], loss: float) -> None:
+def test_a_line_with_a_long_delay_holds_thousands_of_packets(
+    hosts: tuple[Host, Host], loss: float
+) -> None:
     """With loss, merged packets are cut before they are held: 20,000 instead of a few hundred."""
     device, broker = hosts
     line = device.serve([0.050, 0.0, loss])

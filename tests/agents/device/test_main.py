@@ -106,7 +106,7 @@ def pid(init: Init) -> int | None:
     ("ends", "begins"),
     [(Crash(), Restart()), (Leave(), Join())],
 )
-def test_who_is_to_come_back_at_once_does(
+def test_client_restarts_at_once_when_ordered(
     init: Init, ends: Switching, begins: Switching, pause: float
 ) -> None:
     old = pid(init)
@@ -122,13 +122,13 @@ def test_who_is_to_come_back_at_once_does(
     assert pid(init) == new  # it is there
 
 
-def test_who_is_ended_again_before_it_comes_back_stays_away(init: Init) -> None:
+def test_client_killed_before_its_restart_stays_down(init: Init) -> None:
     for action in (Crash, Restart, Crash):
         init._do(action())
     eventually(lambda: pid(init) is None)
 
 
-def test_who_joins_again_is_neither_frozen_nor_cut_off(init: Init, cables: list[bool]) -> None:
+def test_rejoining_client_is_neither_paused_nor_disconnected(init: Init, cables: list[bool]) -> None:
     for action in (Disconnect, Pause, Crash):
         init._do(action())
     eventually(lambda: pid(init) is None)
@@ -137,13 +137,13 @@ def test_who_joins_again_is_neither_frozen_nor_cut_off(init: Init, cables: list[
     assert psutil.Process(pid(init)).status() != psutil.STATUS_STOPPED
 
 
-def test_the_container_ends_with_a_client_that_ends_by_itself(init: Init) -> None:
+def test_container_ends_when_its_client_exits_unexpectedly(init: Init) -> None:
     assert init._client is not None
     init._client.kill()
     eventually(lambda: init._exit_code() == 128 + signal.SIGKILL)
 
 
-def test_an_order_that_cannot_be_done_is_told(init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_order_is_reported(init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise link.LinkError("no tbf")
 
@@ -154,7 +154,7 @@ def test_an_order_that_cannot_be_done_is_told(init: Init, monkeypatch: pytest.Mo
     assert init._connection.published == [("testbed/r/failure/pi", b"no tbf")]
 
 
-def test_an_order_that_cannot_be_read_is_told_and_the_client_goes_on(init: Init) -> None:
+def test_unreadable_order_is_reported_and_the_client_continues(init: Init) -> None:
     before = pid(init)
     for payload in (
         b"[" * 60_000,
@@ -169,7 +169,7 @@ def test_an_order_that_cannot_be_read_is_told_and_the_client_goes_on(init: Init)
     assert b"the message that of nano" in init._connection.published[1][1]
 
 
-def test_no_client_starts_before_the_device_is_isolated_however_long_that_takes(
+def test_client_starts_only_after_the_device_is_isolated(
     monkeypatch: pytest.MonkeyPatch, cables: list[bool], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(link, "interface", lambda: "eth0")
@@ -195,9 +195,7 @@ def test_no_client_starts_before_the_device_is_isolated_however_long_that_takes(
     assert started == [True]
 
 
-def test_a_client_that_somebody_else_stops_is_noticed(
-    init: Init, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_stopped_from_outside_is_reported(init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "carries", lambda _: True)
     client = psutil.Process(pid(init))
     assert init._disturbing(10.0) == {}
@@ -213,7 +211,7 @@ def test_a_client_that_somebody_else_stops_is_noticed(
     assert init._disturbing(16.0) == init._disturbing(20.0) == {}
 
 
-def test_an_interface_that_somebody_else_cuts_off_is_noticed(
+def test_interface_disabled_from_outside_is_reported(
     init: Init, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "carries", lambda _: False)
@@ -223,9 +221,7 @@ def test_an_interface_that_somebody_else_cuts_off_is_noticed(
     assert init._disturbing(15.0) == {}
 
 
-def test_a_network_over_which_nothing_comes_back_is_noticed(
-    init: Init, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_without_any_reply_is_reported(init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "carries", lambda _: True)
     found = [NetworkConnection(0, 7.9)]
     monkeypatch.setattr(init._netlink, "connections", lambda: found)

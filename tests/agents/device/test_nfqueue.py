@@ -53,7 +53,7 @@ def _error(code: int) -> bytes:
         (_message(3, b""), []),
     ],
 )
-def test_parse(data: bytes, packets: list[Notice]) -> None:
+def test_netlink_messages_are_parsed(data: bytes, packets: list[Notice]) -> None:
     assert parse(data) == packets
 
 
@@ -125,7 +125,7 @@ def test_packets_wait_for_their_verdict() -> None:
     """)
 
 
-def test_at_most_as_many_as_asked_are_received_at_once() -> None:
+def test_at_most_the_requested_number_is_received_at_once() -> None:
     _run("""
         queues.bind(7, 100, whole=True)
         for _ in range(5):
@@ -134,7 +134,7 @@ def test_at_most_as_many_as_asked_are_received_at_once() -> None:
     """)
 
 
-def test_what_is_held_dies_with_the_socket_and_nothing_passes_without_one() -> None:
+def test_held_packets_are_lost_with_the_socket_and_none_pass_without_one() -> None:
     _run("""
         sender.send(b"before")
         queues.bind(7, 100, whole=True)
@@ -155,7 +155,7 @@ def test_overruns_are_counted() -> None:
     """)
 
 
-def test_merged_packets_are_kept_whole_or_cut() -> None:
+def test_merged_packets_are_kept_whole_or_truncated() -> None:
     _run("""
         UDP_SEGMENT = 103
         sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 1000)
@@ -171,7 +171,7 @@ def test_merged_packets_are_kept_whole_or_cut() -> None:
     """)
 
 
-def test_packets_come_with_their_length_where_that_is_asked() -> None:
+def test_packets_come_with_their_length_on_request() -> None:
     _run("""
         queues.bind(7, 100, whole=False, sized=True)
         sender.send(bytes(100))
@@ -181,7 +181,7 @@ def test_packets_come_with_their_length_where_that_is_asked() -> None:
     """)
 
 
-def test_packets_that_come_while_another_queue_is_bound_are_not_lost() -> None:
+def test_packets_arriving_while_a_queue_is_bound_are_not_lost() -> None:
     _run("""
         queues.bind(7, 100, whole=True)
         sender.send(b"")
@@ -192,7 +192,7 @@ def test_packets_that_come_while_another_queue_is_bound_are_not_lost() -> None:
     """)
 
 
-def test_what_the_kernel_refuses_is_said() -> None:
+def test_kernel_refusals_are_reported() -> None:
     _run("""
         queues.bind(7, 100, whole=True)
         port = queues._socket.getsockname()[0]

@@ -16,7 +16,7 @@ def begin(rule: Area, server: Server) -> AreaState:
     return state
 
 
-def test_every_second_message_moves_the_model_after_its_sender_got_the_old_one() -> None:
+def test_sender_gets_the_model_from_before_its_aggregation() -> None:
     server = make_server(0.5, 0.5, w=(1.0,))
     state = Area(every=2).begin(server)
     assert state.start() == [Send("a"), Send("b")]
@@ -30,7 +30,7 @@ def test_every_second_message_moves_the_model_after_its_sender_got_the_old_one()
     assert (server.w + state.u).tolist() == [(2 + 5) / 2]
 
 
-def test_a_message_of_the_same_instant_gets_the_new_model() -> None:
+def test_message_of_the_same_instant_is_answered_with_the_new_model() -> None:
     server = make_server(0.5, 0.5)
     state = begin(Area(every=1), server)
     state.update(update("a", 2.0, kind="model"))
@@ -63,7 +63,7 @@ class Client:
         Area(criterion="random", rate=1.0, tuned=True),
     ],
 )
-def test_always_x_plus_u_is_the_mean_of_what_the_clients_remember(rule: Area) -> None:
+def test_x_plus_u_is_always_the_mean_of_the_clients_memories(rule: Area) -> None:
     p = {"a": 0.5, "b": 0.3, "c": 0.2}
     server = make_server(*p.values(), w=(0.7,))
     state = begin(rule, server)
@@ -113,7 +113,7 @@ def with_remainder(p: tuple[float, ...], absent: str = "") -> tuple[Server, Area
     return server, state
 
 
-def test_ticks_without_messages_leave_the_rounding_remainder_for_the_next_message() -> None:
+def test_rounding_remainder_survives_ticks_without_messages() -> None:
     server, state = with_remainder((0.5, 0.5))
     x, remainder = server.w.copy(), state.u.copy()
     assert state.timer("aggregate") == [Aggregated(1, ())]
@@ -123,7 +123,7 @@ def test_ticks_without_messages_leave_the_rounding_remainder_for_the_next_messag
     assert (server.w.tolist(), server.version) == ((x + remainder).tolist(), 2)
 
 
-def test_a_goodbye_that_does_not_change_the_mean_makes_no_version() -> None:
+def test_farewell_that_leaves_the_mean_unchanged_makes_no_version() -> None:
     server, state = with_remainder((0.25, 0.25, 0.5), absent="c")
     server.clients["c"] = 0.5
     state.join("c")
@@ -134,7 +134,7 @@ def test_a_goodbye_that_does_not_change_the_mean_makes_no_version() -> None:
     assert server.w == pytest.approx([0.9])
 
 
-def test_what_a_server_rate_below_one_leaves_of_u_is_applied_at_the_next_ticks() -> None:
+def test_rest_of_u_is_applied_at_later_ticks_if_server_lr_is_below_one() -> None:
     """Until float32 has no more of it; the second coordinate stays where it is all the time."""
     server = make_server(1.0)
     server.w = np.zeros(2, np.float32)
@@ -148,7 +148,7 @@ def test_what_a_server_rate_below_one_leaves_of_u_is_applied_at_the_next_ticks()
     assert made[-1] == made[-2] == Aggregated(server.version, ())
 
 
-def test_a_goodbye_that_changes_the_mean_in_one_coordinate_makes_a_version() -> None:
+def test_farewell_that_changes_one_coordinate_makes_a_version() -> None:
     server = make_server(0.5, 0.5)
     server.w = np.zeros(2, np.float32)
     state = begin(Area(criterion="period", period=1.0), server)
@@ -159,7 +159,7 @@ def test_a_goodbye_that_changes_the_mean_in_one_coordinate_makes_a_version() -> 
     assert server.w.tolist() == [1.0, 0.0]
 
 
-def test_a_client_that_lost_its_memory_begins_anew_beside_what_it_left() -> None:
+def test_client_that_lost_its_memory_joins_beside_its_old_contribution() -> None:
     """Mean (¼·4 + ¼·0 + ½·0) before; a's 4 stays, and a joins with x = 0 at ¼ of then 1¼."""
     server = make_server(0.25, 0.25, 0.5)
     state = begin(Area(every=10), server)
@@ -187,7 +187,7 @@ def test_a_residual_without_a_first_message_is_ignored() -> None:
     assert server.w + state.u == 0
 
 
-def test_who_is_away_stays_in_the_mean_and_the_log_says_so() -> None:
+def test_absent_client_stays_in_the_mean_and_is_noted() -> None:
     server = make_server(0.75, 0.25, w=(1.0,))
     state = begin(Area(every=1), server)
     (never_heard,) = state.leave("b")
@@ -201,7 +201,7 @@ def test_who_is_away_stays_in_the_mean_and_the_log_says_so() -> None:
     assert server.w.tolist() == [0.75 * 5 + 0.25 * 1]
 
 
-def test_who_joins_begins_with_the_model_that_it_is_sent() -> None:
+def test_joining_client_starts_from_the_model_it_is_sent() -> None:
     """N = 1 with y = 5 and x = 1; b joins: x + u = (5 + 1)/2."""
     server = make_server(0.5, 0.5, w=(1.0,))
     del server.clients["b"]
@@ -218,7 +218,7 @@ def test_who_joins_begins_with_the_model_that_it_is_sent() -> None:
     assert (server.w + state.u).tolist() == [3.5]
 
 
-def test_who_says_goodbye_and_comes_back_is_as_any_other() -> None:
+def test_client_returning_after_a_farewell_counts_as_new() -> None:
     server = make_server(0.5, 0.5, w=(1.0,))
     state = begin(Area(every=5), server)
     state.update(update("a", 4.0, kind="model"))
@@ -231,7 +231,7 @@ def test_who_says_goodbye_and_comes_back_is_as_any_other() -> None:
     assert (server.w + state.u).tolist() == [6.0]
 
 
-def test_who_retires_takes_its_memory_out() -> None:
+def test_retiring_client_is_removed_from_the_mean() -> None:
     server = make_server(0.5, 0.3, 0.2, w=(1.0,))
     state = begin(Area(every=2), server)
     for name, end in zip("abc", (2.0, 3.0, 7.0), strict=True):
@@ -249,7 +249,7 @@ def test_who_retires_takes_its_memory_out() -> None:
     assert server.w + state.u == pytest.approx(0.0)
 
 
-def test_who_has_retired_and_sends_an_update_all_the_same_is_ignored() -> None:
+def test_update_from_a_retired_client_is_ignored() -> None:
     server = make_server(0.5, 0.5, w=(1.0,))
     state = begin(Area(every=5), server)
     state.update(update("a", 4.0, kind="model"))
@@ -260,7 +260,7 @@ def test_who_has_retired_and_sends_an_update_all_the_same_is_ignored() -> None:
     assert (server.w + state.u).tolist() == [1.0]
 
 
-def test_who_retires_unheard_takes_the_initial_model_out() -> None:
+def test_retiring_client_without_messages_removes_the_initial_model() -> None:
     server = make_server(0.5, 0.5, w=(1.0,))
     state = begin(Area(every=5), server)
     state.update(update("a", 4.0, kind="model"))

@@ -172,9 +172,7 @@ def test_the_mean_holds_after_every_event(rule: Area, life: list[tuple[str, str]
 @criteria
 @given(life=lives)
 @settings(random_lives, max_examples=10)
-def test_whatever_has_been_the_run_leads_to_the_weighted_mean(
-    rule: Area, life: list[tuple[str, str]]
-) -> None:
+def test_any_run_converges_to_the_weighted_mean(rule: Area, life: list[tuple[str, str]]) -> None:
     mean = Mean(rule)
     for what, name in life:
         mean.happens(what, name)

@@ -43,7 +43,7 @@ def test_k_counts_messages_and_aggregations() -> None:
         ({"k": 100, "mu": 1, "smoothness": 3, "local_steps": 3, "pi_min": 0.1}, 0.01260697),
     ],
 )
-def test_the_step_size_of_theorem_7(arguments: dict[str, Any], expected: float) -> None:
+def test_step_size_follows_theorem_7(arguments: dict[str, Any], expected: float) -> None:
     assert theorem7(**arguments) == pytest.approx(expected, rel=1e-6)
     k = arguments.pop("k")
     assert Area(every=1, step="theorem7", **arguments).step_size(k) == pytest.approx(expected, rel=1e-6)
@@ -51,7 +51,7 @@ def test_the_step_size_of_theorem_7(arguments: dict[str, Any], expected: float) 
 
 @pytest.mark.parametrize("steps", [2, 3, 50])
 @pytest.mark.parametrize(("mu", "smoothness"), [(1, 1), (0.01, 0.02), (1, 300), (40, 50)])
-def test_the_first_step_of_theorem_7_is_the_least_of_four(
+def test_first_step_of_theorem_7_is_the_minimum_of_four_bounds(
     mu: float, smoothness: float, steps: int
 ) -> None:
     gamma = 2 * mu * smoothness / (mu + smoothness)
@@ -64,7 +64,7 @@ def test_the_first_step_of_theorem_7_is_the_least_of_four(
     assert theorem7(0, mu, smoothness, steps, 0.1) == pytest.approx(min(four), rel=1e-12)
 
 
-def test_a_period_without_messages_counts_as_an_event_only() -> None:
+def test_period_without_messages_is_counted_but_makes_no_version() -> None:
     server = make_server(1.0)
     state = Area(criterion="period", period=2.0, step="harmonic", c=1, d=1).begin(server)
     assert state.start() == [Send("a", lr=1.0), SetPeriodicTimer("aggregate", 2 * SECOND)]
@@ -78,7 +78,7 @@ def test_a_period_without_messages_counts_as_an_event_only() -> None:
     ("tuned", "rate"),
     [(False, 4.0), (True, 1.0)],  # λ = 2 and 1/2: √(2.5 / ((2/2)·2.5)) = 1
 )
-def test_random_intervals_and_their_tuned_rate(tuned: bool, rate: float) -> None:
+def test_random_intervals_follow_the_rate_or_the_tuned_rate(tuned: bool, rate: float) -> None:
     state = Area(criterion="random", rate=4.0, tuned=tuned).begin(make_server(0.5, 0.5))
     state.start()
 
@@ -95,7 +95,7 @@ def test_random_intervals_and_their_tuned_rate(tuned: bool, rate: float) -> None
     assert mean_interval() == pytest.approx(1 / rate, rel=0.1)
 
 
-def test_a_round_trip_of_no_time_tunes_nothing() -> None:
+def test_round_trip_of_zero_does_not_tune_the_rate() -> None:
     state = Area(criterion="random", rate=4.0, tuned=True).begin(make_server(1.0))
     state.start()
     state.update(update("a", 0.0, kind="model", round_trip=0.0))
@@ -120,13 +120,13 @@ def test_a_round_trip_of_no_time_tunes_nothing() -> None:
         ({"criterion": "random", "rate": float("nan")}, "rate is nan"),
     ],
 )
-def test_parameters_that_make_no_sense(parameters: dict[str, Any], complaint: str) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Area(**parameters)
 
 
 @pytest.mark.parametrize(("name", "value"), [("mu", 4.0), ("pi_min", 0.6), ("local_steps", 0)])
-def test_constants_that_theorem_7_cannot_have(name: str, value: float) -> None:
+def test_invalid_constants_of_theorem_7_are_refused(name: str, value: float) -> None:
     fitting: dict[str, Any] = {"mu": 1.0, "smoothness": 3.0, "local_steps": 1, "pi_min": 0.1}
     with pytest.raises(ValueError, match=f"{name} is"):
         Area(every=1, step="theorem7", **{**fitting, name: value})

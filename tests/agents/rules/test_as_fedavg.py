@@ -14,7 +14,7 @@ from tests.agents.helpers import make_server, sent, update, weights
 NOW = SetTimer("aggregate", 0)
 
 
-def test_the_mean_of_the_models_follows_the_reply_to_the_last_of_them() -> None:
+def test_version_is_made_after_the_last_contributor_is_answered() -> None:
     server = make_server(0.25, 0.75, w=(9.0, 9.0))
     state = AsFedAvg(every=2).begin(server)
     assert sent(state.start()) == ["a", "b"]
@@ -27,7 +27,7 @@ def test_the_mean_of_the_models_follows_the_reply_to_the_last_of_them() -> None:
     assert state.timer("aggregate") == []
 
 
-def test_an_arrival_of_the_same_instant_comes_after_the_aggregation() -> None:
+def test_arrival_of_the_same_instant_is_handled_after_the_aggregation() -> None:
     server = make_server(0.25, 0.25, 0.5)
     state = AsFedAvg(every=2).begin(server)
     state.update(update("a", 1.0))
@@ -42,7 +42,7 @@ def test_an_arrival_of_the_same_instant_comes_after_the_aggregation() -> None:
     assert server.w.tolist() == [4.0]
 
 
-def test_server_lr_mixes() -> None:
+def test_server_lr_mixes_old_and_new_model() -> None:
     server = make_server(1.0, w=(8.0,))
     state = AsFedAvg(every=1, server_lr=0.25).begin(server)
     state.update(update("a", 4.0))
@@ -60,7 +60,7 @@ def test_equal_models_in_float32_are_a_fixed_point() -> None:
     assert server.w.tolist() == np.array([0.1], np.float32).tolist()
 
 
-def test_who_joins_gets_the_model_that_is_due() -> None:
+def test_joining_client_is_sent_the_current_model() -> None:
     server = make_server(0.5, 0.5)
     state = AsFedAvg(every=1).begin(server)
     state.update(update("a", 4.0))
@@ -70,7 +70,7 @@ def test_who_joins_gets_the_model_that_is_due() -> None:
     assert server.w.tolist() == [4.0]
 
 
-def test_what_a_departed_client_sent_counts() -> None:
+def test_update_of_a_departed_client_counts() -> None:
     server = make_server(0.5, 0.5)
     state = AsFedAvg(every=2).begin(server)
     state.update(update("a", 2.0))
@@ -82,6 +82,6 @@ def test_what_a_departed_client_sent_counts() -> None:
 
 
 @pytest.mark.parametrize("parameters", [{"every": 0}, {"server_lr": 0.0, "every": 1}])
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         AsFedAvg(**parameters)

@@ -25,7 +25,7 @@ def test_every_update_is_added_and_answered_with_the_new_model() -> None:
     assert server.version == 1
 
 
-def test_given_times_weigh_the_slow_more() -> None:
+def test_slow_clients_weigh_more_with_given_update_times() -> None:
     server = make_server(0.5, 0.25, 0.25)
     state = AsyncFedAvg(weights="time_based", update_times=TIMES).begin(server)
     for client, weight in [("a", 0.875), ("b", 0.875), ("c", 1.75)]:  # 1.75 τ_i p_i
@@ -39,7 +39,7 @@ def test_equal_times_and_importance_give_weight_1() -> None:
     assert weights(state.update(update("c", 1.0))) == [("c", 0.5)]
 
 
-def test_estimated_times_are_running_means_and_count_once_all_were_seen() -> None:
+def test_estimated_times_are_running_means_used_once_all_clients_were_seen() -> None:
     server = make_server(0.5, 0.5)
     state = AsyncFedAvg(weights="time_based").begin(server)
 
@@ -53,13 +53,13 @@ def test_estimated_times_are_running_means_and_count_once_all_were_seen() -> Non
     assert weight("a", 8.0) == pytest.approx((1 / 4 + 1 / 8) * 4 * 0.5) == 0.75
 
 
-def test_a_round_trip_of_no_time_tells_nothing() -> None:
+def test_round_trip_of_zero_is_no_estimate() -> None:
     server = make_server(1.0)
     state = AsyncFedAvg(weights="time_based").begin(server)
     assert weights(state.update(update("a", 1.0, round_trip=0.0))) == [("a", 1.0)]
 
 
-def test_a_round_trip_of_a_nanosecond_counts() -> None:
+def test_round_trip_of_a_nanosecond_is_an_estimate() -> None:
     server = make_server(0.5, 0.5)
     state = AsyncFedAvg(weights="time_based").begin(server)
     state.update(update("a", 1.0, round_trip=1e-9))
@@ -67,7 +67,7 @@ def test_a_round_trip_of_a_nanosecond_counts() -> None:
     assert weight == pytest.approx((1 / 1 + 1 / 3) * 3 * 0.5)
 
 
-def test_times_are_those_of_the_population_whoever_is_present() -> None:
+def test_update_times_include_absent_clients() -> None:
     server = make_server(0.5, 0.25, 0.25)
     del server.clients["b"]
     state = AsyncFedAvg(weights="time_based", update_times=TIMES).begin(server)
@@ -78,7 +78,7 @@ def test_times_are_those_of_the_population_whoever_is_present() -> None:
         assert weights(state.update(update(client, 1.0, round_trip=2.0))) == [(client, 1.0)]
 
 
-def test_who_joins_or_comes_back_gets_the_model_at_once() -> None:
+def test_joining_and_returning_clients_get_the_model_at_once() -> None:
     server = make_server(0.5, 0.5)
     state = AsyncFedAvg().begin(server)
     state.start()
@@ -97,12 +97,12 @@ def test_who_joins_or_comes_back_gets_the_model_at_once() -> None:
         {"update_times": (1.0, 0.0), "weights": "time_based"},
     ],
 )
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         AsyncFedAvg(**parameters)
 
 
-def test_one_time_for_every_device() -> None:
+def test_update_times_need_one_value_per_device() -> None:
     rule = AsyncFedAvg(weights="time_based", update_times=TIMES)
     rule.check(3)
     with pytest.raises(ValueError, match="3 entries, expected 4"):

@@ -27,7 +27,7 @@ def test_n_gradients_make_a_step_down(mean: bool, w: list[float], weight: float)
     assert sent(state.update(update("b", 0.0, 0.0))) == ["a", "b"]
 
 
-def test_stale_gradients_count_like_any_other_and_the_sum_starts_anew() -> None:
+def test_stale_gradients_count_fully_and_the_sum_is_reset() -> None:
     server = make_server(0.5, 0.5)
     state = AsySG(gradients=1).begin(server)
     for version in range(3):
@@ -37,7 +37,7 @@ def test_stale_gradients_count_like_any_other_and_the_sum_starts_anew() -> None:
     assert server.w.tolist() == [-8.0]
 
 
-def test_too_few_left_for_n_gradients() -> None:
+def test_step_is_made_when_too_few_clients_are_left_for_n_gradients() -> None:
     server = make_server(0.25, 0.25, 0.5)
     state = AsySG(gradients=3).begin(server)
     state.start()
@@ -50,7 +50,7 @@ def test_too_few_left_for_n_gradients() -> None:
     assert sent(done) == ["a", "b"]
 
 
-def test_what_a_departed_client_sent_counts_and_it_gets_one_model_when_back() -> None:
+def test_gradient_of_a_departed_client_counts_and_it_gets_one_model_on_return() -> None:
     server = make_server(0.5, 0.5)
     state = AsySG(gradients=2).begin(server)
     state.start()
@@ -64,7 +64,7 @@ def test_what_a_departed_client_sent_counts_and_it_gets_one_model_when_back() ->
     assert sent(done) == ["b"]
 
 
-def test_a_gradient_waits_when_everybody_has_left() -> None:
+def test_gradient_waits_while_all_clients_are_away() -> None:
     server = make_server(0.5, 0.5)
     state = AsySG(gradients=2).begin(server)
     state.update(update("a", 2.0))
@@ -77,12 +77,12 @@ def test_a_gradient_waits_when_everybody_has_left() -> None:
 
 
 @pytest.mark.parametrize("parameters", [{"gradients": 0}, {"server_lr": 0.0, "gradients": 1}])
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         AsySG(**parameters)
 
 
-def test_more_gradients_than_clients_would_never_come() -> None:
+def test_more_gradients_than_clients_are_refused() -> None:
     AsySG(gradients=2).check(2)
     with pytest.raises(ValueError, match="only 2 clients"):
         AsySG(gradients=3).check(2)

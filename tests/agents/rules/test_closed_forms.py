@@ -59,7 +59,7 @@ def simulate(
     ids=repr,
 )
 @pytest.mark.parametrize("centers", [(3, 3, 3, 3), (0, 1, 5, 6)])
-def test_equal_clients_go_in_step_as_with_fedavg(
+def test_equal_clients_give_the_sequence_of_fedavg(
     rule: Rule, phi: float, centers: tuple[float, ...]
 ) -> None:
     """w ← w + 0.4 (3 − w), the sequence of synchronous FedAvg."""
@@ -71,13 +71,13 @@ def test_equal_clients_go_in_step_as_with_fedavg(
 @pytest.mark.parametrize(
     "rule", [AsFedAvg(every=4), Area(every=4), Area(criterion="period", period=1.0)], ids=repr
 )
-def test_the_reply_from_before_the_aggregation_makes_two_sequences_of_one(rule: Rule) -> None:
+def test_reply_before_the_aggregation_splits_the_sequence_in_two(rule: Rule) -> None:
     models = simulate(rule, (0, 1, 5, 6), [1.0] * 4, 0.4).models
     assert models[:7] == pytest.approx([0, 1.2, 1.2, 1.92, 1.92, 2.352, 2.352], abs=1e-14)
     assert models[-1] == pytest.approx(3, abs=1e-10)
 
 
-def test_fedfa_param_moves_with_every_arrival_to_the_mean() -> None:
+def test_fedfa_param_moves_towards_the_mean_at_every_arrival() -> None:
     """The window fills with φ·3 = 1.2 each; the second round trains from 0 but for the last client,
     which got 1.2: from 1.2 it makes 1.92, and so on."""
     models = simulate(FedFa(window_size=4), (0, 1, 5, 6), [1.0] * 4, 0.4).models
@@ -88,7 +88,7 @@ def test_fedfa_param_moves_with_every_arrival_to_the_mean() -> None:
 
 
 @pytest.mark.parametrize(("phi", "diverges"), [(0.330, False), (0.336, True)])
-def test_fedfa_delta_diverges_from_a_third_of_the_way_on(phi: float, diverges: bool) -> None:
+def test_fedfa_delta_diverges_at_its_critical_step(phi: float, diverges: bool) -> None:
     """Four clients in turn, K = 4: e_n = e_{n−1} − φ/4 Σ_{j=4..7} e_{n−j}. With z = e^{iθ} that is
     z⁵ = iφ sin 2θ / (8 sin² θ/2), so θ = π/10 and φ = 8 sin² 9° / sin 36° = 0.33307."""
     rule = FedFa(window_size=4, variant="delta")
@@ -120,24 +120,24 @@ def alternate(rule: Rule, curvatures: tuple[float, float]) -> list[float]:
     ],
     ids=repr,
 )
-def test_two_in_turn_that_train_from_the_reply_to_their_own_update(rule: Rule) -> None:
+def test_limit_of_two_alternating_clients_trained_from_their_own_reply(rule: Rule) -> None:
     """A = 0.3, B = 0.6: (A(1+B)·1 + B·5)/(A+B+AB) and (A·1 + B(1+A)·5)/(A+B+AB)."""
     assert alternate(rule, (1, 2)) == pytest.approx([3.48 / 1.08, 4.2 / 1.08], abs=1e-14)
 
 
-def test_two_in_turn_with_unequal_weights() -> None:
+def test_limit_of_two_alternating_clients_with_unequal_weights() -> None:
     """d = (1 + 1/3)·τ/2 = 2/3 and 2 make A = 0.2 and B = 0.6 (Fraboni et al., Example 2)."""
     rule = AsyncFedAvg(weights="time_based", update_times=(1.0, 3.0))
     assert alternate(rule, (1, 1)) == pytest.approx([3.32 / 0.92, 3.8 / 0.92], abs=1e-14)
 
 
 @pytest.mark.parametrize("rule", [DeFedAvgIid(buffer_size=1), AsFedAvg(every=1)], ids=repr)
-def test_two_in_turn_that_train_from_the_model_of_the_other(rule: Rule) -> None:
+def test_limit_of_two_alternating_clients_trained_from_the_others_model(rule: Rule) -> None:
     """A = 0.3, B = 0.6: (A·1 + B(1−A)·5)/(A+B−AB) and (A(1−B)·1 + B·5)/(A+B−AB)."""
     assert alternate(rule, (1, 2)) == pytest.approx([2.4 / 0.72, 3.12 / 0.72], abs=1e-12)
 
 
-def test_two_in_turn_in_a_window_of_two() -> None:
+def test_limit_of_two_alternating_clients_in_a_window_of_two() -> None:
     """FedFa's mean holds one model of each: no cycle, (A·1 + B·5)/(A+B)."""
     assert alternate(FedFa(window_size=2), (1, 2)) == pytest.approx([3.3 / 0.9] * 2, abs=1e-14)
 
@@ -172,7 +172,7 @@ PERIODS = (1 / 20, 1 / 5, 1 / 2, 1.0)
     ],
     ids=repr,
 )
-def test_small_steps_lead_to_the_centers_weighted_as_the_log_says(
+def test_small_steps_converge_to_the_centers_weighted_by_applied_weights(
     rule: Rule, lr: float, limit: float | None
 ) -> None:
     """q̃_i, the weights that client i was given in all, over those of all: w heads for Σ q̃_i c_i."""
@@ -186,7 +186,7 @@ def test_small_steps_lead_to_the_centers_weighted_as_the_log_says(
 
 
 @pytest.mark.parametrize(("weights", "limit"), [("identical", 40 / 31), ("time_based", 2)])
-def test_async_fedavg_with_update_times_2_3_and_5(weights: Any, limit: float) -> None:
+def test_limit_of_async_fedavg_with_update_times_2_3_and_5(weights: Any, limit: float) -> None:
     """(0/2 + 1/3 + 5/5)/(1/2 + 1/3 + 1/5) or (0 + 1 + 5)/3, over the 31 updates of 30 s."""
     rule = AsyncFedAvg(weights=weights)
     models = simulate(rule, (0, 1, 5), (2, 3, 5), 0.005, stop=Stop(updates=3000)).models
@@ -194,7 +194,7 @@ def test_async_fedavg_with_update_times_2_3_and_5(weights: Any, limit: float) ->
 
 
 @pytest.mark.parametrize("send_buffer", ["overwrite", "hold"])
-def test_defedavg_niid_leads_to_the_plain_mean(send_buffer: Literal["overwrite", "hold"]) -> None:
+def test_defedavg_niid_converges_to_the_plain_mean(send_buffer: Literal["overwrite", "hold"]) -> None:
     """Up to the luck of the draw; rates 20:1, centers 0 and 6; weighted by the rates it is 0.29."""
     rule = DeFedAvgNiid(sample=4, send_buffer=send_buffer)
     models = simulate(rule, (0, 6), (1 / 20, 1), 0.05, stop=Stop(updates=2000)).models
@@ -202,7 +202,9 @@ def test_defedavg_niid_leads_to_the_plain_mean(send_buffer: Literal["overwrite",
 
 
 @pytest.mark.parametrize("debias", ["stochastic", "deterministic"])
-def test_favano_divides_progress_by_steps(debias: Literal["stochastic", "deterministic"]) -> None:
+def test_limit_of_favano_divides_progress_by_steps(
+    debias: Literal["stochastic", "deterministic"],
+) -> None:
     """20 steps or 1 by the time that both are interrupted: φ/α is (1 − 0.95²⁰)/20 = 0.0320757 or 0.05,
     and (0.0320757·1 + 0.05·5)/0.0820757 = 3.436775."""
     rule = Favano(period=1.0, sample=2, debias=debias)
@@ -228,7 +230,7 @@ constant_steps = pytest.mark.parametrize(
 
 @constant_steps
 @pytest.mark.parametrize("steps", [1, 5])
-def test_area_leads_to_the_plain_mean_exactly(rule: Area, steps: int) -> None:
+def test_area_converges_to_the_plain_mean_exactly(rule: Area, steps: int) -> None:
     stop = Stop(after=50.0)
     models = simulate(rule, AREA_CENTERS, AREA_PERIODS, 0.9, steps=steps, stop=stop).models
     assert models[-1] == pytest.approx(4, abs=1e-13)
@@ -236,7 +238,7 @@ def test_area_leads_to_the_plain_mean_exactly(rule: Area, steps: int) -> None:
 
 @constant_steps
 @pytest.mark.parametrize(("steps", "limit"), [(1, 14 / 3.5), (5, 10.98294 / 2.82201)])
-def test_area_with_unequal_curvatures(rule: Area, steps: int, limit: float) -> None:
+def test_limit_of_area_with_unequal_curvatures(rule: Area, steps: int, limit: float) -> None:
     """h = 1, 2, ½. One step: Σ h_i c_i / Σ h_i, the optimum. Five: each goes φ_i of its way, 0.98976,
     1.00032 and 0.83193, and Σ φ_i c_i / Σ φ_i is biased (client drift)."""
     curvatures, stop = (1, 2, 0.5), Stop(after=50.0)

@@ -12,7 +12,7 @@ from agents.rules.interface import Broadcast, Send, Update
 from tests.agents.helpers import make_server, update, weights
 
 
-def test_the_first_n_make_a_version_that_all_get() -> None:
+def test_first_n_updates_make_a_version_sent_to_all() -> None:
     server = make_server(0.2, 0.3, 0.5, w=(1.0,))
     state = DeFedAvgIid(buffer_size=2, server_lr=0.5).begin(server)
     assert state.start() == [Broadcast()]
@@ -26,7 +26,7 @@ def test_the_first_n_make_a_version_that_all_get() -> None:
     assert server.w.tolist() == [5.0]
 
 
-def test_a_second_update_waits_for_the_next_round() -> None:
+def test_second_update_of_a_client_waits_for_the_next_round() -> None:
     server = make_server(0.25, 0.25, 0.5)
     state = DeFedAvgIid(buffer_size=2).begin(server)
     state.start()
@@ -41,7 +41,7 @@ def test_a_second_update_waits_for_the_next_round() -> None:
     assert server.w.tolist() == [3 + (10 + 6) / 2]
 
 
-def test_what_waited_may_make_several_versions_at_once() -> None:
+def test_waiting_updates_may_make_several_versions_at_once() -> None:
     server = make_server(0.5, 0.5)
     state = DeFedAvgIid(buffer_size=2).begin(server)
     state.start()
@@ -56,7 +56,7 @@ def test_what_waited_may_make_several_versions_at_once() -> None:
     assert (server.w.tolist(), server.version) == ([3.0 + 2 + 3], 3)
 
 
-def test_a_round_ends_with_what_there_is_when_too_few_are_left() -> None:
+def test_round_ends_with_the_updates_received_when_too_few_clients_are_left() -> None:
     server = make_server(0.25, 0.25, 0.5)
     state = DeFedAvgIid(buffer_size=3).begin(server)
     state.start()
@@ -71,7 +71,7 @@ def test_a_round_ends_with_what_there_is_when_too_few_are_left() -> None:
     assert state.update(update("b", 3.0, base=1)) == []  # c is waited for again
 
 
-def test_one_that_left_still_counts_with_what_it_sent() -> None:
+def test_update_of_a_departed_client_counts() -> None:
     server = make_server(0.25, 0.25, 0.5)
     state = DeFedAvgIid(buffer_size=2).begin(server)
     state.start()
@@ -84,7 +84,7 @@ def test_one_that_left_still_counts_with_what_it_sent() -> None:
 @pytest.mark.parametrize(
     "parameters", [{"buffer_size": 0}, {"server_lr": float("nan"), "buffer_size": 1}]
 )
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         DeFedAvgIid(**parameters)
 

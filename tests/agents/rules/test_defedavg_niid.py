@@ -15,7 +15,7 @@ def pulled(actions: Actions) -> list[str]:
     return [a.client for a in actions if isinstance(a, RequestUpdate) and a.what == "pull"]
 
 
-def test_a_client_counts_as_often_as_it_is_drawn() -> None:
+def test_client_counts_once_per_draw() -> None:
     server = make_server(0.5, 0.5, w=(1.0,), seed=0)
     state = DeFedAvgNiid(sample=4, server_lr=0.5).begin(server)
     # Drawn with seed 0: b, b, b, a.
@@ -39,7 +39,7 @@ def test_a_stale_update_counts_in_full() -> None:
     assert server.w.tolist() == [5.0]
 
 
-def test_on_average_all_count_alike() -> None:
+def test_clients_count_equally_on_average() -> None:
     server = make_server(0.7, 0.2, 0.1, seed=1)
     state = DeFedAvgNiid(sample=2).begin(server)
     drawn = pulled(state.start())
@@ -54,7 +54,7 @@ def test_on_average_all_count_alike() -> None:
     assert list(total.values()) == pytest.approx([1000] * 3, rel=0.05)
 
 
-def test_who_was_not_asked_changes_nothing_and_gets_work_again() -> None:
+def test_update_that_was_not_requested_is_ignored_and_answered() -> None:
     server = make_server(0.5, 0.5, seed=0)
     state = DeFedAvgNiid(sample=1).begin(server)
     assert pulled(state.start()) == ["b"]
@@ -64,7 +64,7 @@ def test_who_was_not_asked_changes_nothing_and_gets_work_again() -> None:
     assert server.w.tolist() == [0.0]
 
 
-def test_a_drawn_client_that_leaves_is_dropped_with_its_draws() -> None:
+def test_drawn_client_that_leaves_is_dropped_with_its_draws() -> None:
     server = make_server(0.5, 0.5, seed=0)
     state = DeFedAvgNiid(sample=4).begin(server)
     state.start()  # b, b, b, a
@@ -76,7 +76,7 @@ def test_a_drawn_client_that_leaves_is_dropped_with_its_draws() -> None:
     assert pulled(done) == ["a"]
 
 
-def test_a_round_without_anybody_left_draws_anew() -> None:
+def test_round_without_clients_is_drawn_again() -> None:
     server = make_server(0.5, 0.5, seed=0)
     state = DeFedAvgNiid(sample=1).begin(server)
     assert pulled(state.start()) == ["b"]
@@ -93,6 +93,6 @@ def test_a_round_without_anybody_left_draws_anew() -> None:
 
 
 @pytest.mark.parametrize("parameters", [{"sample": 0}, {"server_lr": 0.0, "sample": 1}])
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         DeFedAvgNiid(**parameters)

@@ -19,7 +19,7 @@ def asked(actions: Actions) -> list[str]:
     return [a.client for a in actions if isinstance(a, RequestUpdate) and a.what == "interrupt"]
 
 
-def test_a_round_is_the_mean_of_the_model_and_those_of_the_drawn() -> None:
+def test_round_averages_the_server_model_and_the_drawn_models() -> None:
     server = make_server(0.5, 0.5, w=(3.0,))
     state = Favano(period=2.0, sample=2).begin(server)
     assert state.start() == [Send("a"), Send("b"), ROUNDS]
@@ -32,7 +32,7 @@ def test_a_round_is_the_mean_of_the_model_and_those_of_the_drawn() -> None:
     assert done[1:] == [Send("a", deferred=True), Send("b", deferred=True)]
 
 
-def test_only_the_drawn_are_asked_and_get_the_new_model() -> None:
+def test_only_drawn_clients_are_requested_and_get_the_new_model() -> None:
     server = make_server(0.25, 0.25, 0.5, seed=0)
     state = Favano(period=2.0, sample=1, server_lr=0.5).begin(server)
     state.start()
@@ -47,7 +47,7 @@ def test_only_the_drawn_are_asked_and_get_the_new_model() -> None:
     assert sent(done) == [drawn]
 
 
-def test_clients_are_drawn_alike_and_at_most_once_a_round() -> None:
+def test_clients_are_drawn_uniformly_and_at_most_once_per_round() -> None:
     server = make_server(0.7, 0.2, 0.1)
     state = Favano(period=2.0, sample=2).begin(server)
     drawn = dict.fromkeys("abc", 0)
@@ -88,7 +88,7 @@ def test_a_drawn_client_that_leaves_is_dropped() -> None:
     assert state.join("b") == [Send("b")]
 
 
-def test_with_nobody_left_it_waits_for_the_next_period() -> None:
+def test_round_without_clients_waits_for_the_next_period() -> None:
     server = make_server(1.0)
     state = Favano(period=2.0, sample=1).begin(server)
     state.timer("round")
@@ -112,12 +112,12 @@ def test_equal_models_stay_equal_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("parameters", [{"period": 0.0}, {"sample": 0}, {"server_lr": 0.0}])
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         Favano(**{"period": 1.0, "sample": 1, **parameters})
 
 
-def test_more_clients_than_there_are_cannot_be_drawn() -> None:
+def test_drawing_more_clients_than_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="only 2 clients"):
         Favano(period=1.0, sample=3).check(2)
     Favano(period=1.0, sample=2).check(2)

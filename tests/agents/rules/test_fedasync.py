@@ -31,7 +31,7 @@ def test_every_update_is_mixed_in_and_answered_with_the_new_model() -> None:
         (FedAsync(staleness="hinge", a=0.5, b=0), {0: 1.0, 2: 0.5, 6: 0.25}),
     ],
 )
-def test_discount(rule: FedAsync, by_staleness: dict[int, float]) -> None:
+def test_staleness_discount_by_hand(rule: FedAsync, by_staleness: dict[int, float]) -> None:
     found = {staleness: rule.discount(staleness) for staleness in by_staleness}
     assert found == pytest.approx(by_staleness, rel=1e-12)
 
@@ -44,7 +44,7 @@ def test_a_stale_model_counts_less() -> None:
     assert server.w.tolist() == pytest.approx([3.0])
 
 
-def test_the_share_does_not_compound() -> None:
+def test_staleness_discount_does_not_accumulate() -> None:
     server = make_server(1.0)
     state = FedAsync().begin(server)
     for version in range(4):
@@ -53,19 +53,19 @@ def test_the_share_does_not_compound() -> None:
     assert server.w.tolist() == pytest.approx([1 - 0.4**4])
 
 
-def test_server_lr_multiplies_the_share() -> None:
+def test_server_lr_multiplies_the_mixing_weight() -> None:
     server = make_server(1.0)
     FedAsync(server_lr=0.5).begin(server).update(update("a", 10.0))
     assert server.w.tolist() == pytest.approx([3.0])
 
 
-def test_a_share_of_one_takes_the_model_over() -> None:
+def test_mixing_weight_of_one_replaces_the_model() -> None:
     server = make_server(1.0, w=(0.1,))
     FedAsync(mixing=1.0).begin(server).update(update("a", 0.3))
     assert server.w.tolist() == [0.3]
 
 
-def test_who_joins_gets_the_model_at_once() -> None:
+def test_joining_client_gets_the_model_at_once() -> None:
     state = FedAsync().begin(make_server(1.0))
     assert sent(state.join("a")) == ["a"]
     assert state.leave("a") == []
@@ -74,6 +74,6 @@ def test_who_joins_gets_the_model_at_once() -> None:
 @pytest.mark.parametrize(
     "parameters", [{"mixing": 0.0}, {"mixing": 1.1}, {"a": 0.0}, {"b": -1}, {"server_lr": -1.0}]
 )
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         FedAsync(**parameters)

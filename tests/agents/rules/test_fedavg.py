@@ -24,7 +24,7 @@ def test_a_round_waits_for_all_and_adds_their_weighted_mean() -> None:
     assert sent(done) == ["a", "b"]
 
 
-def test_a_round_is_sent_when_the_instant_is_done() -> None:
+def test_round_is_sent_at_the_end_of_the_instant() -> None:
     state = FedAvg().begin(make_server(1.0))
     assert all(action.deferred for action in state.start())  # type: ignore[union-attr]
 
@@ -46,7 +46,7 @@ def test_server_lr_scales_the_step() -> None:
         (FedAvg(sample=2, weights="unbiased"), 0.5 * 3 / 2 * 7 + 0.2 * 3 / 2 * 14),  # = 9.45
     ],
 )
-def test_sampling_without_replacement(rule: FedAvg, w: float) -> None:
+def test_clients_are_sampled_without_replacement(rule: FedAvg, w: float) -> None:
     server = make_server(0.5, 0.3, 0.2, seed=9)
     state = rule.begin(server)
     assert sent(state.start()) == ["a", "c"]
@@ -64,7 +64,7 @@ def test_sampling_without_replacement(rule: FedAvg, w: float) -> None:
         (FedAvg(sample=3, replacement=True, weights="unbiased"), [("a", 1 / 3), ("b", 0.5)]),
     ],
 )
-def test_with_replacement_a_client_counts_as_often_as_it_is_drawn(
+def test_client_sampled_with_replacement_counts_once_per_draw(
     rule: FedAvg, expected: list[tuple[str, float]]
 ) -> None:
     server = make_server(0.25, 0.75, seed=3)
@@ -77,7 +77,7 @@ def test_with_replacement_a_client_counts_as_often_as_it_is_drawn(
 
 
 @pytest.mark.parametrize("replacement", [False, True])
-def test_unbiased_weights_are_the_importance_on_average(replacement: bool) -> None:
+def test_unbiased_weights_equal_the_importance_on_average(replacement: bool) -> None:
     server = make_server(0.6, 0.3, 0.1)
     state = FedAvg(sample=2, replacement=replacement, weights="unbiased").begin(server)
     total = dict.fromkeys("abc", 0.0)
@@ -109,7 +109,7 @@ def test_fednova_multiplies_by_the_weighted_mean_of_effective_steps(
     assert weights(done) == [("a", tau_eff * 0.25), ("b", tau_eff * 0.75)]
 
 
-def test_who_leaves_is_dropped_from_the_round() -> None:
+def test_leaving_client_is_dropped_from_the_round() -> None:
     server = make_server(0.5, 0.25, 0.25)
     state = FedAvg().begin(server)
     state.start()
@@ -121,7 +121,7 @@ def test_who_leaves_is_dropped_from_the_round() -> None:
     assert sent(done) == ["a", "c"]
 
 
-def test_a_round_ends_when_the_last_one_it_waits_for_leaves() -> None:
+def test_round_ends_when_its_last_missing_client_leaves() -> None:
     server = make_server(0.5, 0.5)
     state = FedAvg().begin(server)
     state.start()
@@ -131,7 +131,7 @@ def test_a_round_ends_when_the_last_one_it_waits_for_leaves() -> None:
     assert server.w.tolist() == [3.0]
 
 
-def test_a_dropped_client_does_not_count_among_the_drawn() -> None:
+def test_dropped_client_does_not_count_among_the_drawn() -> None:
     """Unbiased: with a left of the drawn (a, c), and 2 of 3 clients present, p_c · 2/1."""
     server = make_server(0.5, 0.3, 0.2, seed=9)
     state = FedAvg(sample=2, weights="unbiased").begin(server)
@@ -141,7 +141,7 @@ def test_a_dropped_client_does_not_count_among_the_drawn() -> None:
     assert weights(state.update(update("c", 10.0))) == [("c", pytest.approx(0.4))]
 
 
-def test_who_leaves_after_its_update_counts_among_the_drawn_from() -> None:
+def test_client_leaving_after_its_update_counts_in_the_population() -> None:
     """Unbiased: p · 3/2 for both, although c is not present any more."""
     server = make_server(0.5, 0.3, 0.2, seed=9)
     state = FedAvg(sample=2, weights="unbiased").begin(server)
@@ -153,7 +153,7 @@ def test_who_leaves_after_its_update_counts_among_the_drawn_from() -> None:
     assert weights(done) == [("c", pytest.approx(0.3)), ("a", pytest.approx(0.75))]
 
 
-def test_a_round_that_lost_everyone_starts_again_without_a_new_version() -> None:
+def test_round_without_clients_restarts_without_a_new_version() -> None:
     server = make_server(0.5, 0.5)
     state = FedAvg(sample=1).begin(server)
     (drawn,) = sent(state.start())
@@ -167,7 +167,7 @@ def test_a_round_that_lost_everyone_starts_again_without_a_new_version() -> None
     assert server.version == 0
 
 
-def test_who_joins_takes_part_from_the_next_round_on() -> None:
+def test_joining_client_takes_part_from_the_next_round() -> None:
     server = make_server(0.5)
     state = FedAvg().begin(server)
     state.start()
@@ -176,7 +176,7 @@ def test_who_joins_takes_part_from_the_next_round_on() -> None:
     assert sent(state.update(update("a", 1.0))) == ["a", "b"]
 
 
-def test_round_timeout_goes_on_with_those_who_are_back() -> None:
+def test_round_timeout_aggregates_the_updates_received() -> None:
     server = make_server(0.5, 0.5)
     state = FedAvg(round_timeout=5.0).begin(server)
     assert SetTimer("round", 5 * SECOND) in state.start()
@@ -190,7 +190,7 @@ def test_round_timeout_goes_on_with_those_who_are_back() -> None:
     assert server.w.tolist() == [3.0]
 
 
-def test_round_timeout_with_nobody_back_sends_again() -> None:
+def test_round_timeout_without_updates_sends_the_model_again() -> None:
     server = make_server(0.5, 0.5)
     state = FedAvg(round_timeout=5.0).begin(server)
     state.start()
@@ -210,7 +210,7 @@ def test_a_second_update_in_one_round_is_ignored() -> None:
     assert server.w.tolist() == [2.0]
 
 
-def test_the_sum_starts_anew_every_round() -> None:
+def test_sum_is_reset_every_round() -> None:
     server = make_server(1.0)
     state = FedAvg().begin(server)
     state.start()
@@ -224,18 +224,18 @@ def test_the_sum_starts_anew_every_round() -> None:
     "parameters",
     [{"sample": 0}, {"replacement": True}, {"round_timeout": 0.0}, {"server_lr": 0.0}],
 )
-def test_parameters_that_make_no_sense(parameters: dict[str, float]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         FedAvg(**parameters)  # type: ignore[arg-type]
 
 
-def test_more_to_draw_than_there_are() -> None:
+def test_drawing_more_clients_than_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="only 2 clients"):
         FedAvg(sample=3).check(2)
     FedAvg(sample=3, replacement=True).check(2)
 
 
-def test_models_and_deltas_make_one_mean() -> None:
+def test_models_and_deltas_are_averaged_together() -> None:
     """The client side asks for models; compressed ones come as deltas. One model alone is copied."""
     server = make_server(0.25, 0.75, w=(1.0, 2.0))
     state = FedAvg(server_lr=0.5).begin(server)

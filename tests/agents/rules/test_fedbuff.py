@@ -28,7 +28,7 @@ def test_k_deltas_make_a_version() -> None:
     assert server.w.tolist() == [5.0, 3.0]  # the buffer began anew
 
 
-def test_a_buffer_of_one_is_vanilla_asynchronous_fl() -> None:
+def test_buffer_of_one_is_plain_asynchronous_fl() -> None:
     server = make_server(0.5, 0.5)
     state = FedBuff(buffer_size=1).begin(server)
     assert weights(state.update(update("a", 2.0))) == [("a", 1.0)]
@@ -48,7 +48,7 @@ def test_inverse_sqrt_discounts_by_the_staleness_at_arrival() -> None:
     assert FedBuff().discount(100) == 1.0
 
 
-def test_after_aggregation_the_contributors_wait_for_the_new_model() -> None:
+def test_reply_after_aggregation_sends_contributors_the_new_model() -> None:
     server = make_server(0.4, 0.3, 0.3)
     state = FedBuff(buffer_size=2, reply="after_aggregation").begin(server)
     state.start()
@@ -67,7 +67,7 @@ def test_after_aggregation_the_contributors_wait_for_the_new_model() -> None:
     ],
 )
 @pytest.mark.parametrize("centers", [(3, 3, 3, 3), (0, 1, 5, 6)])
-def test_four_equal_clients_and_a_buffer_of_four(
+def test_four_equal_clients_with_a_buffer_of_four(
     reply: Any, expected: list[float], centers: tuple[float, ...]
 ) -> None:
     rule = FedBuff(buffer_size=4, reply=reply)
@@ -84,7 +84,7 @@ def test_four_equal_clients_and_a_buffer_of_four(
         (FedBuff(buffer_size=6, concurrency=1), 3.0),  # the plain mean
     ],
 )
-def test_where_unequal_rates_lead(rule: FedBuff, limit: float) -> None:
+def test_limit_with_unequal_rates(rule: FedBuff, limit: float) -> None:
     """Rates 20, 5, 2, 1; centers 0, 1, 3, 8, whose plain mean is 3."""
     periods = [1 / 20, 1 / 5, 1 / 2, 1.0]
     models = Simulation(rule, (0, 1, 3, 8), periods, 0.1, Stop(updates=2000)).run()
@@ -92,7 +92,7 @@ def test_where_unequal_rates_lead(rule: FedBuff, limit: float) -> None:
     assert sum(settled) / len(settled) == pytest.approx(limit, rel=0.03)
 
 
-def test_each_uploader_is_replaced_by_one_of_the_idle() -> None:
+def test_uploader_is_replaced_by_an_idle_client() -> None:
     server = make_server(0.25, 0.25, 0.25, 0.25, seed=1)
     state = FedBuff(buffer_size=100, concurrency=2).begin(server)
     training = sent(state.start())
@@ -118,7 +118,7 @@ def test_block_replaces_k_at_a_time_after_the_aggregation() -> None:
     assert all(action.deferred for action in done if isinstance(action, Send))
 
 
-def test_a_departed_client_frees_its_place() -> None:
+def test_departed_client_frees_its_slot() -> None:
     server = make_server(0.5, 0.5)
     state = FedBuff(concurrency=1).begin(server)
     (training,) = sent(state.start())
@@ -126,7 +126,7 @@ def test_a_departed_client_frees_its_place() -> None:
     assert sent(state.leave(training)) == list(server.clients)
 
 
-def test_what_is_in_the_buffer_is_aggregated_when_too_few_are_left_to_fill_it() -> None:
+def test_buffer_is_aggregated_when_too_few_clients_are_left_to_fill_it() -> None:
     server = make_server(0.25, 0.25, 0.5)
     state = FedBuff(buffer_size=3, reply="after_aggregation").begin(server)
     state.start()
@@ -146,7 +146,7 @@ def test_what_is_in_the_buffer_is_aggregated_when_too_few_are_left_to_fill_it() 
 @pytest.mark.parametrize(
     "parameters", [{"buffer_size": 0}, {"concurrency": 0}, {"replace": "block"}, {"server_lr": 0.0}]
 )
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         FedBuff(**parameters)
 
@@ -159,7 +159,7 @@ def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
         (FedBuff(buffer_size=4, concurrency=3, replace="block"), "never fill"),
     ],
 )
-def test_a_buffer_that_cannot_fill_is_refused(rule: FedBuff, complaint: str) -> None:
+def test_buffer_larger_than_the_fleet_is_refused(rule: FedBuff, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         rule.check(4)
     FedBuff(buffer_size=5).check(4)

@@ -34,7 +34,7 @@ def test_delta_adds_the_mean_of_the_last_deltas() -> None:
     assert models == [1.0, 1 + 1.5, 2.5 + 3.0, 5.5 + 2.0]
 
 
-def test_every_update_is_listed_once_with_the_weight_of_one_application() -> None:
+def test_every_update_is_recorded_once_with_its_weight() -> None:
     server = make_server(0.5, 0.5)
     state = FedFa(window_size=4, variant="delta", server_lr=0.5).begin(server)
     for client in "aba":
@@ -54,7 +54,7 @@ def test_server_lr_mixes_models() -> None:
 
 
 @pytest.mark.parametrize("variant", ["param", "delta"])
-def test_the_running_sum_is_that_of_the_window(variant: Literal["param", "delta"]) -> None:
+def test_running_sum_equals_the_sum_of_the_window(variant: Literal["param", "delta"]) -> None:
     """Vectors of very different size leave no trace once they are out of the window."""
     server = make_server(1.0, w=(0.0, 0.0))
     state = FedFa(window_size=3, variant=variant).begin(server)
@@ -68,7 +68,7 @@ def test_the_running_sum_is_that_of_the_window(variant: Literal["param", "delta"
     np.testing.assert_allclose(server.w, expected, rtol=1e-12)
 
 
-def test_it_keeps_copies() -> None:
+def test_window_holds_copies_of_the_updates() -> None:
     server = make_server(1.0)
     state = FedFa(window_size=2).begin(server)
     first = update("a", 1.0)
@@ -98,13 +98,13 @@ def test_fednova_multiplies_by_the_mean_effective_steps_of_the_window() -> None:
     assert server.w.tolist() == [6 + 5 * 2.0]
 
 
-def test_what_it_asks_of_clients() -> None:
+def test_client_side_follows_the_variant() -> None:
     param, delta = FedFa(2), FedFa(2, variant="delta")
     assert (param.client_side.kind, param.takes_fednova) == ("model", False)
     assert (delta.client_side.kind, delta.takes_fednova) == ("delta", True)
 
 
-def test_what_a_departed_client_sent_stays_in_the_window() -> None:
+def test_update_of_a_departed_client_stays_in_the_window() -> None:
     server = make_server(0.5, 0.5)
     state = FedFa(window_size=2).begin(server)
     state.update(update("a", 1.0))
@@ -116,6 +116,6 @@ def test_what_a_departed_client_sent_stays_in_the_window() -> None:
 
 
 @pytest.mark.parametrize("parameters", [{"window_size": 0}, {"server_lr": 0.0, "window_size": 1}])
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         FedFa(**parameters)

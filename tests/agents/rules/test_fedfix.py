@@ -14,7 +14,7 @@ from tests.agents.helpers import make_server, sent, update, weights
 TICKS = SetPeriodicTimer("tick", 2 * SECOND)
 
 
-def test_the_tick_adds_what_came_and_answers_its_senders_only() -> None:
+def test_tick_applies_received_updates_and_answers_only_their_senders() -> None:
     server = make_server(0.25, 0.25, 0.5, w=(1.0, 2.0))
     state = FedFix(period=2.0, server_lr=0.5).begin(server)
     assert state.start() == [Send("a"), Send("b"), Send("c"), TICKS]
@@ -31,7 +31,7 @@ def test_the_tick_adds_what_came_and_answers_its_senders_only() -> None:
     assert server.w.tolist() == [4.0, 1.0]  # the sum began anew
 
 
-def test_an_empty_tick_makes_no_version_but_counts() -> None:
+def test_empty_tick_is_counted_but_makes_no_version() -> None:
     server = make_server(0.5, 0.5, w=(7.0,))
     state = FedFix(period=2.0).begin(server)
     state.start()
@@ -53,7 +53,7 @@ def test_ticks_are_counted_from_the_dispatch_to_the_application() -> None:
     assert weights(state.timer("tick")) == [("b", 2.25), ("a", 0.25)]
 
 
-def test_a_resumed_run_counts_ticks_on() -> None:
+def test_resumed_run_continues_the_tick_count() -> None:
     server = make_server(1.0)
     server.began = 9 * SECOND
     state = FedFix(period=2.0).begin(server)
@@ -72,7 +72,7 @@ def test_a_resumed_run_counts_ticks_on() -> None:
         (0.1, 0.3 + 1e-6, 4),
     ],
 )
-def test_ticks_of_an_update_time(period: float, time: float, ticks: int) -> None:
+def test_update_time_is_converted_to_ticks(period: float, time: float, ticks: int) -> None:
     assert FedFix(period).ticks(time) == ticks
 
 
@@ -86,7 +86,7 @@ def test_given_times_are_rounded_up_to_ticks() -> None:
     assert server.w.tolist() == [1.75]
 
 
-def test_who_joins_gets_the_model_at_once_and_counts_from_there() -> None:
+def test_joining_client_gets_the_model_at_once_and_its_ticks_start_there() -> None:
     server = make_server(0.5)
     state = FedFix(period=2.0).begin(server)
     state.start()
@@ -98,7 +98,7 @@ def test_who_joins_gets_the_model_at_once_and_counts_from_there() -> None:
     assert weights(state.timer("tick")) == [("b", 0.5)]
 
 
-def test_what_a_departed_client_sent_counts_and_it_is_sent_one_model_when_back() -> None:
+def test_update_of_a_departed_client_counts_and_it_gets_one_model_on_return() -> None:
     server = make_server(0.5, 0.5)
     state = FedFix(period=2.0).begin(server)
     state.start()
@@ -112,7 +112,7 @@ def test_what_a_departed_client_sent_counts_and_it_is_sent_one_model_when_back()
     assert sent(done) == []  # it trains already
 
 
-def test_the_ticks_go_on_when_everybody_has_left() -> None:
+def test_ticks_continue_while_all_clients_are_away() -> None:
     server = make_server(1.0)
     state = FedFix(period=2.0).begin(server)
     state.start()
@@ -127,12 +127,12 @@ def test_the_ticks_go_on_when_everybody_has_left() -> None:
     "parameters",
     [{"period": 0.0}, {"server_lr": 0.0, "period": 1.0}, {"update_times": (0.0,), "period": 1.0}],
 )
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         FedFix(**parameters)
 
 
-def test_one_time_for_every_device() -> None:
+def test_update_times_need_one_value_per_device() -> None:
     rule = FedFix(period=1.0, update_times=(1.0, 2.0))
     rule.check(2)
     with pytest.raises(ValueError, match="2 entries, expected 3"):

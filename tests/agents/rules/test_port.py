@@ -17,7 +17,7 @@ def begin(rule: Port, server: Server) -> PortState:
     return state
 
 
-def test_fresh_updates_count_by_their_samples() -> None:
+def test_fresh_updates_are_weighted_by_samples() -> None:
     server = make_server(0.5, 0.5, w=(1.0,))
     state = Port(min_updates=2, server_lr=0.5).begin(server)
     assert state.start() == [Send("a"), Send("b")]
@@ -52,7 +52,7 @@ def advance(state: PortState, server: Server, *steps: tuple[float, ...]) -> None
         ((0.0, 0.0), 0.5 + 2.5),  # no direction
     ],
 )
-def test_a_stale_update_counts_by_its_direction_and_staleness(
+def test_stale_update_is_weighted_by_direction_and_staleness(
     delta: tuple[float, float], factor: float
 ) -> None:
     server = make_server(0.2, 0.3, 0.5, w=(7.0, 7.0))
@@ -66,7 +66,7 @@ def test_a_stale_update_counts_by_its_direction_and_staleness(
     assert server.w.tolist() == pytest.approx([10 + share * delta[0], 11 + share * delta[1]])
 
 
-def test_of_one_version_ago_the_direction_does_not_matter() -> None:
+def test_direction_is_ignored_at_staleness_one() -> None:
     server = make_server(0.2, 0.3, 0.5)
     state = begin(Port(min_updates=2, similarity_weight=4.0, staleness_weight=1.0), server)
     advance(state, server, (1.0,))
@@ -76,7 +76,7 @@ def test_of_one_version_ago_the_direction_does_not_matter() -> None:
     assert weights(done)[0] == ("c", pytest.approx(stale / (stale + fresh)))
 
 
-def test_urgent_asks_stale_clients_once_and_waits_for_them() -> None:
+def test_urgent_requests_stale_clients_once_and_waits_for_them() -> None:
     server = make_server(0.2, 0.3, 0.5)
     state = begin(Port(min_updates=2, staleness_bound=1), server)
     advance(state, server, (1.0,), (1.0,))
@@ -91,14 +91,14 @@ def test_urgent_asks_stale_clients_once_and_waits_for_them() -> None:
     assert server.version == 3
 
 
-def test_within_the_bound_nobody_is_waited_for() -> None:
+def test_clients_within_the_staleness_bound_are_not_waited_for() -> None:
     server = make_server(0.2, 0.3, 0.5)
     state = begin(Port(min_updates=2, staleness_bound=2), server)
     advance(state, server, (1.0,), (1.0,), (1.0,))
     assert server.version == 3
 
 
-def test_not_urgent_waits_without_asking() -> None:
+def test_without_urgent_stale_clients_are_waited_for_but_not_requested() -> None:
     server = make_server(0.2, 0.3, 0.5)
     state = begin(Port(min_updates=2, staleness_bound=1, urgent=False), server)
     advance(state, server, (1.0,), (1.0,))
@@ -122,7 +122,7 @@ def test_a_stale_client_that_leaves_is_not_waited_for() -> None:
     assert server.version == 4  # it trains from version 3
 
 
-def test_what_there_is_is_aggregated_when_too_few_are_left() -> None:
+def test_received_updates_are_aggregated_when_too_few_clients_are_left() -> None:
     server = make_server(0.5, 0.5)
     state = begin(Port(min_updates=2), server)
     state.update(update("a", 3.0))
@@ -132,7 +132,7 @@ def test_what_there_is_is_aggregated_when_too_few_are_left() -> None:
     assert weights(state.update(update("a", 1.0, base=1))) == [("a", 1.0)]  # and ever after
 
 
-def test_models_of_versions_that_nobody_holds_are_dropped() -> None:
+def test_models_of_versions_without_clients_are_dropped() -> None:
     server = make_server(0.2, 0.3, 0.5)
     state = begin(Port(min_updates=2, staleness_bound=100), server)
     advance(state, server, *[(1.0,)] * 5)
@@ -159,7 +159,7 @@ def test_two_aggregations_in_one_instant() -> None:
     assert weights(done) == [("a", pytest.approx(2.5 / 6)), ("b", pytest.approx(3.5 / 6))]
 
 
-def test_the_places_of_contributors_go_to_any_of_the_idle() -> None:
+def test_contributors_are_replaced_by_any_idle_clients() -> None:
     server = make_server(0.25, 0.25, 0.25, 0.25)
     state = Port(min_updates=2, concurrency=3).begin(server)
     first, second, third = sent(state.start())
@@ -183,20 +183,20 @@ def test_the_places_of_contributors_go_to_any_of_the_idle() -> None:
         {"server_lr": 0.0},
     ],
 )
-def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(parameters))):
         Port(**parameters)
 
 
 @pytest.mark.parametrize("rule", [Port(concurrency=5), Port(min_updates=5), Port(3, concurrency=2)])
-def test_an_aggregation_that_would_never_come_is_refused(rule: Port) -> None:
+def test_minimum_of_updates_above_the_fleet_is_refused(rule: Port) -> None:
     with pytest.raises(ValueError, match="clients"):
         rule.check(4)
     Port(min_updates=3, concurrency=3).check(4)
     Port(min_updates=4, concurrency=4).check(4)
 
 
-def test_who_was_away_is_sent_one_model_when_it_is_back() -> None:
+def test_returning_client_is_sent_one_model() -> None:
     server = make_server(0.3, 0.3, 0.4)
     state = begin(Port(min_updates=2), server)
     state.update(update("a", 1.0))

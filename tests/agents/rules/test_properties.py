@@ -198,7 +198,7 @@ def strays(actions: act.Actions) -> list[str]:
 @every_rule
 @given(life=lives)
 @settings(random_lives, max_examples=30)
-def test_a_run_never_gets_stuck_and_its_books_are_right(rule: Rule, life: Life) -> None:
+def test_run_never_stalls_and_its_records_are_consistent(rule: Rule, life: Life) -> None:
     fleet = live(rule, life, lambda w: (1 - w) / 4)
     settle(fleet)
     listed = applied(fleet)
@@ -217,7 +217,7 @@ def test_a_run_never_gets_stuck_and_its_books_are_right(rule: Rule, life: Life) 
 @every_rule
 @given(life=lives)
 @settings(random_lives, max_examples=15)
-def test_zero_updates_leave_the_model_as_it_is(rule: Rule, life: Life) -> None:
+def test_zero_updates_leave_the_model_unchanged(rule: Rule, life: Life) -> None:
     fleet = live(rule, life, np.zeros_like)
     fleet.work(3)
     assert set(fleet.models) <= {np.array([0.3], np.float32).tobytes()}
@@ -240,7 +240,7 @@ def digest() -> str:
     return hashlib.sha256(repr([(fleet.log, fleet.models) for fleet in fleets]).encode()).hexdigest()
 
 
-def test_actions_do_not_depend_on_the_order_of_a_set() -> None:
+def test_actions_do_not_depend_on_set_order() -> None:
     """Which is another in every process, as Python's hashes of strings are."""
     command = [sys.executable, "-c", f"from {__name__} import digest; print(digest())"]
     other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
@@ -256,14 +256,14 @@ def test_actions_do_not_depend_on_the_order_of_a_set() -> None:
 
 
 @pytest.mark.parametrize("rule", ALONE.values(), ids=ALONE.keys())
-def test_one_client_alone_does_plain_local_sgd(rule: Rule) -> None:
+def test_single_client_does_plain_local_sgd(rule: Rule) -> None:
     """With one step of 40 % of the way to 3: w_k = 3 (1 − 0.6^k)."""
     models = Simulation(rule, [3.0], [1.0], 0.4, Stop(updates=8), dtype=np.float64).run()
     assert models == pytest.approx([3 * (1 - 0.6**k) for k in range(9)], abs=1e-14)
 
 
 @every_rule
-def test_strays_change_nothing_but_a_counter(rule: Rule) -> None:
+def test_stray_messages_only_raise_a_counter(rule: Rule) -> None:
     fleet = Fleet(rule, IMPORTANCE, lambda _, w: 1 - w)
     fleet.work(6)
     last = fleet.arrived[-1]
@@ -283,7 +283,7 @@ def test_strays_change_nothing_but_a_counter(rule: Rule) -> None:
 @every_rule
 @given(life=lives)
 @settings(random_lives, max_examples=15)
-def test_a_message_that_comes_again_changes_nothing(rule: Rule, life: Life) -> None:
+def test_duplicate_message_changes_nothing(rule: Rule, life: Life) -> None:
     fleet = Fleet(rule, IMPORTANCE, lambda _, w: np.cos(w))
     for what, name in life:
         happens(fleet, what, name)

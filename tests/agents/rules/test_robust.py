@@ -30,7 +30,7 @@ VALUES = (1.0, 2.0, 4.0, 7.0, 1000.0)
         *((5, 0.2, 1), (5, 0.4, 2), (10, 0.3, 3), (100, 0.29, 29), (5, 0.19, 0), (3, 0.49, 1)),
     ],
 )
-def test_how_many_are_left_out_at_each_end(updates: int, trim: Trim, k: int) -> None:
+def test_number_trimmed_at_each_end(updates: int, trim: Trim, k: int) -> None:
     assert count_trimmed(updates, trim) == k
 
 
@@ -38,7 +38,7 @@ def test_how_many_are_left_out_at_each_end(updates: int, trim: Trim, k: int) -> 
     ("trim", "moved"),
     [(0.0, 202.8), (0.2, 13 / 3), (0.4, 4.0), ("median", 4.0)],
 )
-def test_fedbuff_moves_by_the_mean_of_those_in_the_middle(trim: Trim, moved: float) -> None:
+def test_fedbuff_moves_by_the_trimmed_mean(trim: Trim, moved: float) -> None:
     server = make_server(0.5, 0.5)
     state = FedBuff(buffer_size=5, trim=trim).begin(server)
     for value in VALUES[:-1]:
@@ -51,7 +51,7 @@ def test_fedbuff_moves_by_the_mean_of_those_in_the_middle(trim: Trim, moved: flo
     assert server.w.tolist() == [pytest.approx(moved + 1.0, rel=1e-12)]
 
 
-def test_each_coordinate_has_its_own_extremes() -> None:
+def test_coordinates_are_trimmed_separately() -> None:
     state = AsySG(gradients=3, trim="median").begin(make_server(0.3, 0.3, 0.4, w=(0.0, 0.0)))
     server = state.server
     for client, gradient in zip("abc", [(1.0, 9.0), (2.0, -5.0), (30.0, 4.0)], strict=True):
@@ -69,7 +69,7 @@ def test_each_coordinate_has_its_own_extremes() -> None:
         (0.25, (0.1, 0.2, 0.3, 0.4), (1.0, 2.0, 900.0, -900.0), (0.1 * 1 + 0.2 * 2) / 0.3),
     ],
 )
-def test_what_fedavg_trims_are_values_and_what_is_left_counts_by_importance(
+def test_fedavg_trims_by_value_and_weighs_the_rest_by_importance(
     trim: Trim, importance: tuple[float, ...], values: tuple[float, ...], moved: float
 ) -> None:
     server = make_server(*importance)
@@ -81,7 +81,7 @@ def test_what_fedavg_trims_are_values_and_what_is_left_counts_by_importance(
     assert [weight for _, weight in weights(done)] == pytest.approx(importance)
 
 
-def test_stale_updates_are_trimmed_by_their_values_and_discounted_afterwards() -> None:
+def test_stale_updates_are_trimmed_before_they_are_discounted() -> None:
     """τ = 3 halves the first two; of (6, 1, 2, 0) the first and the last are left out, and Σ a = 3."""
     server = make_server(0.5, 0.5)
     server.version = 3
@@ -92,7 +92,7 @@ def test_stale_updates_are_trimmed_by_their_values_and_discounted_afterwards() -
     assert server.w.tolist() == [pytest.approx(3.0 * mean / 4)]
 
 
-def test_a_client_drawn_twice_counts_twice() -> None:
+def test_client_drawn_twice_counts_twice_in_the_trimmed_mean() -> None:
     server = make_server(0.4, 0.3, 0.3)
     state = DeFedAvgNiid(sample=3, trim="median").begin(server)
     state.start()
@@ -121,14 +121,14 @@ def test_a_client_drawn_twice_counts_twice() -> None:
         ("fedfix", {"period": 1.0, "trim": 0.6}, "below 0.5"),
     ],
 )
-def test_a_trim_that_does_nothing_is_refused(
+def test_trim_that_removes_nothing_is_refused(
     name: str, parameters: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         RULES[name](**parameters)
 
 
-def test_fedavg_with_all_clients_knows_how_many_these_are() -> None:
+def test_fedavg_of_all_clients_checks_trim_against_the_fleet() -> None:
     rule: Rule = FedAvg(trim=0.1)
     rule.check(10)
     with pytest.raises(ValueError, match=r"only 9 updates are aggregated: use at least 0\.12"):
@@ -147,7 +147,7 @@ def drawn_weights(data: st.DataObject, rows: list[Any]) -> list[float]:
 
 
 @given(rows=rows, data=st.data())
-def test_their_order_changes_not_a_bit(rows: list[Any], data: st.DataObject) -> None:
+def test_trimmed_mean_does_not_depend_on_the_order(rows: list[Any], data: st.DataObject) -> None:
     k = data.draw(st.integers(0, (len(rows) - 1) // 2))
     a = drawn_weights(data, rows)
     order = data.draw(st.permutations(range(len(rows))))
@@ -156,14 +156,14 @@ def test_their_order_changes_not_a_bit(rows: list[Any], data: st.DataObject) -> 
 
 
 @given(rows=rows, data=st.data())
-def test_where_all_agree_weights_do_not_matter(rows: list[Any], data: st.DataObject) -> None:
+def test_equal_updates_give_the_same_mean_for_any_weights(rows: list[Any], data: st.DataObject) -> None:
     k = data.draw(st.integers(0, (len(rows) - 1) // 2))
     mean = trimmed_mean([rows[0]] * len(rows), k, drawn_weights(data, rows))
     assert mean == pytest.approx(rows[0], rel=1e-6)
 
 
 @given(rows=rows, weight=st.floats(0.1, 2.0), scale=st.floats(0.1, 2.0))
-def test_without_trimming_it_is_the_plain_sum(rows: list[Any], weight: float, scale: float) -> None:
+def test_trim_of_zero_is_the_plain_sum(rows: list[Any], weight: float, scale: float) -> None:
     moved = []
     for kind in (WeightedSum, lambda server: RobustSum(server, 0.0)):
         server = make_server(1.0, w=(0.0, 0.0, 0.0))
@@ -176,7 +176,9 @@ def test_without_trimming_it_is_the_plain_sum(rows: list[Any], weight: float, sc
 
 
 @given(rows=rows, data=st.data())
-def test_k_attackers_cannot_leave_the_range_of_the_honest(rows: list[Any], data: st.DataObject) -> None:
+def test_k_attackers_cannot_move_the_mean_beyond_the_honest_range(
+    rows: list[Any], data: st.DataObject
+) -> None:
     k = data.draw(st.integers(0, (len(rows) - 1) // 2))
     forged = arrays.arrays(np.float32, 3, elements=st.floats(-(2.0**63), 2.0**63, width=32))
     attacked = [*rows[k:], *(data.draw(forged) for _ in range(k))]
@@ -187,19 +189,19 @@ def test_k_attackers_cannot_leave_the_range_of_the_honest(rows: list[Any], data:
     assert (mean <= honest.max(axis=0) + slack).all()
 
 
-def test_what_is_left_without_weight_moves_nothing() -> None:
+def test_updates_without_weight_move_nothing() -> None:
     """As by port, of an update in the opposite direction."""
     rows = [np.array([value, value], np.float32) for value in (1.0, 2.0, 3.0)]
     assert trimmed_mean(rows, 1, [1.0, 0.0, 1.0]).tolist() == [0.0, 0.0]
     assert trimmed_mean(rows, 0, [1.0, 0.0, 3.0]).tolist() == [2.5, 2.5]
 
 
-def test_long_vectors_are_as_short_ones() -> None:
+def test_long_vectors_are_trimmed_like_short_ones() -> None:
     rows = list(np.random.default_rng(0).normal(size=(7, 100_000)).astype(np.float32))
     assert trimmed_mean(rows, 3, [0.5] * 7).tolist() == np.median(rows, axis=0).tolist()
     unequal = trimmed_mean(rows, 3, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
     assert unequal.tolist() == np.median(rows, axis=0).tolist()
 
 
-def test_the_plain_sum_keeps_no_update() -> None:
+def test_plain_sum_holds_no_update() -> None:
     assert type(make_sum(make_server(1.0), 0.0)) is WeightedSum

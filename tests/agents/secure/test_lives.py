@@ -151,7 +151,7 @@ class Run:
 )
 @given(life=lives)
 @settings(random_lives, max_examples=25)
-def test_the_model_moves_by_the_sums_of_what_is_reported_as_applied(rule: Rule, life: Life) -> None:
+def test_model_moves_by_the_sum_of_the_updates_recorded_as_applied(rule: Rule, life: Life) -> None:
     run = Run(rule, *life[:2])
     fleet, version = run.fleet, 0
     expected = fleet.server.w.copy()
@@ -190,7 +190,7 @@ def _moved(
 
 @given(life=lives)
 @settings(random_lives, max_examples=15)
-def test_of_area_the_mean_has_all_that_was_opened_and_what_was_lost_comes_later(life: Life) -> None:
+def test_area_mean_contains_all_opened_sums_and_later_the_lost_ones(life: Life) -> None:
     """x + u = Σ y_i / N with y_i all that was opened of a client's messages; and once nothing is lost
     any more, x gets to where the clients' own y_i are those."""
     run = Run(Area(every=2), *life[:2])

@@ -19,7 +19,7 @@ from agents.pipeline.secure.quantised import Grid
 _TOP = FIELD.p - 1
 
 
-def test_arithmetic_is_that_of_galois_at_the_edges_too() -> None:
+def test_field_arithmetic_equals_galois_at_its_limits_too() -> None:
     import galois  # takes a second and a half
 
     gf = galois.GF(FIELD.p)
@@ -39,14 +39,14 @@ def test_a_long_sum_of_the_largest_products_is_exact() -> None:
         FIELD.product(np.zeros((1, terms + 1)), np.zeros((terms + 1, 1), np.uint32))
 
 
-def test_reduces_whatever_64_bits_hold() -> None:
+def test_reduction_works_for_all_64_bit_values() -> None:
     values = np.array([0, FIELD.p, 2 * FIELD.p, 2**64 - 1, 2**63, 2**62 + 12345], np.uint64)
     for field in (Field(3), Field(19), FIELD):
         expected = [int(value) % field.p for value in values]
         assert field.reduced(values.copy()).tolist() == expected
 
 
-def test_interpolates_like_galois() -> None:
+def test_interpolation_equals_galois() -> None:
     """What takes a polynomial's values at some points to those at others."""
     import galois
 
@@ -59,7 +59,7 @@ def test_interpolates_like_galois() -> None:
 
 
 @given(st.data())
-def test_any_u_shares_give_the_sum_of_masks_back(data: st.DataObject) -> None:
+def test_any_u_shares_recover_the_sum_of_masks(data: st.DataObject) -> None:
     parties = data.draw(st.integers(1, 8))
     needed = data.draw(st.integers(1, parties))
     code = Code(parties, needed, data.draw(st.integers(0, needed - 1)), data.draw(st.integers(1, 40)))
@@ -78,7 +78,7 @@ def _noise(code: Code, seed: bytes) -> Words:
 
 
 @pytest.mark.parametrize(("needed", "colluding", "size"), [(2, 1, 1), (3, 2, 1), (3, 1, 2)])
-def test_t_shares_are_the_same_whatever_the_mask_is(needed: int, colluding: int, size: int) -> None:
+def test_t_shares_are_uniform_for_every_mask(needed: int, colluding: int, size: int) -> None:
     """Over all noise of the field of 7 elements, any T shares are uniform for every mask, all together:
     they tell nothing. T + 1 of them are not the same."""
     field = Field(3)
@@ -102,7 +102,7 @@ def _seen(
     return Counter(tuple(shares.reshape(-1).tolist()) for shares in found)
 
 
-def test_masks_and_what_they_mask_look_uniform() -> None:
+def test_masks_and_masked_updates_look_uniform() -> None:
     """Of a constant update no bit shows: both pass χ² over 256 classes and a test of their distribution;
     the sum without a mask does not."""
     words, _ = Grid(1.0, 16).rounded(np.full(100_000, 0.25), np.random.default_rng(0))
@@ -115,7 +115,7 @@ def test_masks_and_what_they_mask_look_uniform() -> None:
         assert bool(p > 1e-4) is uniform
 
 
-def test_expansion_skips_p_and_repeats() -> None:
+def test_mask_expansion_skips_values_above_the_field() -> None:
     """In the field of 7 elements one word of 8 is p: none is left, and each element as likely."""
     field = Field(3)
     words = masks.expanded(b"k" * 16, 70_000, field)
@@ -134,7 +134,7 @@ def test_rounding_errs_by_less_than_a_step(values: list[float], bits: int, seed:
     assert outside == int((np.abs(vector) > 1.5).sum())
 
 
-def test_rounding_is_right_on_average() -> None:
+def test_rounding_is_unbiased() -> None:
     grid = Grid(1.0, 3)
     vector = np.repeat([-0.9, -0.1, 0.05, 0.5], 20_000)
     words, _ = grid.rounded(vector, np.random.default_rng(0))
@@ -142,7 +142,7 @@ def test_rounding_is_right_on_average() -> None:
     assert means == pytest.approx([-0.9, -0.1, 0.05, 0.5], abs=0.005)  # a step is 0.33
 
 
-def test_the_largest_sum_that_is_allowed_fits_and_no_larger_one_is() -> None:
+def test_largest_allowed_sum_fits_the_field() -> None:
     updates, weight = 2, 64
     bits = (FIELD.p // (updates * weight)).bit_length() - 1
     assert quantised.overflow(updates, weight, bits) is None
@@ -156,14 +156,14 @@ def test_the_largest_sum_that_is_allowed_fits_and_no_larger_one_is() -> None:
         assert grid.real(summed).tolist() == [pytest.approx(updates * weight * value)] * 3
 
 
-def test_the_upper_half_of_the_field_is_what_is_below_zero() -> None:
+def test_upper_half_of_the_field_is_negative() -> None:
     words = np.array([0, 1, 2**29, 2**30 - 1, 2**30, 3 * 2**29, _TOP], np.uint32)
     expected = [0, 1, 2**29, 2**30 - 1, 1 - 2**30, 1 - 2**29, -1]
     grid = Grid(127.0, 8)  # steps of 1
     assert grid.whole(words).tolist() == grid.real(words).tolist() == expected
 
 
-def test_weights_are_whole_and_never_none() -> None:
+def test_weights_are_rounded_to_at_least_one() -> None:
     assert quantised.whole_weights([1.0, 0.5, 0.6], 64) == [64, 32, 38]
     assert quantised.whole_weights([0.01, 0.01, 0.001, 0.0], 64) == [1, 1, 1, 1]
 
@@ -180,25 +180,23 @@ def test_weights_are_whole_and_never_none() -> None:
         ([1.0, 1.0], [64, 64]),
     ],
 )
-def test_no_update_of_a_sum_counts_for_more_than_the_others_together(
-    weights: list[float], whole: list[int]
-) -> None:
+def test_no_update_outweighs_the_others_together(weights: list[float], whole: list[int]) -> None:
     assert quantised.whole_weights(weights, 64) == whole
     assert not quantised.dominates(whole)
 
 
 @pytest.mark.parametrize("weights", [[64, 1, 1], [1, 3, 1], [33, 16], [64, 31, 32]])
-def test_weights_that_give_one_update_away(weights: list[int]) -> None:
+def test_weights_that_reveal_one_update_are_refused(weights: list[int]) -> None:
     assert quantised.dominates(weights)
 
 
-def test_what_is_not_finite_is_refused() -> None:
+def test_values_that_are_not_finite_are_refused() -> None:
     for value in (np.nan, np.inf):
         with pytest.raises(ValueError, match="not finite"):
             Grid(1.0, 16).rounded(np.array([0.0, value]), np.random.default_rng(0))
 
 
-def test_constraints() -> None:
+def test_invalid_parameters_of_the_code_are_refused() -> None:
     assert unfit(4, 3, 2) is None
     assert unfit(4, 5, 1) == "needed (U) is 5, expected from 1 to the number of clients, 4"
     assert split(5, 3) is split(4, 3) is split(1, 1) is None

@@ -154,7 +154,7 @@ def _lives(draw: st.DrawFn) -> tuple[FedBuff, int, int, int, list[tuple[str, int
 
 
 @given(_lives())
-def test_the_model_is_that_of_the_plain_sums_whoever_drops_out(
+def test_model_equals_the_plain_sums_under_any_dropouts(
     lives: tuple[FedBuff, int, int, int, list[tuple[str, int]]],
 ) -> None:
     """Whatever fleet, buffer, staleness and drop-outs: each update is in a version or reported, and w is
@@ -202,7 +202,7 @@ def _check_weights(rule: FedBuff, version: list[events.UpdateApplied]) -> None:
         assert record.weight == pytest.approx(min(weight, most), abs=len(version) * unit / 64)
 
 
-def test_a_buffer_that_too_few_can_open_is_reported_and_the_run_goes_on() -> None:
+def test_buffer_with_too_few_shares_is_reported_and_the_run_continues() -> None:
     run = Run(FedBuff(buffer_size=2), clients=3, needed=3, colluding=1)
     run.silent = {"c0", "c1"}
     run.train("c0", np.ones(_D))
@@ -228,7 +228,7 @@ def test_a_buffer_that_too_few_can_open_is_reported_and_the_run_goes_on() -> Non
     assert run.server.w == pytest.approx(np.full(_D, 0.375), abs=1e-5)
 
 
-def test_one_wrong_sum_of_shares_changes_no_model_and_is_told_with_its_senders() -> None:
+def test_wrong_sum_of_shares_changes_no_model_and_its_senders_are_named() -> None:
     run = Run(FedBuff(buffer_size=2), clients=4, needed=3, colluding=1)
     run.train("c3", np.full(_D, 0.5))
     run.silent = {"c1"}  # its answer is made up below
@@ -269,7 +269,7 @@ class Liar(Grid):
         return np.full(vector.size, 2**28, np.uint32), 0
 
 
-def test_an_update_beyond_the_range_is_found_with_its_sum() -> None:
+def test_update_beyond_the_range_is_detected_in_its_sum() -> None:
     run = Run(FedBuff(buffer_size=2), clients=3, needed=2, colluding=1)
     run.parties["c1"].grid = Liar(1.0, 20)
     run.train("c0", np.full(_D, 0.5))
@@ -280,7 +280,7 @@ def test_an_update_beyond_the_range_is_found_with_its_sum() -> None:
     assert found.updates == ("c0", "c1")
 
 
-def test_what_is_lost_with_a_wrong_sum_comes_later_where_clients_remember() -> None:
+def test_updates_lost_with_a_wrong_sum_arrive_later_if_clients_have_a_memory() -> None:
     """To `area` it is lost like any other buffer: the next model says so."""
     run = Run(Area(every=2), clients=3, needed=2, colluding=1)
     run.parties["c1"].grid = Liar(1.0, 20)
@@ -293,7 +293,7 @@ def test_what_is_lost_with_a_wrong_sum_comes_later_where_clients_remember() -> N
     assert told[-1]["lost"] == (1,)
 
 
-def test_who_goes_before_it_has_answered_takes_the_buffer_with_it() -> None:
+def test_buffer_is_lost_when_a_needed_client_leaves_before_answering() -> None:
     run = Run(FedBuff(buffer_size=2), clients=3, needed=3, colluding=0)
     run.silent = {"c2"}
     run.train("c0", np.ones(_D))
@@ -352,7 +352,7 @@ def _two() -> tuple[Party, Party]:
 
 
 @pytest.mark.parametrize("key", [bytes(32), bytes([1]) + bytes(31)])
-def test_a_key_of_low_order_is_refused_and_spoils_no_mask(key: bytes) -> None:
+def test_low_order_key_is_refused_without_affecting_other_masks(key: bytes) -> None:
     """With such a key nothing can be sealed; the others are sent their shares as before."""
     settings = _settings(FedBuff(buffer_size=2), 3, 2, 1)
     a, b, _ = (Party("run", name, settings, _D) for name in settings.clients)
@@ -368,7 +368,7 @@ def _shares(party: Party, dispatch: int) -> bytes:
     return payload
 
 
-def test_a_client_sums_no_less_than_a_buffer_and_each_share_once() -> None:
+def test_client_sums_at_least_one_buffer_and_each_share_once() -> None:
     a, b = _two()
     for dispatch in (1, 2, 3):
         b.take("c0", _shares(a, dispatch))
@@ -385,7 +385,7 @@ def test_a_client_sums_no_less_than_a_buffer_and_each_share_once() -> None:
     assert secure_wire.decode_sum(b.answer(3, [("c0", 2, 1), ("c0", 3, 1)]))[1] is None
 
 
-def test_a_client_gives_no_sum_in_which_one_update_counts_for_more_than_the_others() -> None:
+def test_client_refuses_a_sum_dominated_by_one_update() -> None:
     """Of weights 64, 1 and 1 the sum would be the first update, to 1/32."""
     settings = _settings(FedBuff(buffer_size=3, staleness="inverse_sqrt"), 2, 2, 1)
     a, b = (Party("run", name, settings, _D) for name in settings.clients)
@@ -401,7 +401,7 @@ def test_a_client_gives_no_sum_in_which_one_update_counts_for_more_than_the_othe
     assert secure_wire.decode_sum(b.answer(2, wanted))[1] is not None
 
 
-def test_made_up_shares_take_the_place_of_their_senders_own_alone() -> None:
+def test_forged_shares_only_displace_those_of_their_sender() -> None:
     """Room is for 2(K + N) shares, 12 of K = 2 and N = 4: what each of the others may need at once, two
     of a buffer and one more, stays, whatever c3 sends before, between and after."""
     settings = _settings(FedBuff(buffer_size=2), 4, 3, 1)
@@ -431,7 +431,7 @@ def test_made_up_shares_take_the_place_of_their_senders_own_alone() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
-def test_a_client_keeps_the_newest_of_whoever_sends_as_many_as_others(
+def test_client_keeps_the_newest_shares_of_each_honest_sender(
     sent: list[tuple[int, bool]],
 ) -> None:
     """c1 to c3 send honestly one share after the other, c4 and c5, which collude, what they like: of the
@@ -456,7 +456,7 @@ def test_a_client_keeps_the_newest_of_whoever_sends_as_many_as_others(
         assert set(victim._held.get(name, {})) >= set(range(max(1, count - 2), count + 1))
 
 
-def test_a_client_that_says_new_keys_again_and_again_fills_no_memory() -> None:
+def test_repeated_new_keys_of_a_client_use_bounded_memory() -> None:
     a, b = _two()
     for _ in range(20):
         key = Channels().public
@@ -467,7 +467,7 @@ def test_a_client_that_says_new_keys_again_and_again_fills_no_memory() -> None:
     b.take("c0", _shares(a, 1))
 
 
-def test_shares_that_were_sealed_for_another_are_refused() -> None:
+def test_shares_sealed_for_another_client_are_refused() -> None:
     a, b = _two()
     payload = _shares(a, 1)
     b.take("c0", payload)
@@ -497,7 +497,7 @@ def test_faulty_sums_are_refused(payload: bytes, problem: str) -> None:
         secure_wire.decode_sum(payload)
 
 
-def test_updates_of_the_other_kind_are_refused() -> None:
+def test_unmasked_updates_are_refused_in_secure_runs_and_the_reverse() -> None:
     run = Run(FedBuff(buffer_size=2), clients=2, needed=2, colluding=1)
     plain = message("c0", run.dispatched["c0"].number, vector=np.zeros(_D, np.float32), **done(0.0))
     run.execute(run.core.update("c0", plain, 1, 0.001))
@@ -515,7 +515,7 @@ def test_updates_of_the_other_kind_are_refused() -> None:
     assert run.records[-2:][0].reason.startswith("a mask that took longer")  # type: ignore[union-attr]
 
 
-def test_channels() -> None:
+def test_sealed_channel_opens_only_for_its_two_clients() -> None:
     a, b, c = Channels(), Channels(), Channels()
     about = {"from": "a", "to": "b"}
     sealed = a.sealed(b"share", b.public, about)
@@ -527,7 +527,7 @@ def test_channels() -> None:
         a.sealed(b"", bytes(32), about)
 
 
-def test_holders_as_text() -> None:
+def test_share_holders_are_written_as_text_and_read_back() -> None:
     assert holders_of(bits_of((0, 3, 70))) == (0, 3, 70)
     for faulty in ("", "-1", "0x1", " 1", "g", "1" * 5000):
         with pytest.raises(ValueError, match="no hexadecimal number"):

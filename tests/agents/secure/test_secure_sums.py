@@ -83,7 +83,7 @@ def test_the_sum_has_the_weights_that_were_used_up_to_rounding() -> None:
         ([0, 2**31 - 2, 0], (0, 1, 3), 3, None),
     ],
 )
-def test_what_no_sum_can_be_made_of(
+def test_updates_that_cannot_form_a_sum_are_refused(
     words: list[int], holders: tuple[int, ...], outside: int, problem: str | None
 ) -> None:
     masked = Masked(np.array(words, np.uint32), holders, outside)
@@ -100,7 +100,7 @@ def _opened(sums: Sums, weights: Sequence[float], words: Sequence[int]) -> Vecto
     return sums.opened(found)
 
 
-def test_a_sum_is_in_parts_of_the_largest_weight_whatever_weights_it_has() -> None:
+def test_weights_of_a_sum_are_scaled_to_the_largest() -> None:
     """Also where none has the largest one, and where a weight is rounded up to the least: 1/64."""
     sums = Sums(replace(_SETTINGS, largest_weight=64), 3)
     total = _opened(sums, [0.5, 0.25, 0.25], [64, 32, 0])
@@ -111,7 +111,7 @@ def test_a_sum_is_in_parts_of_the_largest_weight_whatever_weights_it_has() -> No
     assert total.tolist() == [3.0] * 3
 
 
-def test_an_update_that_counts_for_more_than_the_others_is_lowered_and_the_record_says_so() -> None:
+def test_dominating_update_is_lowered_and_recorded_with_its_weight() -> None:
     sums = SecureSums(Sums(replace(_SETTINGS, largest_weight=64), 3))
     for client in ("a", "b", "c"):
         masked = Masked(np.full(3, 64, np.uint32), (0, 1, 2, 3), 0)
@@ -130,7 +130,7 @@ def test_an_update_that_counts_for_more_than_the_others_is_lowered_and_the_recor
     assert opened.total.tolist() == [48.0] * 3
 
 
-def test_what_is_beyond_the_range_of_its_updates_is_no_sum_of_them() -> None:
+def test_sum_beyond_the_range_of_its_updates_is_wrong() -> None:
     """Of steps of 1, from −127 to 127: two updates of weight 2/2 come to 4 · 127 at the most."""
     sums = Sums(_SETTINGS, 3)
     for words in ([127, 127], [FIELD.p - 127, FIELD.p - 127], [254, 0]):
@@ -143,7 +143,7 @@ def test_what_is_beyond_the_range_of_its_updates_is_no_sum_of_them() -> None:
     assert not sums.waiting
 
 
-def test_what_is_longer_than_its_clipped_updates_is_no_sum_of_them() -> None:
+def test_sum_longer_than_its_clipped_updates_is_wrong() -> None:
     """Updates of length 10√3 at most: with weights 1 and 0.5, sums of 15√3."""
     sums = Sums(replace(_SETTINGS, norm=10 * 3**0.5), 3)
     assert isinstance(_opened(sums, [1.0, 0.5], [10, 10]), np.ndarray)
@@ -151,7 +151,7 @@ def test_what_is_longer_than_its_clipped_updates_is_no_sum_of_them() -> None:
     assert problem == "its norm is 26.8, and its updates are clipped to 26 in all"
 
 
-def test_of_a_wrong_sum_nothing_is_applied_and_all_who_may_have_lied_are_named() -> None:
+def test_wrong_sum_is_not_applied_and_all_suspects_are_named() -> None:
     sums = sums_of("a", "b")
     number = begun(sums, "a", "b").number
     assert sums.answer(number, "d", np.array([0, 2**29], np.uint32)) is None
@@ -172,7 +172,7 @@ _EVENTS = st.lists(
 
 
 @given(_EVENTS)
-def test_it_is_opened_when_three_have_answered_and_lost_when_two_cannot(
+def test_sum_opens_with_three_answers_and_is_lost_without_two_clients(
     events: list[tuple[str, str]],
 ) -> None:
     """Whichever is first; who has answered may leave."""
@@ -206,7 +206,7 @@ def test_it_is_opened_when_three_have_answered_and_lost_when_two_cannot(
             return
 
 
-def test_who_left_has_lost_its_shares_of_what_had_come_and_is_not_asked() -> None:
+def test_departed_client_is_not_asked_for_earlier_shares() -> None:
     sums = sums_of("a", "b")
     assert sums.gone("d") == []
     masked = Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0)
@@ -218,13 +218,13 @@ def test_who_left_has_lost_its_shares_of_what_had_come_and_is_not_asked() -> Non
     assert asked.holders == {"a", "b", "c"}
 
 
-def test_what_too_few_can_open_is_lost_at_once() -> None:
+def test_sum_with_too_few_share_holders_is_lost_at_once() -> None:
     lost = sums_of("a", "b").begin(wanted("a", "b"), {"a", "b"})
     assert isinstance(lost, Lost)
     assert lost.reason == "is lost: 0 of 3 clients that are needed have answered, and 2 could"
 
 
-def test_one_client_keeps_several_sums_from_being_opened() -> None:
+def test_one_missing_client_blocks_several_sums() -> None:
     sums = sums_of("a", "b", "c", "d")
     numbers = [begun(sums, "a", "b").number, begun(sums, "c", "d").number]
     assert sums.gone("a") == []
@@ -232,7 +232,7 @@ def test_one_client_keeps_several_sums_from_being_opened() -> None:
     assert not sums.waiting
 
 
-def test_what_has_waited_for_too_long_is_lost_alone() -> None:
+def test_only_the_sum_that_timed_out_is_lost() -> None:
     sums = sums_of("a", "b", "c", "d")
     first, second = begun(sums, "a", "b").number, begun(sums, "c", "d").number
     assert sums.timeout == 30_000_000_000
@@ -240,7 +240,7 @@ def test_what_has_waited_for_too_long_is_lost_alone() -> None:
     assert set(sums.waiting) == {second}
 
 
-def test_what_the_rule_has_no_use_for_is_in_no_sum() -> None:
+def test_updates_ignored_by_the_rule_are_in_no_sum() -> None:
     sums = sums_of("a", "b")
     sums.drop("a", 1)
     sums.drop("a", 1)
@@ -248,12 +248,12 @@ def test_what_the_rule_has_no_use_for_is_in_no_sum() -> None:
         sums.begin(wanted("a", "b"), set(_CLIENTS))
 
 
-def test_shares_are_of_one_length() -> None:
+def test_shares_must_have_equal_lengths() -> None:
     assert sums_of().unfit(_SHARE) is None
     assert sums_of().unfit(np.zeros(3, np.uint32)) == "a sum of shares of 3 words"
 
 
-def test_a_client_is_told_of_a_loss_until_it_answers_what_told_it() -> None:
+def test_loss_notice_is_repeated_until_the_client_answers_it() -> None:
     losses = Losses()
     losses.add("a", 1)
     losses.heard("a", 4)  # an answer to what was sent before the loss was known
@@ -270,7 +270,7 @@ def test_a_client_is_told_of_a_loss_until_it_answers_what_told_it() -> None:
     assert losses.tell("a", 10) == ()
 
 
-def test_client_answers_each_sum_that_it_was_asked_about_once() -> None:
+def test_client_answers_each_requested_sum_once() -> None:
     """Also if enough others were faster."""
     sums = sums_of("a", "b")
     number = begun(sums, "a", "b").number
