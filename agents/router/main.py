@@ -27,7 +27,7 @@ from typing import Any
 
 from agents import config, disturbances
 from agents.config import Access, RouterConfig
-from agents.device.delayline import Cell, DelayServer, Impairment
+from agents.device.delayline import DelayServer, Impairment, SharedRate
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
 from agents.device_actions import SetLink
@@ -58,16 +58,16 @@ def impairment(link: Mapping[str, float]) -> Impairment:
     return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
 
 
-def cells(access: Mapping[str, Access], queues: Mapping[str, tuple[int, int]]) -> dict[int, Cell]:
+def cells(access: Mapping[str, Access], queues: Mapping[str, tuple[int, int]]) -> dict[int, SharedRate]:
     """Shared cells by queue number; `access` and `queues` (up, down) are by device."""
-    made: dict[tuple[str, str], Cell] = {}
+    made: dict[tuple[str, str], SharedRate] = {}
     found = {}
     for device, shared in access.items():
         for queue, way, rate in zip(
             queues[device], ("up", "down"), (shared.up, shared.down), strict=True
         ):
             if rate is not None:
-                found[queue] = made.setdefault((shared.name, way), Cell(rate))
+                found[queue] = made.setdefault((shared.name, way), SharedRate(rate))
     return found
 
 

@@ -40,7 +40,7 @@ class SwarmMeter(Meter):
     def device_cpu_seconds(self) -> float | None:
         """Of the devices on this node; those that have ended have theirs in their last reading."""
         for name in self._here:
-            used = ControlGroup.of(self._containers.pid(name)).cpu_seconds()
+            used = ControlGroup.of_process(self._containers.pid(name)).cpu_seconds()
             if used is not None:
                 self._used[name] = used
         return math.fsum(self._used.values()) if self._used or not self._here else None
