@@ -38,7 +38,7 @@ from agents.mqtt.transport import Connection, Received
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
 from testbed.broker import Limits, Listeners, accounts, write_mosquitto
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import EventFollower
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
 _RUN, _TOPICS = "load", Topics("load")
@@ -272,7 +272,7 @@ def _watch(
     """Who floods begins at half the time, and is ended, as by a controller, when it is shut out."""
     print(f"{'s':>5}{'updates/s':>11}", *(f"{name:>10}: cores, MB" for name in meters))
     begin, before = time.monotonic(), 0
-    follower = Follower(records)
+    follower = EventFollower(records)
     for meter in meters.values():
         meter.look()
     for tenth in range(1, 11):

@@ -20,7 +20,7 @@ from testbed.errors import BadInputError, RunFailedError, reading
 from testbed.host.signals import uninterrupted
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import EventFollower
 from testbed.topology import units
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class RunHandle:
     def events(self) -> Iterator[events.Record]:
         """The records of `events.jsonl`, from the first one on, each as soon as it is written, until
         the run is over. Raises RunFailedError for one that cannot be read."""
-        follower = Follower(self._directory.events)
+        follower = EventFollower(self._directory.events)
         while True:
             live = self.live  # before reading, so that nothing is missed
             try:

@@ -19,7 +19,7 @@ from testbed.traits import RUNTIMES, is_simulated, refuse_simulated
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.agreement import Agreement
+    from analysis.agreement import RankAgreement
     from analysis.load import Run as Result
     from testbed.sweeps import Sweep
 
@@ -44,9 +44,8 @@ class SweepResult:
         """What an accuracy of `target` (None: the sweep's, else the highest that all runs of a task
         reached) cost each configuration, over its seeds: what `testbed compare` prints, as numbers.
 
-        A row for each, with the fields of `analysis.comparison.Row`; of an interval such as `time`
-        (s) the columns `time_mean`, `time_low` and `time_high`.
-        """
+        A row for each, with the fields of `analysis.comparison.ComparisonRow`; of an interval such as
+        `time` (s) the columns `time_mean`, `time_low` and `time_high`."""
         import pandas as pd
 
         tasks = results.compare([*map(results.read_slim, self.paths)], target or self.target)
@@ -93,7 +92,7 @@ def sweep(
 
 @dataclass(frozen=True, slots=True)
 class AgreeResult:
-    agreement: Agreement
+    agreement: RankAgreement
     """Ranks, times and Kendall's tau-b."""
     target: float
     """The accuracy whose time ranks."""

@@ -40,7 +40,7 @@ from testbed.plan.planned_actions import steps
 from testbed.run.awaited_devices import AwaitedDevices
 from testbed.run.scenario_player import ScenarioPlayer, parsed
 from testbed.rundir.commands import CommandFolder
-from testbed.rundir.tail import Follower, Samples
+from testbed.rundir.tail import EventFollower, Samples
 from testbed.runtimes import Runtime
 from testbed.view import View
 
@@ -126,7 +126,7 @@ class Controller:
         self._postponed: list[AddressedOrder] | None = None
         """Orders to the aggregator while it, or the broker, is started again, or while a client floods
         it: a broker would drop them; None: it is there."""
-        self._follower = Follower(spec.directory.events)
+        self._follower = EventFollower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
         self._orders: list[AddressedOrder] = []

@@ -53,7 +53,7 @@ def last_start(path: Path) -> events.RunStarted | None:
     return None
 
 
-class Follower:
+class EventFollower:
     """Reads a growing `events.jsonl`."""
 
     def __init__(self, path: Path) -> None:

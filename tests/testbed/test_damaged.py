@@ -66,7 +66,7 @@ def test_unreadable_manifest_does_not_hide_other_runs(tmp_path: Path, testbed: T
     assert "not valid" in testbed("runs", "--runs", tmp_path).out
     said = testbed("export", tmp_path / "e")
     assert said.code == 2
-    assert "manifest.json: no manifest: created: Input should be a valid number" in said.err
+    assert "manifest.json: not a manifest: created: Input should be a valid number" in said.err
 
 
 def test_leftovers_of_a_killed_controller_are_removed_and_nothing_else(

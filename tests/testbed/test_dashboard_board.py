@@ -103,7 +103,7 @@ def test_run_that_cannot_be_shown_is_explained(directory: RunDirectory) -> None:
     assert "refresh" not in shown
     directory.manifest.write_text("{")
     feed.refresh()
-    assert "no manifest" in feed.error
+    assert "not a manifest" in feed.error
 
 
 def test_new_data_reuses_the_existing_bokeh_models(directory: RunDirectory) -> None:
