@@ -21,7 +21,7 @@ from testbed.tracking import processes
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.comparison import Row
+    from analysis.comparison import ComparisonRow
     from analysis.load import Run as Result
 
 
@@ -62,7 +62,7 @@ def read_slim(path: Path) -> Result:
     return comparison.slim(read(path))
 
 
-def compare(found: Sequence[Result], target: float | None = None) -> list[list[Row]]:
+def compare(found: Sequence[Result], target: float | None = None) -> list[list[ComparisonRow]]:
     """What an accuracy of `target` (None: the highest that all runs of a task reached) cost each
     configuration, over its seeds: a list of rows for each task. What is not alike, and so does not
     compare, `analysis.comparison.remarks` says."""

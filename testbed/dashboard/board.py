@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from analysis import comparison
 from analysis.charts import CHARTS
-from analysis.charts.action_marks import Marks, marks
+from analysis.charts.action_marks import ActionMarks, marks
 from analysis.charts.chart import Chart
 from analysis.charts.lanes import lanes
 from analysis.charts.learning_curves import curves
@@ -62,7 +62,7 @@ class Board:
         self.panels: tuple[Panel, ...] = ()
         self.tables: tuple[Table, ...] = ()
         """Of the devices; one per column."""
-        self.marks: tuple[Marks, ...] = ()
+        self.marks: tuple[ActionMarks, ...] = ()
         """What the numbers on the charts of each column stand for; then, of several runs, what those on
         the charts of all of them do."""
         self._due = 0.0

@@ -16,7 +16,7 @@ from bokeh.models.widgets import Div, Select, TextInput
 
 from analysis import comparison, metrics
 from analysis.charts import screen
-from analysis.charts.action_marks import Marks
+from analysis.charts.action_marks import ActionMarks
 from analysis.charts.chart import INKS, Ink, Theme
 from testbed.dashboard import device_table
 from testbed.dashboard.board import BY_DEVICE, MAX_COLUMNS, Board, Panel
@@ -169,7 +169,7 @@ def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
     return list(kinds.values())
 
 
-def _events(found: Marks) -> str:
+def _events(found: ActionMarks) -> str:
     return TEMPLATES.get_template("events.html").render(key=found.key, notes=found.notes)
 
 

@@ -322,7 +322,7 @@ def test_time_to_accuracy_is_drawn(run: Run) -> None:
 def test_layer_with_columns_of_unequal_length_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' differ in length"):
         Layer("a", "line", arrays(x=[1, 2], y=[1]))
-    with pytest.raises(ValueError, match=r"'a' is to tell of columns that it lacks: \['z'\]"):
+    with pytest.raises(ValueError, match=r"the tooltip of 'a' needs missing columns: \['z'\]"):
         Layer("a", "line", arrays(x=[1], y=[1]), hover={"name": "$name", "depth": "z"})
 
 

@@ -173,7 +173,7 @@ def test_story_of_a_long_run_samples_the_states(
 ) -> None:
     monkeypatch.setattr(story, "MAX_UPDATES", 2)  # it has three
     curves, strip = story.story([load(directory)])
-    assert "of long runs the states at evenly spaced moments" in curves.note
+    assert "long runs: the states at evenly spaced moments" in curves.note
     columns = strip.layers[0].columns
     trained = columns["state"] == "train"
     assert columns["device"][trained].tolist() == ["fast", "fast", "slow"]

@@ -290,7 +290,7 @@ def test_file_that_cannot_be_created_is_reported_with_the_fix(tmp_path: Path) ->
 
 
 def test_chart_without_runs_is_reported() -> None:
-    with pytest.raises(ValueError, match="no runs: the chart of devices takes one or more"):
+    with pytest.raises(ValueError, match="the chart of devices needs at least one run"):
         CHARTS["devices"]([])
 
 
