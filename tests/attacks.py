@@ -34,12 +34,12 @@ _WAIT_SECONDS = 1.0
 
 
 class RefusedError(Exception):
-    """By what it says."""
+    """The attack was refused; the message says by whom."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What an attacker may know."""
+    """Addresses and credentials that an attacker may know."""
 
     run: str
     device: str
@@ -48,7 +48,7 @@ class Facts:
     config: str
     """Path of the attacker's own configuration, with its login."""
     reachable: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
-    """Addresses and ports that nobody in the device may reach, by what is there."""
+    """Addresses and ports that no process in the device may reach, by their service."""
     server: str = ""
     """The server's address on the devices' network."""
     others_address: str = ""
@@ -413,11 +413,11 @@ ATTACKS_IN_TURN: dict[str, Sequence[Attack]] = {
         past_the_router,
     ),
 }
-"""Those that change the interface, which the others use."""
+"""Attacks that change the interface, which the others use."""
 
 
 def reconnected(log: str) -> set[str]:
-    """Who has logged in more than once, as Mosquitto's log tells."""
+    """Return the logins used more than once, according to Mosquitto's log."""
     logins = Counter(re.findall("New client connected from .* as ([^ ]+) ", log))
     return {name for name, times in logins.items() if times > 1}
 

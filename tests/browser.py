@@ -37,7 +37,7 @@ _DRAWN = "!!window.Bokeh && Bokeh.documents.length > 0 && Bokeh.documents[0].is_
 
 
 def missing() -> str | None:
-    """What a machine lacks that cannot open one."""
+    """Return what is missing to open a browser here; None if nothing is."""
     lacking = [program for program in ("chromium", "chromedriver") if shutil.which(program) is None]
     return " and ".join(lacking) or None
 
@@ -61,7 +61,7 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def column(self, figure: str, layer: str, column: str) -> list[Any]:
-        """What is drawn, as the browser has it."""
+        """Return the drawn models as the browser has them."""
         script = "find(r => r.name === arguments[1]).data_source.data[arguments[2]]"
         found: list[Any] = self.run(
             f"return Array.from({_FIGURE}.renderers.{script})", figure, layer, column

@@ -53,7 +53,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 _NAMED = 4
 """Maximum number of open files that a failure lists."""
 _OPEN: pytest.StashKey[dict[int, str]] = pytest.StashKey()
-"""What was open before a test and its fixtures."""
+"""Open files before a test and its fixtures."""
 
 WHOLE = (
     *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),
@@ -72,7 +72,7 @@ SINGLE = (
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only tests that are alone are asked for, files without any are not imported."""
+    """Skip the import of files without `alone` tests if only those are selected."""
     if config.option.markexpr != "alone" or collection_path.suffix != ".py":
         return None
     return "mark.alone" not in collection_path.read_text(encoding="utf-8") or None
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def unit_of_work(nodeid: str) -> str:
-    """What a worker gets at once: all tests of a file, or a single one."""
+    """Return the unit of work for one worker: all tests of a file, or a single one."""
     file = nodeid.partition("::")[0]
     return nodeid if Path(file).name in SINGLE else file
 
@@ -135,7 +135,7 @@ def testbed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """Where the real datasets lie (TESTBED_DATA); the few tests that want them skip without."""
+    """Folder of the real datasets (TESTBED_DATA); the few tests that need it are skipped without it."""
     root = os.environ.get("TESTBED_DATA")
     if root is None:
         pytest.skip("TESTBED_DATA names no folder with datasets")

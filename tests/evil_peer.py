@@ -93,7 +93,7 @@ class EvilPeer:
             pass
 
     def _update(self, model: payloads.ModelMessage) -> None:
-        """As it should be: an update of zeros."""
+        """Send a valid update of zeros."""
         now = time.monotonic_ns()
         for name, share in self._party.prepare(model.dispatch):
             self._connection.publish(self._names.share(name, self._name), share)
@@ -121,7 +121,7 @@ class EvilPeer:
         self._connection.publish(self._names.update(self._name), payloads.encode(update))
 
     def _answer(self, request: messages.Message) -> None:
-        """With words that are no sum of its shares."""
+        """Answer with a wrong sum of shares."""
         if isinstance(request, messages.UnmaskRequest):
             words = self._rng.integers(0, FIELD.p, self._party.code.length).astype(np.uint32)
             answer = secure_wire.encode_sum(request.number, words)

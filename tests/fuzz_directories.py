@@ -216,7 +216,7 @@ DAMAGES: Sequence[Callable[[Path, random.Random], None]] = (
 
 
 def _page(path: Path) -> None:
-    """What the dashboard shows of it."""
+    """Render the dashboard page of the directory."""
     feed = Feed(path)
     Board([feed]).refresh(at_once=True)
     if feed.error:
@@ -259,7 +259,7 @@ COMMANDS: dict[str, Callable[[Path], None]] = {
 
 
 def outcome(run: Callable[[Path], None], path: Path) -> tuple[str, str]:
-    """What became of it: `done`, `refused`, `traceback` or `hang`; and the error's text."""
+    """Outcome: `done`, `refused`, `traceback` or `hang`; and the error's text."""
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, _late)
     for timer, seconds in _LIMITS.items():
@@ -310,8 +310,8 @@ def fuzz(
 def run_by_hand(
     fuzz: Callable[[int, int], tuple[Counter[str], list[str]]], what: str, count: int
 ) -> None:
-    """Fuzz as the command line says, `count` times where it does not; print what came of it, and exit
-    with 1 where something is wrong."""
+    """Run the fuzzer with the command line's options, by default `count` times; print a summary, and
+    exit with 1 on a failure."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=1)

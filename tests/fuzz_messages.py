@@ -76,11 +76,12 @@ VECTORS = [[np.nan], [np.inf], [3e38], [-1.9e19], [1.8e19], [1.0, 2.0], []]
 
 
 class Fuzz:
-    """The four parts, and what became of what they were sent."""
+    """The four parts, and the outcome of the messages sent to them."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.outcomes: Counter[tuple[str, str]] = Counter()
-        """By part and reason, numbers and quotations left out; `taken` where there was none."""
+        """Number of outcomes by part and reason (without numbers and quotations); `taken` if
+        accepted."""
         self._random = random.Random(seed)
         self._refused = 0
         run = spec(folder)
@@ -135,7 +136,7 @@ class Fuzz:
         assert sum(len(one.payload) for one in kept) <= secure_wire.share_size(_SHARE)
 
     def check_files(self) -> None:
-        """What was written is whole, harmless, and of the device that said it."""
+        """Written lines are complete, printable, and name the device that sent them."""
         self._aggregator._durable.sync(told=True)
         for line in (self._aggregator._durable._directory / "events.jsonl").read_text().splitlines():
             assert str(json.loads(line).get("reason", "")).isprintable()
@@ -267,7 +268,7 @@ class Fuzz:
 
 
 def _unlimited(encode: Callable[[], bytes]) -> bytes:
-    """What `encode` gives: a peer need not be Python, which writes no integer of 5000 digits."""
+    """Encode as a peer in any language may: Python itself writes no integer of 5000 digits."""
     digits = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
@@ -325,7 +326,7 @@ def _router(run: str) -> Router:
 
 @contextmanager
 def fuzzing(seed: int) -> Iterator[Fuzz]:
-    """Inside, the parts are there, without network; nothing is left out for being too much."""
+    """Inside it the parts exist without a network; no message is dropped for excess."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr("agents.aggregator.main.Connection", _Silent)
         patch.setattr("agents.router.main.Connection", _Silent)

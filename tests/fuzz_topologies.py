@@ -33,7 +33,7 @@ _SCALARS = (
     "/dev/zero", "~", "x" * 300, "<<", "=", "? a", "0x10", "1_000", "010", "12:30:45", "é",
     "\U0001f600", "a\tb",
 )  # fmt: skip
-"""As they stand in a file."""
+"""Values as written in a file."""
 _BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{inner}'] * 9)}]\n"
     for inner, name in zip("abcdefgh", "bcdefghi", strict=True)

@@ -23,7 +23,7 @@ _PASSED_OVER = ("pipe:", "anon_inode:")
 
 
 def open_files() -> dict[int, str]:
-    """What each file descriptor of this process is of, as the kernel says."""
+    """Return the target of each file descriptor of this process, as the kernel reports it."""
     found = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (faster)
         with suppress(OSError):  # that of the listing

@@ -460,7 +460,7 @@ def _compiles(mutant: Mutant) -> bool:
 
 
 def stale(explained: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Those keys of `EQUIVALENT` that no mutant has: file, line, and mutated line."""
+    """Return the keys of `EQUIVALENT` without a mutant: file, line, and mutated line."""
     keys = list(explained)
     files = {file for file, _, _ in keys if (ROOT / file).exists()}
     there = {(file, *one.change()[1:]) for file in files for one in Mutator(file).candidates()}
@@ -476,8 +476,8 @@ def tests_of(file: str) -> list[str]:
 
 
 def run(group: str, tree: Path, seconds: float, *options: str) -> str:
-    """What becomes of the tests `group` in `tree`: passed, failed or timeout. They run in a fork of this
-    process, which has imported what takes long, and nothing of the project."""
+    """Return the outcome of the tests `group` in `tree`: passed, failed or timeout. They run in a fork
+    of this process, which has imported slow libraries and nothing of the project."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -613,7 +613,8 @@ def main() -> None:
 
 
 def report(results: Iterator[tuple[Mutant, str]]) -> int:
-    """Print what became of the mutants; how many survived that `EQUIVALENT` does not explain."""
+    """Print the outcome of the mutants; return how many survived without an explanation in
+    `EQUIVALENT`."""
     counts: Counter[str] = Counter()
     for file, of_file in groupby(results, key=lambda result: result[0].file):
         here: Counter[str] = Counter()

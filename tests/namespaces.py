@@ -14,7 +14,7 @@ Holder = subprocess.Popen[str]
 
 
 def inside(holder: Holder) -> list[str]:
-    """What a command begins with that is to run in the namespace."""
+    """Return the prefix of a command that runs it in the namespace."""
     return ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
 
 

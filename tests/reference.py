@@ -200,7 +200,7 @@ class Server:
 
     @property
     def busy(self) -> set[int]:
-        """Who has a model to answer, or is about to get one."""
+        """Clients that have a model to answer, or are about to get one."""
         return self.out.keys() | self.later
 
     def idle(self, updates: Sequence[Update]) -> set[int]:
@@ -270,7 +270,8 @@ class Server:
 
 
 class Rule:
-    """What the server does. This one sends the model to whoever comes. Parameters are attributes."""
+    """Behaviour of the server. This base sends the model to every client that arrives. Parameters are
+    attributes."""
 
     request = "pull"
     send_buffer: str | None = None
@@ -397,7 +398,7 @@ class FedFix(Rule):
 
 
 class Buffered(Rule):
-    """Aggregates at `size` updates. Where all who are there wait for that, it takes what there is."""
+    """Aggregates at `size` updates, or fewer if all present clients wait for it."""
 
     waits = True
 
@@ -482,7 +483,8 @@ class Port(Buffered):
         super().arrived(update)
 
     def may_aggregate(self) -> bool:
-        """That nobody trains from too old a version; who does is to be asked for what it has."""
+        """Whether no client trains from too old a version. If it may, request the updates of those that
+        do."""
         oldest = self.server.number - self.staleness_bound
         stale = {client for client, base in self.server.out.items() if base < oldest}
         self.server.requests |= stale if self.urgent else set()
@@ -575,7 +577,7 @@ class DeFedAvgIID(Rule):
     def __init__(self, server: Server, **parameters: Any) -> None:
         super().__init__(server, **parameters)
         self.second: list[Update] = []
-        """Of clients that this round has already."""
+        """Clients whose update this round already has."""
 
     def arrived(self, update: Update) -> None:
         again = update.client in {u.client for u in self.got}

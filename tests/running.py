@@ -36,7 +36,7 @@ def cli(
 
 
 class Said(NamedTuple):
-    """What `testbed ARGUMENTS` came to."""
+    """Result of `testbed ARGUMENTS`."""
 
     code: int
     out: str

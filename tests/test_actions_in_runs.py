@@ -1,4 +1,4 @@
-"""What a user's hand, and who crashes, leaves or loses its network, do to a run of local processes."""
+"""Runs of local processes with actions by hand, crashes, departures and lost networks."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_interrupted_client_sends_the_steps_done(up: Up, rule: dict[str, Any], t
 
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
 def test_restarted_client_keeps_its_memory(runtime: str, tmp_path: Path) -> None:
-    """AREA: x + u is the mean of the y_i, as long as each client goes on from its own."""
+    """In AREA x + u is the mean of the y_i if each client continues from its own."""
     devices = [
         {"name": "one", "cpu": 0.8, "timing": "40ms"},  # starts again under its limit
         {"name": "other", "cpu": 0.2, "timing": "40ms"},
@@ -180,7 +180,7 @@ def test_restarted_client_keeps_its_memory(runtime: str, tmp_path: Path) -> None
 def test_training_lost_in_a_crash_is_repeated_with_the_next_duration(
     up: Up, runtime: str, tmp_path: Path
 ) -> None:
-    """With the minute of the one that was lost, the run would have one update when it ends."""
+    """If the lost training's minute were repeated, the run would have one update at its end."""
     values = ["200ms", "1min", "200ms", "200ms", "200ms", "200ms"]
     devices = [{"name": "one", "timing": {"distribution": "trace", "values": values}}]
     scenario = [{"at": "2s", "crash": "one", "restart_after": "500ms"}]
@@ -193,7 +193,7 @@ def test_training_lost_in_a_crash_is_repeated_with_the_next_duration(
 
 
 def states(runs: Path) -> list[str]:
-    """What the clients have said, or their last wills, since the run clock started."""
+    """Statuses of the clients, or their last wills, since the run clock started."""
     records = Finished.only_one_in(runs).records
     return [r.state for r in records if isinstance(r, events.ClientStatus)]
 

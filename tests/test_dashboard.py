@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: of a run that goes on, and of runs that are over."""
+"""The dashboard in a real browser, for a running run and for finished ones."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_page_follows_a_running_run(tmp_path: Path) -> None:
 
 
 def test_report_tables_fit_the_page_width(over: Path, tmp_path: Path) -> None:
-    """Of every device: its profile, its work, its time in five shares."""
+    """For every device: its profile, its work, its time in five shares."""
     file = tmp_path / "report.html"
     done = cli("report", *map(str, over.iterdir()), "--to", file)
     assert done.returncode == 0, done.stderr
@@ -174,7 +174,7 @@ def lanes(page: Browser, column: int = 0) -> list[tuple[str, str]]:
 
 
 def hovered(page: Browser) -> str:
-    """What the page tells where the newest training of all is."""
+    """Return the page's description of the newest training."""
     begin, end, y = (page.column("devices-0", "devices", name) for name in ("begin", "end", "y"))
     longest = max(range(min(map(len, (begin, end, y)))), key=lambda i: end[i] - begin[i])
     return page.hover("devices-0", (begin[longest] + end[longest]) / 2, y[longest])

@@ -49,7 +49,7 @@ BASE = {
     "devices": "devices: [{name: pi, count: 4, cpu: 0.1}, {name: village, cpu: 0.1}]",
     "stop": "stop: {after: 1min}",
 }
-"""What a part of a topology, as pages show it, is put into."""
+"""Topology into which an excerpt from a page is inserted."""
 
 
 class Block(NamedTuple):
@@ -80,7 +80,7 @@ def of_language(language: str) -> list[Block]:
 
 
 def anchors(path: Path) -> set[str]:
-    """What the headings of `path` are called in links."""
+    """Return the anchors of the headings of `path`."""
     found = _HEADING.findall(prose(path))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
@@ -111,7 +111,7 @@ def commands(document: Path) -> Iterator[tuple[list[str], bool]]:
 
 
 def _arguments(line: str) -> Iterator[list[str]]:
-    """What follows `testbed` in a line of a shell, for each `testbed` that it runs."""
+    """Return the arguments of each `testbed` command in a shell line."""
     try:
         words = shlex.split(line.removeprefix("$ "), comments=True)
     except ValueError:  # not a line of a shell
@@ -130,7 +130,7 @@ def command_line() -> Any:
 
 
 def complaint(arguments: list[str], *, complete: bool) -> str | None:
-    """What `testbed` has against the form of its arguments: values are not looked at."""
+    """Return what is wrong with the arguments' form for `testbed`; values are not checked."""
     command: Any = command_line()
     rest = list(arguments)
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):

@@ -27,7 +27,7 @@ class Found:
     """The figures of each device of both grids."""
     telemetry: pd.DataFrame
     updates: pd.DataFrame
-    """Of both runs."""
+    """Fidelity of both runs."""
 
 
 @pytest.fixture(

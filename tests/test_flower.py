@@ -55,7 +55,8 @@ def written(folder: Path, **task: Any) -> Path:
 
 
 def test_numpy_client_runs_in_processes(tmp_path: Path) -> None:
-    """Its initial model is what get_parameters returns. From Python, which changes devices too."""
+    """The initial model is what get_parameters returns. The run is started from Python, which changes
+    devices too."""
     seen: list[events.Record] = []
     with up(
         written(tmp_path),
@@ -77,7 +78,7 @@ def test_numpy_client_runs_in_processes(tmp_path: Path) -> None:
 
 
 def test_message_api_app_runs_in_virtual_time(tmp_path: Path) -> None:
-    """The same again from the same seed, though nothing in the app says how."""
+    """The same seed gives the same result, though the app sets no seed."""
     file = written(tmp_path, app="flower_app.message_app:app", net="flower_app.task:Net")
     first, second = (simulate(file, runs=tmp_path / "runs") for _ in range(2))
     assert first.evaluations["accuracy"].max() > 0.6

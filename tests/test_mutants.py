@@ -1,4 +1,4 @@
-"""The explanations of mutants that no test can kill are of mutants that there are."""
+"""Explanations of mutants that no test can kill belong to existing mutants."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("rule", ["{name: fedbuff, buffer_size: 1}", "{name: fedasync}"])
 def test_run_applies_an_added_update_step(rule: str, tmp_path: Path) -> None:
-    """Of a delta, and of a model, which comes as the difference to the one that was sent."""
+    """It is applied to a delta, and to a model, which is sent as the difference to its base."""
     run = testbed.simulate(TOPOLOGY.replace("RULE", rule), runs=tmp_path)
     first, last = (
         load_file(run.path / "models" / f"{name}.safetensors") for name in ("000000", "final")

@@ -49,7 +49,7 @@ def own_image(example: Path, engine: docker.DockerClient) -> Iterator[Path]:
 
 
 def tags_for(path: Path) -> list[str]:
-    """Of the images built for it."""
+    """Tags of the images built for it."""
     return [tag for tag, user in images.registered().items() if user == str(path)]
 
 

@@ -102,8 +102,8 @@ def wait_for_the_last_record(runs: Path) -> Finished:
 
 
 def test_crashed_run_resumes_from_its_checkpoint(testbed: Testbed, tmp_path: Path) -> None:
-    """What came after the checkpoint is taken out of the records, and the controller that resumes the
-    run reads on all the same, as does the command that waits for the run clock."""
+    """Records after the checkpoint are removed. The resumed run's controller and the command that waits
+    for the run clock continue to read."""
     topology = with_one_device(tmp_path, durability="checkpoint")
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:

@@ -1,4 +1,4 @@
-"""What a scenario does to the devices of a real run, and what the run directory says of it."""
+"""Effects of a scenario on the devices of a real run, and their traces in the run directory."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_disconnected_relay_passes_nothing(
 
 
 def test_changed_relay_takes_effect(linked: Finished) -> None:
-    """As above."""
+    """As for containers above."""
     took = {u.sent: u.arrived - u.sent for u in linked.updates if u.client == "far"}
     assert min(seconds for sent, seconds in took.items() if sent < 3) > 0.18
     assert min(seconds for sent, seconds in took.items() if sent > 5) < 0.15

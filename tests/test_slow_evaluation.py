@@ -1,4 +1,4 @@
-"""Runs whose evaluation is slow: they end when they are to end, and say what became of it."""
+"""Runs whose evaluation is slow: they end in time, and report its outcome."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def last_sample(run: Finished) -> float:
 
 @pytest.mark.alone
 def test_run_ends_in_time_despite_a_slow_evaluation(up: Up) -> None:
-    """Its devices end with it, and do not wait for the evaluation."""
+    """The devices end with the run and do not wait for the evaluation."""
     began = time.monotonic()
     run = up(600, timeout=4, stop={"after": "2s"}, evaluate={"every": "1s"})
     assert time.monotonic() - began < 60
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_the_wait_for_the_last_evaluation(up: Up, tmp_path: Path) ->
 
 
 def test_failed_evaluation_ends_the_run_with_its_reason(up: Up) -> None:
-    """What was recorded by then is there."""
+    """The records up to then are kept."""
     run = up("1 / 0", timeout=60, code=1, stop={"after": "60s"})
     assert "ZeroDivisionError" in (run.path / "logs" / "aggregator.log").read_text()
     assert isinstance(run.records[0], events.RunStarted)

@@ -44,7 +44,7 @@ DEVICES: list[dict[str, Any]] = [
     {"name": "first", "cpu": 0.2, "link": LINK, "hosts": ["ENGINE-1"]},
     {"name": "second", "count": 2, "cpu": 0.15, "link": LINK, "hosts": ["ENGINE-2"]},
 ]
-"""With the names of the nodes, which have the same host name, to be filled in."""
+"""Topology to be completed with the names of the nodes, which share one host name."""
 KINDS = ("agent", "broker", "base")
 NO_OTHER_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
 """So that `down --all` ends no run of other tests."""
@@ -108,8 +108,8 @@ def nothing_is_left(engines: tuple[Engine, Engine]) -> None:
 def test_run_on_two_engines_survives_kills_and_is_resumed(
     on_swarm: tuple[Engine, Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a scenario; then the broker is killed, then the controller; the run is resumed, changed by
-    hand, its aggregator killed, and it is interrupted."""
+    """The run has a scenario. Then the broker is killed, then the controller; the run is resumed,
+    changed by hand, its aggregator killed, and interrupted."""
     file = topology(
         tmp_path,
         scenario=[
@@ -207,7 +207,7 @@ def test_unexpected_exit_ends_the_run_and_is_named(
 def test_pending_cleanup_uses_engine_proxies_of_the_same_image(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    """It may have that from a registry, and under no other name."""
+    """A node may have this image from a registry, and under no other name."""
     manager, image = on_swarm[0].client, "registry.example:5000/testbed-base:1"
     made = engine_proxies.EngineProxies(
         manager, nodes(manager), image, "r-1", {RUN_LABEL: "r-1"}, tmp_path
@@ -263,20 +263,20 @@ def until(up: subprocess.Popen[str], runs: Path, there: Callable[[Finished], boo
 
 
 def since(run: Finished, note: str) -> set[str]:
-    """Whose updates are of models that were sent since a note that begins so."""
+    """Return the clients with updates of models sent after the note that begins with `note`."""
     at = [r.at for r in run.records if isinstance(r, events.Note) and r.message.startswith(note)]
     return {u.client for u in run.updates if at and u.dispatched > at[0]}
 
 
 def going_on(run: Finished) -> set[str]:
-    """Whose updates are of a second segment of the run."""
+    """Return the clients with updates in later segments of the run."""
     begins = [i for i, r in enumerate(run.records) if isinstance(r, events.RunStarted)]
     later = run.records[begins[1] :] if len(begins) > 1 else []
     return {r.client for r in later if isinstance(r, events.UpdateApplied)}
 
 
 def acted(run: Finished) -> list[str]:
-    """What has been done to devices."""
+    """Return the actions done to devices."""
     return [r.details["action"] for r in run.records if isinstance(r, events.Acted)]
 
 

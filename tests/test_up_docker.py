@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("built")]
 def test_containers_have_least_privilege_and_ctrl_c_removes_them(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """And from inside a device neither its client nor its init gets any further."""
+    """From inside a device neither its client nor its init gains further access."""
     topology = write_topology(
         tmp_path,
         devices=[{"name": "one", "cpu": 0.7, "link": {"up": "5mbit"}}, {"name": "two", "cpu": 0.2}],
@@ -101,7 +101,7 @@ def a_shell_is_the_clients(run: Path, device: str) -> None:
 
 
 def attack_from(device: Any, by_component: dict[str, Any]) -> list[dict[str, str | None]]:
-    """What came of all attacks from `device`, by its client and by its init, as a table on stdout."""
+    """Print a table of the outcomes of all attacks from `device`, by its client and by its init."""
 
     def address(component: str, network: str) -> str:
         networks = by_component[component].attrs["NetworkSettings"]["Networks"]
@@ -244,7 +244,7 @@ class Greedy(DigitsLogreg):
 
 
 def test_device_killed_for_lack_of_memory_is_reported_as_such(tmp_path: Path) -> None:
-    """The other one, with room for it, goes on."""
+    """The other device, which has enough memory, continues."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "greedy.py").write_text(GREEDY)
     topology = write_topology(
@@ -286,7 +286,8 @@ def test_same_topology_runs_with_another_rule_and_runtime(
 def test_down_removes_a_run_whose_controller_was_killed(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """From another directory; with links, so that there is a router and traffic control to clean up."""
+    """`down` is called from another directory. The run has links, so that there is a router and traffic
+    control to remove."""
     before = _network_state()
     link = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
     topology = write_small_topology(tmp_path, devices=[{"name": "far", "cpu": 0.3, "link": link}])
@@ -304,7 +305,8 @@ def test_down_removes_a_run_whose_controller_was_killed(
 
 
 def _network_state() -> list[str]:
-    """What a run could leave on the host: namespaces, interfaces, qdiscs, and the firewall's rules."""
+    """Everything that a run could leave on the host: namespaces, interfaces, qdiscs, and firewall
+    rules."""
     commands = ("ip netns", "ip -brief link", "tc qdisc", "iptables -S", "iptables -t nat -S")
     found = [subprocess.run(each.split(), capture_output=True, text=True) for each in commands]
     return [done.stdout for done in found]

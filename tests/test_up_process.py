@@ -111,7 +111,7 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
 
 
 def test_detached_run_is_listed_and_removed(testbed: Testbed, tmp_path: Path) -> None:
-    """And one of its clients gets no further at the broker than it should."""
+    """One of its clients gains no rights at the broker beyond its own."""
     runs = tmp_path / "runs"
     topology = write_small_topology(tmp_path, broker={"tls": True})
     up = testbed("up", "-d", topology, "--runtime", "process", "--runs", runs)
@@ -193,9 +193,9 @@ def test_only_sums_leave_the_clients_under_secure_aggregation(testbed: Testbed, 
 def test_malicious_client_only_spoils_the_sums_it_takes_part_in(
     tmp_path: Path,
 ) -> None:
-    """It does all of `tests.evil_peer` for 6 of 14 s. No memory grows by what it announces, no honest
-    share is lost for what it makes up, the model stays where it was while sums are wrong, and each
-    of these is told with those who may have lied."""
+    """It runs all of `tests.evil_peer` for 6 of 14 s. No memory grows by lengths that it announces, no
+    honest share is displaced by its forged ones, the model stays unchanged while sums are wrong, and
+    each wrong sum is reported with its suspects."""
     topology = write_topology(
         tmp_path,
         devices=[{"name": "d", "count": 3, "cpu": 0.2}, {"name": "evil", "cpu": 0.1}],

@@ -1,4 +1,4 @@
-"""The built wheel, installed where there is no checkout, in an environment of its own."""
+"""The built wheel, installed in a separate environment without a checkout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Installed:
     """Has nothing but a package `agents`, as the environment has another: neither is ours."""
 
     def run(self, *command: str | Path) -> str:
-        """What `command`, a program of the environment, prints; it ends well."""
+        """Return the output of `command`, a program of the environment; it must succeed."""
         unset = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONSAFEPATH")
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         program, *arguments = map(str, command)

@@ -43,7 +43,7 @@ exec dockerd --data-root "$folder/data" --exec-root /run/docker --pidfile "$fold
 
 
 def lacking() -> str | None:
-    """What this machine lacks for it; None: nothing."""
+    """Return what this machine lacks for two engines; None if nothing."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     missing = [

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def eventually(happened: Callable[[], T | None], seconds: float = 120) -> T:
-    """What `happened` returns once that is true. Raises AssertionError where it never is."""
+    """Return the value of `happened` once it is true. Raises AssertionError if it never is."""
     deadline = time.monotonic() + seconds
     while not (found := happened()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {found!r}"

@@ -40,7 +40,7 @@ _STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of a mask of `sender`."""
+    """A share of the mask of `sender`."""
 
     sender: str
     payload: bytes
@@ -63,11 +63,12 @@ class Device:
     memory: SavedVectors = field(default_factory=dict)
     """On the disk."""
     party: Party | None = None
-    """With secure aggregation, of the last process: its public key outlives it at the broker."""
+    """Key pair of the latest process under secure aggregation; its public key stays at the broker after
+    the process."""
 
     @property
     def busy(self) -> bool:
-        """Whether something goes on, here or on the way."""
+        """Whether the client trains, or a message is in flight from or to it."""
         return bool(self.inbox or self.training or self.outbox)
 
 
@@ -112,7 +113,7 @@ class Fleet:
             keeps_models=secure is not None,
         )
         self.sent: dict[tuple[str, int], Vector] = {}
-        """With secure aggregation, by client and dispatch: what an update is without its mask."""
+        """Updates without their masks, by client and dispatch; empty without secure aggregation."""
         self._secure = secure
         self.devices = {name: Device() for name in importance}
         self.now = 0.0
@@ -122,9 +123,9 @@ class Fleet:
         """Client, sequence number and time sent of every update that the rule took, in order."""
         self.arrived: list[UpdateMessage] = []
         self.taken: list[UpdateMessage] = []
-        """Those of them that the rule took."""
+        """Received updates that the rule accepted."""
         self.dispatched: dict[int, Vector] = {}
-        """By dispatch, what was sent."""
+        """Model sent, by the number of the dispatch."""
         self._rule, self._side = rule, rule.client_side
         self._progress = progress
         for name in self.devices:
@@ -205,8 +206,7 @@ class Fleet:
         self.execute(self.core.handle(inputs.Reconnected(self._ns, self._ns)))
 
     def start_anew(self) -> None:
-        """The run goes on with all processes started anew. What clients had sent is on their disks, and
-        they send it once more."""
+        """Resume the run with new processes. Clients send the updates on their disks once more."""
         self.execute(self.core.handle(inputs.Suspended(self._ns, "1")))
         for device in self.devices.values():
             device.core = device.training = None
@@ -242,7 +242,7 @@ class Fleet:
                 self._obey(device, device.core.interrupt(self._ns))
 
     def finish(self, name: str, *, diverged: bool = False) -> None:
-        """Its training ends."""
+        """End the client's training."""
         device = self.devices[name]
         assert device.core is not None
         assert device.training is not None
@@ -268,7 +268,8 @@ class Fleet:
         return taken
 
     def hand_in(self, message: UpdateMessage) -> act.Actions:
-        """What the aggregator makes of `message`, of which nobody may keep the vector."""
+        """Return the aggregator's actions for `message`, whose vector is overwritten afterwards: nobody
+        may keep it."""
         copy = dataclasses.replace(message, vector=message.vector.copy())
         done = self.core.update(message.client, copy, 4, self.now)
         copy.vector[:] = np.nan
@@ -279,13 +280,13 @@ class Fleet:
         self.execute(self.core.status(name, state, self.now))
 
     def end_instant(self, seconds: float = 1.0) -> None:
-        """Timers and deferred replies; then time goes on."""
+        """Fire due timers, send deferred replies, and advance the clock."""
         self.execute(self.core.due(self.now))
         self.execute(self.core.end_of_instant(self.now))
         self.now += seconds
 
     def work(self, rounds: int) -> None:
-        """Everybody who is there does all that there is to do, again and again."""
+        """Let every present client process its messages, train and send, `rounds` times."""
         for _ in range(rounds):
             for name in self.alive:
                 self.work_off(name)
@@ -348,5 +349,5 @@ class Fleet:
 
 
 def _rng(name: str, update: int) -> np.random.Generator:
-    """What an update of this client is rounded with."""
+    """Return the random generator that rounds this update of the client."""
     return np.random.default_rng((ord(name[0]), update))

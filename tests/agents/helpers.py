@@ -207,7 +207,7 @@ def secure_step(secure: SecureRun) -> Named:
 
 
 def compressor(kind: str, **params: Any) -> Compressor:
-    """That of one client."""
+    """Delta of one client."""
     return Compressor(METHODS[kind](**params))
 
 
@@ -270,7 +270,7 @@ def started(rule: Rule = VANILLA, stop: Stop | None = None, **settings: Any) -> 
 
 
 def of(kind: type[act.Action], actions: act.Actions) -> list[Any]:
-    """Those of `actions` that are of this kind."""
+    """Return the actions of this kind."""
     return [action for action in actions if isinstance(action, kind)]
 
 
@@ -368,7 +368,7 @@ class Simulation:
         return last.reason if isinstance(last, events.RunEnded) else None
 
     def trained(self, name: str, model: payloads.ModelMessage, steps: int) -> Vector:
-        """Where local training ends; for a gradient rule the gradient."""
+        """End point of local training; for a gradient rule the gradient."""
         start, rest = model.vector, self._centers[name] - model.vector
         curvature = self._curvatures[name]
         if self._rule.client_side.kind == "gradient":

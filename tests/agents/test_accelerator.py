@@ -1,4 +1,4 @@
-"""A client's GPU, as far as that can be tried without one."""
+"""A client's use of its GPU, with stand-ins for the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates that wait to be applied, and the records of what becomes of them."""
+"""Updates that wait to be applied, and the records of their outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.agents.helpers import message
 
 
 def arrivals(*keys: tuple[str, int], buffers: tuple[Buffers, ...] = ()) -> Arrivals:
-    """Of the model of version 3, sent at 0.0625 s and back at 1 s of a run that began at 100 s."""
+    """Updates of version 3, sent at 0.0625 s and received at 1 s of a run that began at 100 s."""
     found = Arrivals()
     for place, (client, dispatch) in enumerate(keys):
         update = message(client, dispatch, base_version=3, buffers=buffers[place] if buffers else NONE)

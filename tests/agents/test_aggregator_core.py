@@ -1,4 +1,4 @@
-"""The aggregator's state machine: what is valid, who is present, when to evaluate."""
+"""The aggregator's state machine: validity, presence, evaluation times."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_update_is_applied_recorded_and_answered() -> None:
 
 
 def test_rule_gets_all_fields_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of dispatch 1, sent at 0 s; b's second model is version 1's, sent at 1 s."""
+    """The update answers dispatch 1, sent at 0 s; b's second model is of version 1, sent at 1 s."""
     core, _ = started()
     core.update("b", message("b", 2), 4, at=1.0)
     told: list[Update] = []
@@ -735,7 +735,7 @@ def test_superseded_broadcast_can_no_longer_be_answered() -> None:
 
 
 def test_models_of_open_dispatches_are_kept() -> None:
-    """Of the slow client's, and of the fast one's newest: none of those between."""
+    """The slow client's dispatch and the fast one's newest are open, and none between."""
     dispatches = Dispatches()
     dispatches.send("slow", 0, 0)
     for version in range(1, 100):

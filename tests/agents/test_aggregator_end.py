@@ -205,7 +205,7 @@ def test_inputs_after_the_end_change_nothing(rule: Rule) -> None:
 def test_messages_deferred_to_the_end_of_the_last_instant_are_not_sent(
     rule: Rule, dispatches: tuple[int, ...]
 ) -> None:
-    """Here while the evaluation of the first model still goes on."""
+    """The evaluation of the first model is still running."""
 
     def waiting() -> Core:
         core, _ = make_core(rule)
@@ -242,7 +242,7 @@ def _ended(timeout: float | None = 30.0, dilation: float = 1.0, **settings: Any)
 
 
 def _books(version: int, *notes: str) -> Actions:
-    """What closes the books of a run that ended after 10 s by itself."""
+    """Final actions of a run that ended normally after 10 s."""
     return [
         *(Log(events.Note(10.0, note)) for note in notes),
         Log(events.RoundUnfinished(10.0, "a", version, 1.0, 10.0, 3)),

@@ -1,4 +1,5 @@
-"""What waits for the end of an instant: the newest for each client, and a request until it is met."""
+"""Messages deferred to the end of an instant: the newest per client, and requests until they are
+answered."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ _MASKED = Masked(np.array([1, 2, 3], np.uint32), holders=(0, 1), outside=0, took
 
 
 def validation(*, secure: SecureRun | None = None, version: int = 0, **settings: Any) -> Validation:
-    """Of a run whose model is `_W`, of `version`, with deltas from clients of any number of samples, or
-    as `settings` say."""
+    """Validation in a run whose model is `_W` of `version`, with deltas from clients with any number of
+    samples, changed by `settings`."""
     defaults: dict[str, Any] = {"side": ClientSide(), "importance": {"a": 1.0}, "stop": Stop(after=1.0)}
     steps = [COMPRESSED] if secure is None else [secure_step(secure)]
     asked = Settings(run="run", schema="s", evaluate_every=1, steps=steps, **defaults | settings)
@@ -186,7 +186,7 @@ def compressed(vector: Vector, kind: Kind = "delta", **arrays: Any) -> UpdateMes
 
 
 def huge() -> UpdateMessage:
-    """It says that it is of a model that no memory holds."""
+    """The compressed update claims a size that no memory holds."""
     return update(encoded=Compressed("fp16", 10**15, 0, {}).encoded)
 
 

@@ -1,4 +1,4 @@
-"""What the port of a device lets in, by a reading of its program."""
+"""Packets that the port of a device accepts, computed from its filter program."""
 
 from __future__ import annotations
 

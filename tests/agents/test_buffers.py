@@ -98,7 +98,7 @@ def test_unexpected_buffers_are_rejected() -> None:
 
 
 def test_buffers_are_read_from_and_loaded_into_a_module() -> None:
-    """Of all types that travel; what is not persistent is none of the model's state."""
+    """All types that are sent are covered; non-persistent buffers are not part of the model's state."""
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     module.register_buffer("mask", torch.tensor([True, False]))
     module.register_buffer("short", torch.tensor([[0.5]], dtype=torch.float16))

@@ -18,7 +18,7 @@ from testbed import simulate
 from tests.agents.helpers import client_rule
 
 START, ENDS = [1.0, 1.0], [[3.0, 0.0], [2.0, 2.0]]
-"""Of the model, and of two trainings: honest progress (2, -1), then (1, 1)."""
+"""Messages for one model and two trainings with the honest progress (2, -1), then (1, 1)."""
 
 
 def sent(named: Named, kind: Kind = "delta", **local: Any) -> list[UpdateMessage]:
@@ -92,7 +92,7 @@ runtime: {name: virtual}
 
 
 def accuracy(attack: str, **changes: Any) -> tuple[float, Any]:
-    """Of the last model, and the run."""
+    """Return the accuracy of the last model, and the run."""
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(FLEET.replace("ATTACK", attack), runs=folder, **changes)
     return float(run.evaluations["accuracy"].iloc[-1]), run

@@ -18,7 +18,7 @@ def joiner_of(most: int = 1000) -> Joiner:
 
 
 def sent(message: bytes) -> bytes:
-    """As it is on the wire."""
+    """Return the chunk's bytes on the wire."""
     return message + message.share if isinstance(message, chunks.Chunk) else message
 
 
@@ -83,7 +83,8 @@ def test_invalid_chunks_are_dropped(index: int, count: int) -> None:
 
 
 def test_memory_grows_with_the_received_chunks() -> None:
-    """Of one of 64 MiB that is announced: nothing for its head, eight times what is there of it then."""
+    """An announced payload of 64 MiB reserves nothing at its head, and later at most eight times the
+    received bytes."""
     joiner = joiner_of(2**26)
     head = chunks.HEAD.pack(b"testbed\xff", 1, 0, 64, 2**26)
     assert joiner.add("t", head) is None

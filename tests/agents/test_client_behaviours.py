@@ -1,4 +1,4 @@
-"""What rules ask of clients beyond train-and-send: buffers, pull, interrupt, memory, FedNova."""
+"""Client behaviour beyond training and sending: buffers, pull, interrupt, memory, FedNova."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _sent(actions: Actions) -> list[UpdateMessage]:
 
 
 def _work(client: ClientCore, end: float, at: int = 100) -> Actions:
-    """The training that goes on comes to its end, thinking included."""
+    """End the running training and its think time."""
     assert [type(action) for action in client.trained(_trained(end, at))] == [Think]
     return client.thought(at + 50)
 
@@ -194,7 +194,7 @@ def test_restarted_client_continues_from_its_last_applied_update(
 
 
 def test_effective_steps_of_fednova() -> None:
-    """By hand: plain 3; momentum ½: 1 + 1.5 + 1.75; proximal ημ = 0.1: 1, 1.9, 2.71."""
+    """By hand: 3 for plain SGD; momentum ½: 1 + 1.5 + 1.75; proximal ημ = 0.1: 1, 1.9, 2.71."""
     assert effective_steps(Local(), 0.1, 3) == 3
     assert effective_steps(Local(momentum=0.5), 0.1, 3) == 4.25
     assert effective_steps(Local(proximal=1.0), 0.1, 3) == pytest.approx(2.71)
@@ -202,7 +202,8 @@ def test_effective_steps_of_fednova() -> None:
 
 @pytest.mark.parametrize(("proximal", "told"), [(0.0, 2.0), (2.5, 4.0)])
 def test_fednova_sends_the_normalised_delta(proximal: float, told: float) -> None:
-    """With a proximal term the server counts steps, not a_i. Momentum 0 and 2 of 4 steps otherwise."""
+    """With a proximal term the server uses the number of steps, not a_i; otherwise with momentum 0 and 2
+    of 4 steps."""
     local = Local(steps=4, lr=0.4, proximal=proximal, fednova=True)  # ημ = 1: a = 1 whatever the steps
     client = _client(local=local)
     client.model(_model(1, w=1.0), 0)
@@ -243,7 +244,7 @@ def test_favano_sends_the_start_plus_the_divided_progress() -> None:
 
 @pytest.mark.parametrize("kind", ["residual", "delta"])
 def test_sequence_numbers_continue_after_the_acknowledged_one(kind: str) -> None:
-    """With them what is drawn by them: mini-batches, `timing`, an attack's noise."""
+    """Everything drawn by the number continues too: mini-batches, `timing`, an attack's noise."""
     client = _client(kind=kind)
     assert client.model(_model(1, acknowledged=5), 0) == [Train(_model(1, acknowledged=5), 6)]
 

@@ -12,7 +12,7 @@ from agents.timing.clock_sync import Estimate, Exchanges
 
 MS = 10**6
 BEGIN = 5 * 10**12
-"""Of the own clock, in nanoseconds: the other is hours apart, as hosts are not switched on together."""
+"""Nanoseconds of the local clock. The other clock is hours apart, as hosts are not started together."""
 
 
 def other(own: float, skew: float = 9_000_000 * MS + 50 * MS, drift: float = 100e-6) -> int:

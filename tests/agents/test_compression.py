@@ -130,7 +130,7 @@ def test_compressed_update_is_sent_and_readable_by_safetensors(named: Named, buf
 
 
 def test_compression_saves_the_stated_bytes() -> None:
-    """Of mnist-cnn's 28,938 parameters, with all that the message has."""
+    """The message has mnist-cnn's 28,938 parameters and all its fields."""
     d = 28_938
     plain = len(payloads.encode(message("a", 1, vector=vector(d))))
     ratios = {

@@ -89,8 +89,7 @@ def test_client_noise_has_its_deviation_and_differs_per_update() -> None:
 
 @pytest.mark.parametrize("kind", ["delta", "model"])
 def test_difference_of_a_model_is_clipped_and_its_loss_withheld(kind: Kind) -> None:
-    """Of a model its difference to the one that was sent is clipped; with noise at the client the local
-    loss stays there."""
+    """A model's difference to its base is clipped; with client noise the local loss is not sent."""
     start = np.full(4, 5.0, np.float32)
     for at, loss in (("client", math.nan), ("server", 0.25)):
         sent = _sent(kind, start, start + 3.0, _privatiser(at, clip=1.0, noise=1e-9))
@@ -110,7 +109,7 @@ def test_client_noise_is_not_repeated_after_a_restart() -> None:
 def _sent(
     kind: Kind, start: np.ndarray, end: np.ndarray, privatiser: Privatiser, dispatch: int = 1
 ) -> UpdateMessage:
-    """By a client that has just been started."""
+    """Send one update from a newly started client."""
     rule = client_rule(ClientSide(kind))
     core = ClientCore(Identity("run", "a", 10), lambda *_: 0, rule, [privatiser])
     core.model(ModelMessage(run="run", version=0, dispatch=dispatch, schema="s", vector=start), 0)

@@ -1,4 +1,4 @@
-"""What disturbs a run without having been ordered."""
+"""Disturbances of a run that no scenario ordered."""
 
 from __future__ import annotations
 

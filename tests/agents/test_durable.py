@@ -61,14 +61,14 @@ def setup_of(rule: Rule, **settings: Any) -> Setup:
 
 
 def kept(folder: Path, setup: Setup, segment: str = "1", **options: Any) -> DurableCore:
-    """The core of a run in `folder`: a new one, or one that goes on."""
+    """Return the core of the run in `folder`, new or resumed."""
     (folder / "models").mkdir(parents=True, exist_ok=True)
     options = {"durability": "update", "w": np.full(1, 0.3, np.float32)} | options
     return DurableCore(folder, setup, segment=segment, **options)
 
 
 class Listening:
-    """A durable core that notes what it is handed; in all else the core itself."""
+    """A durable core that also records its inputs."""
 
     def __init__(self, durable: DurableCore) -> None:
         self.durable = durable
@@ -122,7 +122,7 @@ def plain(found: Any, above: tuple[int, ...] = ()) -> Any:
 
 
 def crash(durable: DurableCore, folder: Path) -> None:
-    """What the operating system does not have by now is lost."""
+    """Lose everything that was not yet written to the operating system."""
     there = folder.with_name("crash")
     shutil.rmtree(there, ignore_errors=True)
     shutil.copytree(folder, there)
@@ -165,7 +165,7 @@ def test_run_with_crashes_equals_the_run_without(
 
 
 def begun(folder: Path, **options: Any) -> DurableCore:
-    """Of two clients with dispatches 1 and 2 of version 0; both updates of a buffer are to come."""
+    """Two clients have dispatches 1 and 2 of version 0; both updates of a buffer are missing."""
     durable = kept(folder, setup_of(FedBuff(buffer_size=2)), **options)
     for name in "ab":
         durable.handle(inputs.StatusChanged(0, name, "ready"))
@@ -196,7 +196,7 @@ def written(folder: Path) -> list[events.Record]:
 
 
 def test_input_that_was_not_synced_is_lost_without_a_trace(tmp_path: Path) -> None:
-    """Nobody was told of it either: its client sends it once more."""
+    """It was not acknowledged either, so its client sends it again."""
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
     durable = again(durable, tmp_path / "run")
@@ -530,7 +530,7 @@ def test_run_with_damaged_files_resumes_unchanged_or_is_refused(tmp_path: Path) 
 
 
 def test_run_resumes_after_all_processes_restarted(tmp_path: Path) -> None:
-    """What clients had finished counts before the clock goes on; then they leave, and join."""
+    """Updates finished before the restart count first; then clients leave and join."""
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
     durable.sync(told=True)

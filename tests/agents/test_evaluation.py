@@ -70,7 +70,7 @@ def test_tokens_are_passed_to_the_model_as_integers() -> None:
 
 @dataclass(frozen=True)
 class Weighing(Quadratic):
-    """As Flower's: of samples that weigh x, each has the loss and accuracy ½, times its share."""
+    """A task like Flower's: each sample has the loss and accuracy ½, times its share x."""
 
     fits: ClassVar[bool] = True
 
@@ -105,7 +105,7 @@ def test_evaluations_run_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_kept_models_are_evaluated_after_the_release_in_order() -> None:
-    """Of a model of two parameters each; what is handed in after the release is evaluated then."""
+    """Models have two parameters each; a model submitted after the release is evaluated then."""
     task = Quadratic(((0.0, 0.0), (0.0, 0.0)))
     done: SimpleQueue[Future[Evaluation]] = SimpleQueue()
     models = {1: (1.0, 0.0), 3: (2.0, 0.0), 5: (0.0, 4.0)}
@@ -144,7 +144,7 @@ def test_unreadable_kept_model_is_an_error(tmp_path: Path) -> None:
 
 
 def test_evaluations_can_use_reserved_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as many threads of torch; the thread that applies updates keeps its own."""
+    """They use as many torch threads as CPUs; the thread that applies updates keeps its own CPUs."""
     mine, threads = os.sched_getaffinity(0), torch.get_num_threads()
     found: list[tuple[set[int], int]] = []
     task = Quadratic(((1.0,), (3.0,)))

@@ -1,4 +1,4 @@
-"""Who may send how much to the aggregator."""
+"""Limits on what each client may send to the aggregator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits to be handled is bounded in bytes, and nobody waits for ever."""
+"""Messages waiting to be handled are bounded in bytes, and no sender waits for ever."""
 
 from __future__ import annotations
 

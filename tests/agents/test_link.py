@@ -170,7 +170,7 @@ until = time.time() + float(sys.argv[1])
 while time.time() < until:
     sock.sendall(bytes(4096))
 """
-"""What it has not sent at its end is dropped."""
+"""A sender. Data that was not sent at its end is dropped."""
 
 BLAST = """
 import socket, sys, time
@@ -320,7 +320,7 @@ for rate in rates:
         print(way, rate, use.busy - before[way].busy, use.left - before[way].left,
               use.allowed - before[way].allowed, len(usage.stuck_since()), flush=True)
 """
-"""What each direction carries at each of the rates, as the device's init measures it."""
+"""Rates carried in each direction for each requested rate, as the device's init measures them."""
 
 
 def test_queued_packets_are_sent_after_the_rate_falls(network: Network) -> None:
@@ -379,7 +379,7 @@ def test_connection_without_acknowledgements_is_detected(network: Network) -> No
 
 
 def test_packets_larger_than_the_bucket_are_dropped(network: Network) -> None:
-    """As those of a network with jumbo frames."""
+    """For example those of a network with jumbo frames."""
     for holder in (network.device, network.broker):
         subprocess.run([*inside(holder), *["ip", "link", "set", "eth0", "mtu", "9000"]], check=True)
     network.apply(Link(up=8_000_000, down=8_000_000))
@@ -437,7 +437,7 @@ def test_kernel_refusals_are_reported(network: Network) -> None:
 
 
 def test_rate_of_fractional_bytes_is_set(network: Network) -> None:
-    """As those are that a stretched clock divides."""
+    """A dilated clock divides rates into such values."""
     network.apply(Link(up=333_333, down=884_956))
 
 

@@ -33,7 +33,7 @@ PI = "pi-1"
 DEEP = b"[" * 60_000
 LONG = b"9" * 400
 HALF = b"\\ud800"
-"""Of a surrogate pair."""
+"""One half of a surrogate pair."""
 
 SAMPLE = messages.Sample(
     device=PI,
@@ -414,7 +414,7 @@ topics = st.sampled_from([topic for topic, _ in EXAMPLES]) | st.text()
 
 
 def _decodes_or_is_refused(topic: str, payload: bytes) -> None:
-    """And what is taken is one that would be sent as well."""
+    """A message that is accepted could also be sent."""
     try:
         message = decode(NAMES, topic, payload)
     except MessageError as error:

@@ -111,7 +111,8 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _output(command: list[str], environment: dict[str, str]) -> str:
-    """What the machine says until it is off. Its processes are one group, and end with us."""
+    """Return the machine's output until it powers off. Its processes form one group and end with this
+    one."""
     machine = subprocess.Popen(
         command,
         env=environment,
@@ -162,7 +163,7 @@ def test_link_is_met_as_measured_by_a_device(measured: Measured) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("delay", table.DELAYS)
 def test_delay_is_met(measured: Measured, way: str, delay: float) -> None:
-    """Of one way, within 1 ms or 2 %."""
+    """Delay in one direction, within 1 ms or 2 %."""
     delays = measured["delay", f"{way} {delay}"]
     assert len(delays) == 20
     assert statistics.median(delays) == pytest.approx(delay, rel=0.02, abs=0.001)

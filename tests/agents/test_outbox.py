@@ -45,7 +45,7 @@ def test_file_of_an_acknowledged_update_is_reused_for_a_shorter_one(tmp_path: Pa
 
 
 def test_dispatch_answered_twice_is_stored_once(tmp_path: Path) -> None:
-    """As where an aggregator has forgotten its last dispatches, and counts on from an earlier one."""
+    """This happens if an aggregator lost its last dispatches and continues from an earlier number."""
     outbox = opened(tmp_path)
     outbox.put(4, [b"of the first"])
     outbox.put(5, [b"between"])
@@ -56,7 +56,7 @@ def test_dispatch_answered_twice_is_stored_once(tmp_path: Path) -> None:
 
 
 def odd(folder: Path) -> list[str]:
-    """Put what is no update into an outbox; the names."""
+    """Put invalid files into an outbox; return their names."""
     (folder / "1.update").touch()
     (folder / "3.update").mkdir()
     os.mkfifo(folder / "5.update")

@@ -133,7 +133,7 @@ def test_incomplete_last_entry_is_removed_when_the_file_is_continued(tmp_path: P
 
 
 def test_every_flipped_bit_is_an_error_and_not_taken_for_a_torn_entry(tmp_path: Path) -> None:
-    """Of lengths and numbers, too: what follows is not taken for the rest of a torn entry."""
+    """This includes lengths and numbers: what follows is not taken for the rest of a torn entry."""
     path = tmp_path / "inputs.bin"
     setup, *entries = of_four(path)
     whole, begin = setup + b"".join(entries), len(setup) + 60

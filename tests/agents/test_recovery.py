@@ -1,4 +1,4 @@
-"""What becomes of a run whose messages were lost, or in which nothing happens any more."""
+"""Recovery of a run whose messages were lost, or in which nothing happens any more."""
 
 from __future__ import annotations
 

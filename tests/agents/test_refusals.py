@@ -1,4 +1,4 @@
-"""Aggregator, client and router as they are sent what is no message: they say so, and go on."""
+"""Invalid messages to aggregator, client and router: each reports them and continues."""
 
 from __future__ import annotations
 
@@ -206,8 +206,8 @@ def test_client_with_secure_aggregation_bounds_its_payloads(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It bounds what it puts together by topic: a model, and a share of one. What others send is taken
-    as it comes, whatever the client does meanwhile, so that none of it waits in memory."""
+    """It limits the payloads it assembles per topic: a model, and a share of one mask. Other messages
+    are handled as they arrive, so that none of them waits in memory."""
     monkeypatch.setattr("agents.client.main._trainer", lambda *_: None)
     secure = SecureRun(
         clients=["a", "b", "c"],

@@ -47,7 +47,7 @@ class Branches(UnusedHead):
 
 
 class Later(UnusedHead):
-    """Of the 12 steps of a training, the first 4 go through all layers."""
+    """A model whose first 4 of 12 steps use all layers."""
 
     calls = 0
 
@@ -79,8 +79,8 @@ LOCALS = {
 
 
 def torchs(local: Local, module: nn.Module, rng: np.random.Generator) -> tuple[np.ndarray, set[str]]:
-    """What plain PyTorch makes of it, and the parameters that it skipped in some steps and not in
-    others."""
+    """Return the result of plain PyTorch, and the parameters that it skipped in some steps but not in
+    all."""
     if local.optimizer == "sgd":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(
             module.parameters(), local.lr, local.momentum, weight_decay=local.weight_decay
@@ -179,7 +179,7 @@ def test_zero_gradient_without_decay_and_momentum_allows_stacking() -> None:
 
 @dataclass(frozen=True)
 class OwnFit(Partial):
-    """Its gradients are cleared after a step, as many write it, and not before."""
+    """A training that clears its gradients after a step, as many people write it, and not before."""
 
     fits: ClassVar[bool] = True
 

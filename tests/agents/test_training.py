@@ -55,7 +55,7 @@ def _torchs(local: Local, module: nn.Module) -> torch.optim.Optimizer:
 
 
 def _reference(local: Local, l2: float, steps: int, seed: int = 1) -> np.ndarray:
-    """The same with a plain module, autograd of the whole loss, and torch.optim.SGD."""
+    """The reference: a plain module, autograd of the whole loss, and torch.optim.SGD."""
     module = Tiny().model()
     start = [p.detach().clone() for p in module.parameters()]
     optimizer = _torchs(local, module)
@@ -178,7 +178,7 @@ def test_bfloat16_is_near_float32_and_the_vector_stays_float32() -> None:
 
 @dataclass(frozen=True)
 class Scaled(Tiny):
-    """Its loss is `factor` times as large."""
+    """A task whose loss is multiplied by `factor`."""
 
     factor: float = 1.0
 
@@ -188,7 +188,8 @@ class Scaled(Tiny):
 
 @pytest.mark.parametrize("factor", [1e-6, 1.0, 1e4])
 def test_float16_scaling_preserves_small_and_large_gradients(factor: float) -> None:
-    """It has numbers from 6e-8 to 65504. On the CPU, which a topology does not allow, it is the same."""
+    """float16 has numbers from 6e-8 to 65504. The behaviour is the same on the CPU, where a topology
+    does not allow it."""
     half, full = (
         _train(Local(steps=20, batch_size=4, lr=0.5 / factor, precision=kind), Scaled(factor=factor))
         for kind in ("float16", "float32")
@@ -218,7 +219,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_depends_only_on_start_and_seed(optimizer: Literal["sgd", "adam"]) -> None:
-    """The optimizer begins anew in each training."""
+    """The optimizer's state is reset for each training."""
     momentum = 0.9 if optimizer == "sgd" else 0.0
     local = Local(steps=5, batch_size=4, momentum=momentum, optimizer=optimizer)
     trainer = Trainer(Tiny(), SHARD, local)
@@ -297,7 +298,7 @@ def test_the_module_is_a_view_of_the_flat_vector() -> None:
 
 
 class Remembering(nn.Linear):
-    """Its state has what is neither parameter nor buffer."""
+    """A module whose state has an entry that is neither parameter nor buffer."""
 
     def __init__(self) -> None:
         super().__init__(2, 3)
@@ -307,7 +308,7 @@ class Remembering(nn.Linear):
 
 
 class Masked(nn.Linear):
-    """Its state has a mask with which to attend to nothing that comes later."""
+    """A module whose state has a causal attention mask."""
 
     def __init__(self, least: float) -> None:
         super().__init__(2, 3)

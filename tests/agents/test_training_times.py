@@ -1,4 +1,4 @@
-"""Durations of a client's trainings, drawn anew for each that begins."""
+"""Durations of a client's trainings, drawn for each training that starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of messages over a reconnect, and large ones, at a broker that does what it is told."""
+"""Order of messages across a reconnect, and large messages, with a scripted broker."""
 
 from __future__ import annotations
 
@@ -243,9 +243,9 @@ def test_large_message_is_sent_whole_to_a_slow_broker(
 def test_connection_is_dropped_for_the_will_if_the_goodbye_takes_too_long(
     patient: bool, listener: socket.socket
 ) -> None:
-    """It publishes the will where a connection ends without a DISCONNECT. Two messages are on their way,
-    each acknowledged half a second after the one before: over a slow link a part of a model takes as
-    long as the keep-alive allows."""
+    """The broker publishes the will when a connection ends without a DISCONNECT. Two messages are in
+    flight, each acknowledged half a second after the previous one: over a slow link a part of a model
+    takes as long as the keep-alive allows."""
     with connected(listener, lambda _: None, ("w", b"gone")) as (connection, peer):
         connection.publish("t", b"first")
         connection.publish("t", b"second")

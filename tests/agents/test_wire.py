@@ -48,7 +48,8 @@ def test_payloads_of_safetensors_are_read() -> None:
 
 
 def test_buffers_follow_the_vector_in_the_same_format() -> None:
-    """Of an odd number of floats, so that the integers are not aligned; the largest and the least."""
+    """The number of floats is odd, so that the integers are not aligned; they are the largest and the
+    smallest."""
     buffers = Buffers(np.array([0.5, -3.0], np.float32), np.array([2**62, -(2**62), 7]))
     payload = payloads.encode(dataclasses.replace(UPDATE, buffers=buffers))
     tensors = safetensors.numpy.load(payload)

@@ -28,7 +28,7 @@ from tests.analysis.conftest import EVENTS
 
 @pytest.fixture
 def run(directory: Path) -> Run:
-    """With a scenario and fidelity figures, so that every chart has something to show."""
+    """A run with a scenario and fidelity figures, so that every chart has data."""
     acted: list[events.Record] = [
         events.Acted(4.2, "slow", "scenario", 0.0, {"action": "set", "link": {"up": 1e5, "rtt": 0.2}}),
         events.Acted(4.3, "fast", "scenario", 0.0, {"action": "set", "cpu": 0.05}),
@@ -143,7 +143,7 @@ def test_legend_of_lanes_lists_the_states_that_occurred(run: Run, empty: Run) ->
 
 
 def test_lanes_of_several_runs_show_the_newest_updates(run: Run) -> None:
-    """Of all together: in each run they arrive at 2, 5 and 8 s."""
+    """The newest of all runs together: in each run updates arrive at 2, 5 and 8 s."""
     other = replace(run, topology={"rule": {"name": "fedasync"}})
     chart = lanes([run, other], max_updates=3)
     assert chart.x.limits == (5.0, None)
@@ -227,7 +227,8 @@ def test_chart_without_a_line_to_draw_is_omitted(run: Run) -> None:
 
 
 def test_resource_use_is_drawn_over_time(directory: Path) -> None:
-    """CPU at half a core, but that the device is away from 4 to 16 s and begins anew."""
+    """CPU use is half a core, except that the device is absent from 4 to 16 s and its counter
+    restarts."""
     lines = [
         json.dumps(
             {"device": "fast", "at": 100.0 + t, "cpu": 0.5 * (t if t < 10 else t - 16), "memory": 2**20}

@@ -27,7 +27,7 @@ def columns(numbers: list[float]) -> dict[str, Any]:
 def exchanged(
     old: list[float], new: list[float], *, ordered: bool
 ) -> tuple[list[float], list[type[DocumentChangedEvent]]]:
-    """What the source holds afterwards, and what was sent to the browser."""
+    """Return the source's content afterwards, and the messages sent to the browser."""
     source, document, sent = ColumnDataSource(columns(old)), Document(), []
     document.add_root(source)
     document.on_change(lambda event: sent.append(type(event)))

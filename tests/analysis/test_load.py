@@ -158,7 +158,8 @@ def test_each_part_of_a_resumed_run_has_its_own_clock(directory: Path) -> None:
 
 
 def test_host_clock_may_restart_between_segments(directory: Path) -> None:
-    """It was up for 100 s as the first segment began, for 90 s as the second did, at device time 10."""
+    """The host had been up for 100 s when the first segment began, and for 90 s when the second did, at
+    device time 10."""
     again = events.RunStarted(10.0, 1.7e9 + 1000, ("fast",), ())
     write(directory, *EVENTS, events.to_line(again).strip())
     first, second = 1.7e9 - 100, 1.7e9 + 910

@@ -1,4 +1,5 @@
-"""By hand, on the twelve records of `conftest`, and on `uneven`, where no two counts are the same."""
+"""Metrics against values by hand, for the twelve records of `conftest` and for `uneven`, where all
+counts differ."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ Executed = NotebookNode | CellExecutionError
 
 @pytest.fixture(scope="module")
 def executions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Executed]:
-    """All notebooks, in a copy of their folder, where they leave their runs."""
+    """All notebooks, in a copy of their folder, which also receives their runs."""
     return asyncio.run(_executed(copytree(NOTEBOOKS, tmp_path_factory.mktemp("all") / "notebooks")))
 
 
 async def _executed(folder: Path) -> dict[str, Executed]:
-    """One after the other by one kernel, as each kernel would import all anew: each begins without the
-    variables and names of the others."""
+    """Run the notebooks in one kernel, because each new kernel would import everything again. Each
+    starts without the variables of the others."""
     manager = AsyncKernelManager()
     await manager.start_kernel(cwd=str(folder))
     kernel = manager.client()

@@ -18,7 +18,7 @@ _UPDATE = next(line for line in EVENTS if '"update"' in line)
 
 
 def _run(path: Path, at: str, *records: events.Record) -> Run:
-    """With two evaluations, at 2 s and at 9 s."""
+    """A run with evaluations at 2 s and 9 s."""
     private = f"{{differential: {{clip: 1.0, noise: 2.0, at: {at}, delta: 0.00001}}}}"
     topology = f"name: private\nrule: {{name: fedbuff, buffer_size: 2}}\nprivacy: {private}\n"
     more = [*records, events.Evaluated(2.0, 1, 0.5, 0.5), events.Evaluated(9.0, 2, 0.4, 0.6)]
@@ -50,7 +50,7 @@ def _exact(spent: float, delta: float) -> float:
 
 @pytest.mark.parametrize(("noise", "times"), [(4.0, 1), (1.0, 1), (1.0, 10), (0.5, 25), (8.0, 1000)])
 def test_accountant_is_slightly_above_the_exact_composition(noise: float, times: int) -> None:
-    """And it is the same as that accountant's own composition."""
+    """It also equals that accountant's own composition."""
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
 
@@ -87,7 +87,7 @@ def test_client_noise_counts_every_received_update_once(tmp_path: Path) -> None:
 
 
 def test_client_noise_counts_updates_buffered_at_an_interrupt(tmp_path: Path) -> None:
-    """And what never came does not; what was applied after a resume counts once."""
+    """Updates that never arrived do not count; an update applied after a resume counts once."""
     run = _run(
         tmp_path,
         "client",
@@ -106,8 +106,8 @@ def test_client_noise_counts_updates_buffered_at_an_interrupt(tmp_path: Path) ->
 
 
 def test_server_noise_counts_versions_by_the_clients_weight(tmp_path: Path) -> None:
-    """Noise is z times the heaviest update's bound: one of half its weight spends a quarter, two of one
-    client in one version as one of both weights together."""
+    """Noise is z times the bound of the heaviest update. An update of half its weight spends a quarter;
+    two of one client in one version spend as much as one of both weights."""
     run = _run(
         tmp_path,
         "server",

@@ -37,7 +37,7 @@ def test_diverged_task_without_accuracy_counts_as_evaluated(directory: Path) -> 
 
 
 def test_dropped_updates_are_counted(directory: Path) -> None:
-    """Those that came twice are not: the record of one says so in the directory."""
+    """Duplicates are not counted: the directory's record of one names it as such."""
     assert summary.headline(load(directory)).applied == "3 updates in 3 versions"
     late = events.UpdateRejected(10.0, "slow", "in the rule's buffer when the run ended")
     run = with_records(directory, late, late)

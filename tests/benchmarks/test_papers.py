@@ -195,7 +195,7 @@ class TestJudging:
         assert (tolerated.verdict, tolerated.difference) == (Verdict.HOLDS, "×3.3 (×3.3 to ×3.3)")
 
     def test_tolerance_uses_seeds_that_ran_the_whole_grid(self) -> None:
-        """Of the others only step sizes that are nearly as good ran: what they tolerate is not known."""
+        """Other seeds ran only near-best step sizes, so their tolerance is not known."""
         whole = result(88, 85, seeds=3)
         more = [cell(name, seed, 85, lr) for name in "AB" for seed in (4, 5) for lr in (0.1, 0.3)]
         _, tolerated = judging.rows(EXPERIMENT, replace(whole, cells=(*whole.cells, *more)))

@@ -1,4 +1,4 @@
-"""As `flwr new` writes it: NumPyClient and client_fn."""
+"""A NumPyClient and client_fn as `flwr new` wrote them."""
 import torch
 from flwr.client import ClientApp, NumPyClient
 from flwr.common import Context

@@ -1,4 +1,4 @@
-"""As `flwr new` writes it today: the message API."""
+"""A ClientApp with the message API, as `flwr new` writes it."""
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 

@@ -39,9 +39,9 @@ HOST = "host"
 _PACKAGES = ("docker.io", "iptables", "iproute2", "kmod", "procps", "ca-certificates")
 """`docker top` of the engine takes procps."""
 _OF_A_USER = ("apt", "python3", "python3-venv", "make", "git")
-"""What the README takes for granted. Every Debian has apt, and so libstdc++, which torch needs."""
+"""Packages that the README assumes. Every Debian has apt, and so libstdc++, which torch needs."""
 _SETTINGS = ("resolv.conf", "hosts", "pip.conf", "xdg/pip", "ssl/certs/ca-certificates.crt")
-"""Of this host, in /etc: how to reach the Python Package Index from here."""
+"""Files of this host in /etc that say how to reach the Python Package Index."""
 _PATIENCE_SECONDS = 60.0
 _CONTAINERD_STORE = {"features": {"containerd-snapshotter": True}}
 """Configuration with which containerd keeps the images, the default from Docker 29 on."""
@@ -65,7 +65,7 @@ exec "$@"
 
 
 def lacking() -> str | None:
-    """What this host lacks to run such engines; None if it lacks nothing."""
+    """Return what this host lacks to run such engines; None if nothing."""
     if (why := two_engines.lacking()) is not None:
         return why
     return None if shutil.which("mmdebstrap") else "there is no mmdebstrap"

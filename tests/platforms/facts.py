@@ -1,7 +1,5 @@
-"""What a platform is, read from the machine itself.
-
-`python -m tests.platforms.facts` prints it as JSON.
-"""
+"""Facts about a platform, read from the machine itself. `python -m tests.platforms.facts` prints them as
+JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from tests.platforms.machine import Completed, Machine
 _TIMEOUT_SECONDS = 60.0
 _NO_ENGINE = {"engine": "none", "cgroup": "—", "driver": "—"}
 _CONTAINERD_STORE = "io.containerd.snapshotter.v1"
-"""What `docker info` names as the type of its storage driver if containerd keeps the images."""
+"""Storage driver type in `docker info` if containerd keeps the images."""
 
 
 def of(machine: Machine) -> dict[str, str]:

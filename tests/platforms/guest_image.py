@@ -54,11 +54,11 @@ PACKAGES = (
     ),
     *("python3", "python3-venv", "python3-torch", "mosquitto"),
 )
-"""Of every guest. PyPI's torch for this Python brings CUDA: Debian's is a CPU build."""
+"""Packages of every guest. PyPI's torch for this Python brings CUDA; Debian's is a CPU build."""
 TEST_BUILD_PACKAGES = frozenset(("iptables", "ca-certificates", "git", "make", "gcc", "libc6-dev"))
-"""Of these, those that nothing needs in a guest without an engine."""
+"""Packages among them that a guest without an engine does not need."""
 ENGINE_PACKAGES = ("docker.io", "docker-cli", "apparmor")
-"""What Debian installs for Docker by default."""
+"""Packages that Debian installs for Docker by default."""
 TEST_PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pexpect", "setuptools")
 FILES = {
     "etc/hostname": "guest\n",
@@ -87,7 +87,7 @@ update-initramfs -u -k all
 {VENV}/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable {CHECKOUT}
 {VENV}/bin/python -m compileall -q {CHECKOUT} || true
 """
-"""What is run in the root file system once the packages are there."""
+"""Commands run in the root file system after the packages are installed."""
 _STAND_INS = """#!/bin/sh
 set -e
 [ -e "$1/lib64" ] || { mkdir -p "$1/usr/lib64"; ln -s usr/lib64 "$1/lib64"; }
@@ -120,12 +120,13 @@ update-initramfs -c -k all
 {VENV}/bin/python -c "import agents.aggregator.main, agents.client.training, agents.device.main, \\
     testbed.cli.main, testbed.run.up, testbed.runtimes.process.runtime, analysis.summary"
 """
-"""The same for another architecture: wheels are unpacked before, byte code is made of what is used."""
+"""Commands for another architecture: wheels are unpacked before, and only needed modules are
+compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec:
-    """What an image is made of."""
+    """Inputs of an image."""
 
     suite: str
     """Debian's release."""
@@ -238,7 +239,7 @@ def _digest(spec: ImageSpec) -> str:
 
 
 def _requirements() -> list[str]:
-    """What the project and its tests import, without torch."""
+    """Libraries that the project and its tests import, without torch."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = [line for line in project["dependencies"] if not line.startswith("torch=")]
     return [*needed, *TEST_PACKAGES]

@@ -19,12 +19,13 @@ from testbed.host.subprocesses import end
 from tests.platforms.guest_image import Image
 
 _KVM_SECONDS = 20.0
-"""By when a kernel under KVM must have said something: some hosts' KVM starts guests that never run."""
+"""Seconds until a kernel under KVM must have printed something: on some hosts KVM starts guests that
+never run."""
 _QEMU = {"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
 _MACHINE = {"amd64": ("-machine", "q35"), "arm64": ("-machine", "virt,gic-version=3")}
 _PROCESSOR = {"amd64": "Nehalem", "arm64": "cortex-a72"}
-"""What is emulated. An x86-64 with AVX is half as fast, as its instructions take longer to emulate, and
-so do the pointers that later processors of ARM sign."""
+"""Emulated processors. An x86-64 with AVX takes twice as long, because its instructions are slow to
+emulate; so does the pointer authentication of later ARM processors."""
 _CONSOLE = {"amd64": "ttyS0", "arm64": "ttyAMA0"}
 _HOST_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -39,7 +40,7 @@ class Vm:
     folder: Path
     """For temporary files of whoever uses it."""
     port: int
-    """Of its ssh server, on 127.0.0.1."""
+    """Port of its ssh server on 127.0.0.1."""
     is_emulated: bool
     """Whether its processor is emulated (TCG), and so many times slower than this host's."""
 

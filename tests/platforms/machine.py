@@ -1,4 +1,4 @@
-"""Where the checks of a platform run."""
+"""Machines on which the checks of a platform run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Machine(Protocol):
     """A machine with a checkout of the project, its Python environment and, perhaps, a Docker engine."""
 
     facts: Mapping[str, str]
-    """What the table says of it: `engine`, `cgroup`, `driver`, `kernel`, `netem`, `python`,
-    `architecture`, `cores`. Read from the machine itself."""
+    """Facts for the table: `engine`, `cgroup`, `driver`, `kernel`, `netem`, `python`, `architecture`,
+    `cores`. Read from the machine itself."""
     slowness: float
     """Factor on all timeouts: 1 on this host, about 20 in a guest whose processor is emulated."""
 

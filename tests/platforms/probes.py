@@ -85,7 +85,8 @@ def killed(folder: Path, shared: bool) -> Iterator[str]:
 
 
 def left(folder: Path, shared: bool) -> Iterator[str]:
-    """Look for all that the runs in `folder` have left, also after systemd has read its units anew."""
+    """Search for everything that the runs in `folder` left, also after systemd has reloaded its
+    units."""
     runs = [run.parent.name for run in folder.glob("*/*/manifest.json")]
     if not runs:
         yield "there was no run"
@@ -161,7 +162,7 @@ def _differences(device: str, asked: Mapping[str, Any], given: Mapping[str, Any]
 
 
 def _until_gone(runs: list[str]) -> list[str]:
-    """What is left of `runs`, after at most _PATIENCE_SECONDS."""
+    """Return what is left of `runs` after at most _PATIENCE_SECONDS."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while (found := [each for run in runs for each in _of_run(run)]) and time.monotonic() < deadline:
         time.sleep(0.5)

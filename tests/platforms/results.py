@@ -1,4 +1,4 @@
-"""What passed on which platform: the records, and the tables in docs/platforms.md made of them."""
+"""Results per platform: the records, and the tables in docs/platforms.md made from them."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class Result:
 
 @dataclass(slots=True)
 class Record:
-    """What is known of a platform."""
+    """Recorded results of a platform."""
 
     facts: dict[str, str] = field(default_factory=dict)
     unavailable: str | None = None
     """Why the platform could not be brought up at the last attempt; None if it could."""
     date: str = ""
-    """Of the last attempt."""
+    """Date of the last attempt."""
     checks: dict[str, Result] = field(default_factory=dict)
 
 
 def load(path: Path = RECORDS) -> dict[str, Record]:
-    """The records by platform; none if there is no file."""
+    """Return the records by platform; empty if there is no file."""
     if not path.exists():
         return {}
     return {name: _record(each) for name, each in json.loads(path.read_text(encoding="utf-8")).items()}

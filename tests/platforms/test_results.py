@@ -1,4 +1,4 @@
-"""What a check's output comes to, and the tables made of the records."""
+"""Judgement of a check's output, and the tables made from the records."""
 
 from __future__ import annotations
 

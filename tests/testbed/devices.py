@@ -65,7 +65,7 @@ def device(
 
 
 def play(queue: EventQueue, until: int | None = None) -> None:
-    """What is planned, to its end or up to a time."""
+    """Execute planned events, to the end or up to a time."""
     while (time := queue.next) is not None and (until is None or time <= until):
         queue.now = time
         while (callback := queue.due()) is not None:

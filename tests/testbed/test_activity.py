@@ -37,7 +37,7 @@ def began(at: float = 0.0) -> Activity:
 
 
 def cycle(arrived: float, waited: float = 0.0):  # type: ignore[no-untyped-def]
-    """Of four seconds: one of download, two of training, one of upload."""
+    """An update whose cycle takes four seconds: one of download, two of training, one of upload."""
     return update("pi-1", arrived, training=2.0, upload=1.0, waited=waited)
 
 
@@ -143,7 +143,7 @@ Happening = tuple[str, float]
 
 @st.composite
 def lives(draw: st.DrawFn) -> list[Happening]:
-    """What happens to a device, in order."""
+    """Events of a device, in order."""
     kinds = ["update", "look", "freeze", "thaw", "down", "up"]
     steps = draw(st.lists(st.tuples(st.sampled_from(kinds), st.floats(0.01, 30.0)), max_size=30))
     at, life = 0.0, []

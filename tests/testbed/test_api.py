@@ -47,7 +47,7 @@ def test_import_of_testbed_is_light() -> None:
 
 
 def test_up_reports_events_and_progress(tmp_path: Path) -> None:
-    """From a thread, beside an event loop, which goes on meanwhile."""
+    """The run is started from a thread beside an event loop, which continues meanwhile."""
     seen: list[testbed.events.Record] = []
     told: list[str] = []
 
@@ -100,7 +100,7 @@ def test_down_continues_after_a_run_that_cannot_be_removed(
 
 
 def test_resolved_topology_reproduces_the_run(tmp_path: Path) -> None:
-    """It is resolved, with keys such as `on`, which YAML 1.1 takes for true."""
+    """The resolved topology has keys such as `on`, which YAML 1.1 reads as true."""
     run = testbed.simulate(TOPOLOGY, runs=tmp_path)
     again = testbed.simulate(run.topology, runs=tmp_path)
     assert "on" in run.topology["evaluate"]

@@ -532,8 +532,8 @@ def test_retained_messages_of_a_client_are_bounded(tmp_path: Path) -> None:
 
 
 def test_broker_at_its_memory_limit_continues(tmp_path: Path) -> None:
-    """Whoever sends what there is no room for loses its connection, and comes back; small messages are
-    passed on."""
+    """A client that sends more than there is room for is disconnected, and reconnects; small messages
+    are passed on."""
     limits = Limits(packet=1_200_000, queue=100_000_000, memory=16_000_000)
     with measured(tmp_path, limits) as (connect, _, broker):
         aggregator, client = connect("aggregator"), connect("b")

@@ -1,4 +1,4 @@
-"""What a topology leaves to profiles, and to the files of traces."""
+"""Values that a topology takes from profiles and from trace files."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_cpu_seconds_are_counted_once(mounts: Path) -> None:
 
 
 def test_weights_that_the_kernel_changes_are_an_error(mounts: Path) -> None:
-    """As where a hierarchy rounds them, or something else writes them again."""
+    """For example if a hierarchy rounds them, or another program overwrites them."""
     file = mounts / "unified" / f"testbed-{RUN}-devices" / "cpu.weight"
     file.write_text("100\n")
     assert executor.weigh(Mock(), "image", RUN, {"devices": 50}) is None

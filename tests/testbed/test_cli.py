@@ -64,7 +64,7 @@ def test_single_device_is_written_in_the_singular(testbed: Testbed, tmp_path: Pa
 
 
 def test_completion_is_installed_for_one_name() -> None:
-    """Also by `python -m testbed`, which is no name of a command."""
+    """This holds for `python -m testbed` too, which is not the name of a command."""
     assert "Usage: testbed up " in cli("up", "--help").stdout
 
 
@@ -89,7 +89,7 @@ def test_characters_missing_in_the_locale_are_no_error(
 
 
 def test_interrupt_during_imports_prints_no_traceback() -> None:
-    """What takes its time there is typer."""
+    """Importing typer takes most of that time."""
     program = (
         "import sys\n"
         "class Interrupted:\n"
@@ -108,7 +108,7 @@ def test_interrupt_during_imports_prints_no_traceback() -> None:
 def test_interrupt_turned_into_an_error_by_a_library_is_an_interrupt(
     interrupted: bool, code: int
 ) -> None:
-    """As pydantic does, of whose classes some are made when a command imports them."""
+    """Pydantic does so: some of its classes are created when a command imports them."""
     program = (
         "import os, signal, sys\n"
         "from testbed.cli import main\n"

@@ -1,4 +1,4 @@
-"""What the command line is quick at, says with `--json`, and leaves out with `--quiet`."""
+"""Speed of the command line, its output with `--json`, and with `--quiet`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEAVY = {"bokeh", "datasets", "docker", "numpy", "pandas", "pydantic", "rich", "
 
 
 def run_of_main(*arguments: str, **environment: str) -> tuple[list[str], set[str]]:
-    """What `testbed ARGUMENTS` prints in a process of its own, and what it has imported by then."""
+    """Return the output of `testbed ARGUMENTS` in a separate process, and the modules it imported."""
     program = (
         "import atexit, sys\n"
         "loaded = lambda: {name.partition('.')[0] for name in sys.modules}\n"
@@ -213,7 +213,7 @@ def test_remaining_time_is_estimated(taken: float, done: int, total: int, said: 
 
 
 def test_progress_is_reported_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of something that takes 100 s, of which 10 of 110 MB were there before."""
+    """A download of 110 MB that takes 100 s, with 10 MB present before."""
     now, told = 0.0, list[tuple[float, str]]()
     monkeypatch.setattr("testbed.console.time.monotonic", lambda: now)
     share = console.Progress(lambda line: told.append((now, line)), "Decoding a/b")
@@ -230,7 +230,7 @@ def test_progress_is_reported_at_growing_intervals(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_color_is_respected(testbed: Testbed, tmp_path: Path) -> None:
-    """Where a terminal would have colours."""
+    """The same output has colours otherwise."""
     program = "from testbed import console; console.err().print('x', style='red')"
     environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
     environment.pop("NO_COLOR", None)

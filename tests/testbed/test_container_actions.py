@@ -1,4 +1,4 @@
-"""What actions come to over the life of devices in containers, with a list in the engine's place."""
+"""Actions during the life of devices in containers, with a list in place of the engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ACTIONS = st.sampled_from(
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
-    """Of the devices d-1 and d-2, and of `late`, which joins in mid-run."""
+    """Plan with the devices d-1 and d-2, and with `late`, which joins during the run."""
     topology = parse(
         "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
         "devices: [{name: d, count: 2, cpu: 0.2}, {name: late, cpu: 0.1}]\nstop: {after: 10s}\n"
@@ -49,7 +49,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
 
 
 class Engine:
-    """Devices, and what the engine is told and tells."""
+    """Devices, and the calls to the engine with their results."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.told: list[tuple[str, CpuLimits]] = []
@@ -64,7 +64,7 @@ class Engine:
 
 
 def test_unlimited_container_is_limited_when_it_becomes_ready(spec: RunSpec) -> None:
-    """It gets ready in mid-run, and is to take nothing from the others."""
+    """It becomes ready during the run, and must not take CPU from the others."""
     engine = Engine(spec)
     engine.devices.limit("d-1")
     assert engine.told == [("d-1", planned_limits(spec.plan.devices[0]))]
@@ -128,7 +128,7 @@ def test_share_refused_by_the_engine_is_forgotten(spec: RunSpec, action: Action)
 
 @pytest.mark.parametrize("action", [Restart(), Join()])
 def test_ended_container_does_not_start_again(spec: RunSpec, action: Action) -> None:
-    """Nor does it keep others from it, or itself from being told that it is over."""
+    """It does not prevent others from starting, nor the order to stop from reaching it."""
     engine = Engine(spec)
     engine.devices.act("d-1", Crash())
     engine.devices.act("d-2", Crash())

@@ -128,7 +128,7 @@ def test_directory_named_by_a_label_is_checked(tmp_path: Path, monkeypatch: pyte
 
 
 class IdleMeter(Meter):
-    """Of a host that shows nothing of a run."""
+    """A meter that shows nothing of a run."""
 
     def stopped(self) -> set[str]:
         return set()

@@ -198,7 +198,7 @@ def test_topology_of_30_mb_is_refused(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_reported_during_data_preparation(tmp_path: Path) -> None:
-    """As by a limit on the size of files."""
+    """A limit on the size of files stands in for a full disk."""
     parsed = topology.parse(HEAD + "devices: [{name: d, cpu: 0.1}]\n")
     prepared = preparation.prepare(parsed, None)
     directory = RunDirectory.create(tmp_path, "run")

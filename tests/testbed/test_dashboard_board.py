@@ -1,4 +1,4 @@
-"""What the dashboard's server makes of run directories: of one that grows, of one that is broken."""
+"""The dashboard server's view of run directories: of a growing one and of a damaged one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UPDATE = next(line for line in EVENTS if '"update"' in line)
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    """Of a run that goes on: this process is its controller."""
+    """Directory of a running run, whose controller is this process."""
     directory = RunDirectory(tmp_path)
     directory.write_manifest(**MANIFEST)
     directory.claim()
@@ -247,7 +247,7 @@ def test_charts_of_two_runs_name_the_run(directory: RunDirectory, tmp_path: Path
 
 
 def test_visitor_leaving_early_causes_no_traceback() -> None:
-    """Bokeh's server raises this where the page was not made yet; all else is told."""
+    """Bokeh's server raises this error if the page was not created yet; other errors are reported."""
     early = ServerConnection.__new__(ServerConnection)
     early._session = None
     assert no_early_leaver(logged(lambda: early.session)) is False

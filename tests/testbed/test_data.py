@@ -113,7 +113,7 @@ def test_invalid_files_are_named_with_the_fix(root: Path) -> None:
 
 
 def test_decoding_reports_the_remaining_work(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the rows of all splits; here from the first one on."""
+    """Progress counts the rows of all splits; it is reported here from the first row on."""
     monkeypatch.setattr("testbed.console._WORTH_SECONDS", 0.0)
     told: list[str] = []
     datasets.load("tests/tiny", root, told.append)
@@ -259,7 +259,7 @@ def _dealt(alpha: float = 0.5, labels: Indices | None = None, seed: int = 7) -> 
 
 
 def test_partition_is_computed_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What deals it out takes seconds to import."""
+    """Importing the partitioners takes seconds."""
     first = _dealt()
     monkeypatch.setattr(Dirichlet, "deal", None)
     again = _dealt()

@@ -40,7 +40,7 @@ HERE = {"KernelVersion": platform.release(), "Name": socket.gethostname()}
 
 
 def info_of(engine: str, **changes: object) -> dict[str, Any]:
-    """What a real engine said of itself, as if it ran on this machine."""
+    """Recorded description of a real engine, as if it ran on this machine."""
     info: dict[str, Any] = json.loads((ENGINES / f"{engine}.json").read_text())["info"]
     return {**info, **HERE, **changes}
 
@@ -104,7 +104,7 @@ def contexts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_context(configuration: Path, name: str, url: str, *, use: bool) -> None:
-    """As `docker context create`, and with `use` as `docker context use`."""
+    """Do the same as `docker context create`, and with `use` as `docker context use`."""
     meta = configuration / "contexts/meta" / hashlib.sha256(name.encode()).hexdigest()
     meta.mkdir(parents=True)
     endpoint = {"Host": url, "SkipTLSVerify": False}

@@ -1,4 +1,4 @@
-"""What an action comes to where devices are containers; what the engine itself says to it."""
+"""Effects of actions on devices in containers, and the engine's own replies."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from tests.agents import test_mps
 from tests.running import left_in_docker
 
 PLANNED = CpuLimits(quota=5000, period=50_000, weight=1000, cpus="1")
-"""Of 0.1 of a core."""
+"""Limits of a device with 0.1 of a core."""
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> RunSpec:
-    """Of one device."""
+    """Specification of a run with one device."""
     return spec_of(tmp_path, "name: d, cpu: 0.1")
 
 
 def spec_of(tmp_path: Path, device: str) -> RunSpec:
-    """Of the device d on a host with two cores and a GPU."""
+    """Return the specification of a run of `device`, called d, on a host with two cores and a GPU."""
     topology = parse(
         "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
         f"devices: [{{{device}}}]\nstop: {{after: 10s}}\n"
@@ -59,7 +59,7 @@ def spec_of(tmp_path: Path, device: str) -> RunSpec:
 
 
 def limits(spec: RunSpec, device: Device, *actions: Action) -> list[CpuLimits | None]:
-    """What each of `actions`, one after the other, makes of the container's limits."""
+    """Return the container's limits after each of `actions`, done one after the other."""
     found = []
     for action in actions:
         response = respond(spec, device, action)
@@ -189,7 +189,7 @@ def test_containers_do_not_inherit_the_users_proxy(
 def test_router_can_create_the_iptables_lock(
     engine: docker.DockerClient, built: images.Images, tmp_path: Path
 ) -> None:
-    """Its root file system is read-only."""
+    """The router's root file system is read-only."""
     runtime = DockerRuntime(engine, built, spec_of(tmp_path, "name: d, cpu: 0.1, link: {rtt: 20ms}"))
     router = runtime._launch.router
     assert router is not None
@@ -238,7 +238,7 @@ def test_containers_are_removed_except_those_of_a_swarm(
 def test_control_groups_visible_only_to_the_engine_are_removed(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As from a container, which has control groups of its own."""
+    """This happens if the controller runs in a container, which has its own control groups."""
     run = spec.directory.run
     device = DockerRuntime(engine, built, spec)._launch.devices[0]
     executor.start(engine, replace(device, networks=(), mounts=(), command=("sleep", "600")))
@@ -251,7 +251,7 @@ def test_control_groups_visible_only_to_the_engine_are_removed(
 
 @pytest.mark.parametrize("silences", [3, 4])
 def test_removal_waits_for_a_slow_engine(silences: int) -> None:
-    """On a slow host one removal takes longer than a request may; the engine goes on with it."""
+    """On a slow host one removal takes longer than a request's timeout; the engine continues with it."""
     calls = iter([requests.ReadTimeout("read timed out")] * silences)
 
     def remove(*_: object, **__: object) -> None:
@@ -286,7 +286,7 @@ with closing(docker_engine.connect()) as engine:
 def test_controller_in_its_own_pid_namespace_isolates_devices(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images
 ) -> None:
-    """It does not see their processes, and must not take them for ended ones."""
+    """The controller does not see their processes, and must not take them for ended ones."""
     runtime = DockerRuntime(engine, built, spec)
     data, device, run = runtime._launch.networks[0], runtime._launch.devices[0], spec.directory.run
     own = ("unshare", "--pid", "--fork", "--mount-proc")

@@ -74,7 +74,7 @@ def test_engine_connection_times_out_sooner_than_requests(monkeypatch: pytest.Mo
 
 
 def test_slow_engine_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its socket takes a connection at once, and the answer comes after some seconds."""
+    """The engine's socket accepts a connection at once, and the answer comes after some seconds."""
     slow = tmp_path / "docker.sock"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{slow}")
     answers = iter([2.5, 0.0, 0.0])

@@ -52,7 +52,7 @@ def usage(
 
 
 def bare(rates: Iterable[float]) -> list[Sample]:
-    """The same without throttling counters, as the process runtime takes them."""
+    """Samples without throttling counters, as in the process runtime."""
     samples = usage((rate, 0, 0) for rate in rates)
     return [{key: sample[key] for key in ("device", "at", "cpu")} for sample in samples]
 
@@ -90,7 +90,7 @@ def test_cpu_share_is_measured_while_the_kernel_throttles() -> None:
 
 
 def test_unthrottled_periods_are_left_out() -> None:
-    """It ran in 40 of 100 periods of 10 ms, and these gave it 0.09 s: 0.225 of a core."""
+    """The device ran in 40 of 100 periods of 10 ms, and used 0.09 s in these: 0.225 of a core."""
     got = pi(usage([(0.09, 40, 39)] * 10))
     assert got.figures["cpu"].got == pytest.approx(0.225)
     assert got.figures["cpu"].error == pytest.approx(-10.0)
@@ -201,7 +201,8 @@ def test_restart_resets_the_counters() -> None:
 
 
 def test_startup_in_a_surviving_container_is_not_measured() -> None:
-    """It was killed at 3 s and started at once, without its quota until it was ready at 5.2 s."""
+    """The device was killed at 3 s and restarted at once, without its quota until it was ready at 5.2
+    s."""
     start = [(0.8, 0, 0), (0.9, 0, 0), (0.4, 80, 80)]
     samples = usage([BUSY] * 3 + start + [BUSY] * 4)
     assert pi(samples).figures["cpu"].got == pytest.approx((7 * 0.25 + 0.4) / 7.8)
@@ -211,7 +212,7 @@ def test_startup_in_a_surviving_container_is_not_measured() -> None:
 
 
 def test_each_requested_share_is_measured_and_the_worst_shown() -> None:
-    """From 4 s on 0.125 was asked, and half a second later 0.15 is what there is."""
+    """From 4 s on 0.125 is requested, and half a second later 0.15 is available."""
     low = (0.15, 50, 50)  # periods of 20 ms
     change = RequestedCpu(0.125, 0.02, at=4.0)
     samples = usage([BUSY] * 4 + [(0.19, 50, 50)] + [low] * 5)
@@ -227,7 +228,7 @@ def test_each_requested_share_is_measured_and_the_worst_shown() -> None:
 
 
 def test_paused_device_is_not_measured() -> None:
-    """It was frozen from 2.5 to 6 s in the middle of a training, and sent nothing."""
+    """The device was paused from 2.5 to 6 s during a training, and sent nothing."""
     samples = usage([BUSY] * 2) + usage([BUSY] * 3, at=7.0, start=(2.51, 215, 198))
     got = pi(samples, trained=[(0.5, 9.5)], away=((2.5, 6.0),))
     assert got.figures["cpu"].got == pytest.approx(0.25)
@@ -346,7 +347,7 @@ def test_probe_before_the_run_is_compared_with_the_initial_link() -> None:
 
 
 def test_probe_of_a_resumed_run_is_compared_with_the_initial_link() -> None:
-    """Its clock goes on at 60 s; of what was set at 10 s the containers hear when it does."""
+    """The clock continues at 60 s; the containers get what was set at 10 s when it does."""
     links = (LINK, replace(LINK, up=1_000_000, at=10.0))
     got = pi([probe(57.0, up=5e6)], link=links, clock=Clock(EPOCH, begin=60.0))
     assert got.figures["up"] == Figure(5e6, 5e6)

@@ -1,4 +1,4 @@
-"""What is told of a run's figures, to people and to programs."""
+"""Fidelity figures as shown to people and to programs."""
 
 from __future__ import annotations
 

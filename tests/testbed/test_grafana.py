@@ -26,7 +26,7 @@ _ANSWER_SECONDS = 60
 
 
 def asked(url: str, query: str) -> list[dict[str, Any]]:
-    """What Prometheus answers; [] as long as it does not know."""
+    """Return Prometheus's answer; [] while it has no data."""
     try:
         response = requests.get(f"{url}/api/v1/query", params={"query": query}, timeout=30)
     except requests.ConnectionError:
@@ -91,7 +91,7 @@ def test_every_dashboard_query_has_data(server: str) -> None:
 
 
 def test_grafana_provisioning_files_fit_together() -> None:
-    """That the files fit together; there is no Grafana to read them here."""
+    """The files fit together. No Grafana reads them here."""
     (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/testbed.yaml").read_text())[
         "datasources"
     ]

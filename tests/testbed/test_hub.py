@@ -34,7 +34,7 @@ print(found.train.x.shape, found.train.y.tolist(), found.test.y.tolist())
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """What the hub answers of the dataset a/b, and slowly what its files hold."""
+    """Serve the hub's answers on the dataset a/b, and slowly its files."""
 
     contents: ClassVar[dict[str, bytes]] = {}
 
@@ -54,7 +54,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def do_POST(self) -> None:
-        """What is known of the files whose paths are asked for."""
+        """Return the metadata of the requested paths."""
         asked = unquote(self.rfile.read(int(self.headers["Content-Length"])).decode())
         self.answer(self.files(*(name for name in self.contents if name in asked)))
 
@@ -106,8 +106,8 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 
 def test_download_reports_its_progress(endpoint: str, tmp_path: Path) -> None:
-    """And the images are read as those of local files are. The libraries read their settings when they
-    are imported: hence the process."""
+    """The images are read like those of local files. The libraries read their settings at import, hence
+    the separate process."""
     folders = {"HF_HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

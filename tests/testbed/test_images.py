@@ -142,7 +142,7 @@ def test_cuda_libraries_are_refused_with_the_fix() -> None:
 def test_torch_of_the_same_version_with_cuda_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As PyPI's for x86_64 does, whose version does not say so."""
+    """PyPI's build for x86_64 does so, and its version does not show it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(wheels, "_installed_torch", lambda: "2.13.0")
     monkeypatch.setattr(wheels, "_resolve", lambda *_: ["torch", "nvidia-cublas"])
@@ -156,7 +156,7 @@ def test_torch_of_the_same_version_with_cuda_is_refused(
 def test_wheels_are_downloaded_once_unless_forced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As `images build --force` does: newer ones may be there."""
+    """`images build --force` downloads them again, because newer ones may exist."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -401,7 +401,8 @@ def test_pruning_keeps_images_in_use() -> None:
 def test_only_unused_images_are_listed_and_removed(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
-    """A tag of an image of ours, as another version's. The engine may have others'."""
+    """The tag belongs to an image of another version of the project. The engine may have other
+    images."""
     old = "testbed-broker:0ld"
     user = engine.containers.create(built.broker, "mosquitto")
     engine.images.get(built.broker).tag(*old.split(":"))

@@ -1,4 +1,4 @@
-"""What a large model needs of devices and connections: told, and set, before anything is launched."""
+"""Needs of a large model in devices and connections: reported, and set, before launch."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> catalog.Entry:
 
 @pytest.fixture
 def printed(testbed: Testbed) -> Callable[..., str]:
-    """What `testbed ARGUMENTS` prints."""
+    """Return the output of `testbed ARGUMENTS`."""
 
     def printed(*arguments: str) -> str:
         said = testbed(*arguments)

@@ -28,7 +28,7 @@ def tallied(records: Iterable[events.Record]) -> Tally:
 
 
 def shown(records: Iterable[events.Record]) -> list[str]:
-    """What a user sees of `records` that come all at once, line by line."""
+    """Return the lines that a user sees if `records` arrive all at once."""
     console = Console(file=io.StringIO(), width=80)
     with LiveView(console, Overview(rule="fedbuff", stop=Stop(after=60.0), devices=fleet(3))) as view:
         for record in records:

@@ -1,4 +1,4 @@
-"""What a run that goes on shows of its links and shares."""
+"""Links and shares shown during a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What containers wrote, as it is quoted: harmless to a terminal, and short."""
+"""Quoted output of containers: harmless to a terminal, and short."""
 
 from __future__ import annotations
 

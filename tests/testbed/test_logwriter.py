@@ -1,4 +1,4 @@
-"""What local processes print is kept, up to a bound, whoever prints and however much."""
+"""Output of local processes is kept, up to a limit, whichever process prints and however much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run of the quadratic task ended, and where theory has it head, on records written by hand."""
+"""End of a run of the quadratic task against its predicted optimum, for records written by hand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def update(client: str, weight: float, kind: str, steps: int = 5) -> str:
 def ended(
     path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,), rule: str = "fedasync"
 ) -> Ending | None:
-    """Of a run whose final model is (1, 2)."""
+    """Records of a run whose final model is (1, 2)."""
     devices = {name: {"importance": p} for name, p in IMPORTANCE.items()}
     (path / "models").mkdir()
     final = np.array([1.0, 2.0], np.float32)

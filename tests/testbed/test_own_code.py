@@ -465,7 +465,7 @@ def learning(name: str, **more: Any) -> dict[str, Any]:
 def test_own_tasks_initialise_freeze_and_learn_like_built_in_ones(
     name: str, frozen: list[str], initial: str, testbed: Testbed, tmp_path: Path
 ) -> None:
-    """With compressed updates; and `model` and `evaluate` know the run's own code afterwards."""
+    """The run has compressed updates, and `model` and `evaluate` use its own code afterwards."""
     if initial.endswith(".pt"):
         torch.save(first := fresh(tmp_path, name), tmp_path / initial)
     elif initial:
@@ -502,7 +502,7 @@ def run(folder: Path, **changes: Any) -> Run:
 
 
 def saved(testbed: Testbed, path: Path, *options: str) -> dict[str, torch.Tensor]:
-    """What `testbed export --model` writes."""
+    """Return the tensors that `testbed export --model` writes."""
     done = testbed("export", path, "--model", *options, "--to", path / "model.pt")
     assert done.code == 0, done.err
     found: dict[str, torch.Tensor] = torch.load(path / "model.pt", weights_only=True)
@@ -770,7 +770,7 @@ def test_code_change_rebuilds_only_the_code_layer() -> None:
 def test_wheels_of_requirements_are_fetched_or_pip_is_quoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the user's own pip configuration: here a folder, and no index."""
+    """The user's pip configuration applies: here a folder, and no index."""
     import threading
 
     ours, scratch = tmp_path / "ours", tmp_path / "scratch"

@@ -1,4 +1,4 @@
-"""A dataset of the user's: what is made of its files, and what is told where they do not fit."""
+"""A user's own dataset: how its files are read, and which errors are reported."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_models_may_be_evaluated_on_a_validation_set(folder: Path) -> None:
 
 
 def test_files_of_a_dataset_configuration_are_in_its_folder(tmp_path: Path) -> None:
-    """As the hub's own parquet files do."""
+    """The hub's own parquet files are laid out so."""
     for name in ("one", "two"):
         for split in ("train", "test"):
             write(tmp_path / "a" / "b" / name / split, {"x": [1.0], "y": [len(name)]}, "0000.parquet")

@@ -20,7 +20,7 @@ PLENTY: dict[str, dict[str, Any]] = {
     "shakespeare-lstm": {"lr": 0.5},
     "sst2-bert-lora": {"steps": 40, "lr": 0.2},
 }
-"""Of local training on 16 samples, so that two rounds are enough."""
+"""Settings of local training on 16 samples, so that two rounds are enough."""
 
 
 @pytest.mark.parametrize("task", PLENTY)

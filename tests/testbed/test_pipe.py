@@ -20,7 +20,7 @@ def pipe(shape: Shape, *draws: float) -> Pipe[str]:
 
 
 def emptied(pipe: Pipe[str]) -> list[tuple[str, Any]]:
-    """What comes out, and when, asked whenever there is something to do."""
+    """Return items with their times, taken from the pipe whenever it has something due."""
     found = []
     while (due := pipe.next_due()) is not None:
         found += [(item, pytest.approx(due)) for item in pipe.take(due)]

@@ -207,7 +207,7 @@ def test_described_machines_are_parsed() -> None:
 
 
 def test_profile_share_is_relative_to_the_devices_node() -> None:
-    """A device with a profile needs less of a faster node; what it is given follows its node."""
+    """A device with a profile needs a smaller share of a faster node; its share depends on its node."""
     found = planned(
         "{name: pi, count: 3, cpu: 1}, {name: own, cpu: 0.5, hosts: [node-1]}",
         (replace(nodes(3)[0], core=1.0), replace(nodes(3, 3)[1], core=2.0)),

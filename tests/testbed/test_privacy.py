@@ -1,4 +1,4 @@
-"""What a topology with `privacy` is refused for, before anything is launched."""
+"""Reasons to refuse a topology with `privacy` before launch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_invalid_privacy_settings_are_refused(old: str, new: str, message: str) 
 
 
 def test_sum_needs_shares_of_more_than_half_of_the_clients() -> None:
-    """Of 4 clients 3 are needed, of 5 too: any two sets of so many have one in common."""
+    """3 of 4 clients are needed, and 3 of 5: any two sets of that size have a common member."""
     assert topology.parse(BASE).secure is not None
     assert topology.parse(BASE.replace("count: 4", "count: 5")).secure is not None
     with pytest.raises(BadInputError, match="more than half of the number of clients, 6"):
@@ -81,7 +81,7 @@ def test_sum_needs_shares_of_more_than_half_of_the_clients() -> None:
 
 
 def test_rule_that_may_sum_a_single_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one of the user's own may say it; ours say so themselves."""
+    """A user's own rule may declare it; the built-in rules do."""
     monkeypatch.setattr(FedBuff, "sums", lambda _: Sums(1))
     with pytest.raises(BadInputError, match="a sum of one update is that update: take sums of two"):
         topology.parse(BASE)
@@ -137,8 +137,8 @@ def test_differential_privacy_settings() -> None:
     ("at", "bits", "refused"), [("server", 7, False), ("server", 6, True), ("client", 6, False)]
 )
 def test_rounding_must_leave_room_below_the_clip_norm(at: str, bits: int, refused: bool) -> None:
-    """Of 650 parameters with steps of 1/63 it adds up to 0.40 to the length, of 1/31 up to 0.82; noise
-    at the client comes before it."""
+    """With 650 parameters rounding to steps of 1/63 adds up to 0.40 to the length, to steps of 1/31 up
+    to 0.82; client noise is added before it."""
     privacy = f"secure: {{needed: 3, bits: {bits}}}, differential: {{clip: 1, noise: 2, at: {at}}}"
     parsed = topology.parse(BASE.replace("secure: {colluding: 1, needed: 3}", privacy))
     if not refused:

@@ -275,7 +275,7 @@ time.sleep(600)
 def test_client_restarts_at_once_when_ordered(
     make: Make, tmp_path: Path, ends: Action, begins: Action, pause: float
 ) -> None:
-    """Its old process may still be there then; what freezes it meanwhile is not to keep it so."""
+    """The old process may still exist then; an action that pauses it must not pause the new one."""
     run = spec(tmp_path, devices=1)
     runtime = make(run, SLOW_GOODBYE)
     runtime.start()
@@ -425,7 +425,7 @@ def test_remove_ends_processes_left_by_a_crash_and_nothing_else(tmp_path: Path) 
 
 
 def test_stop_spares_programs_started_by_the_controller(make: Make, tmp_path: Path) -> None:
-    """Such as a tracker, which inherits the marks of a controller in the background."""
+    """For example a tracker, which inherits the marks of a controller in the background."""
     run = spec(tmp_path, devices=1)
     marks = process.environment(run.directory, CONTROLLER_COMPONENT)
     with subprocess.Popen(python(SLEEP), env={**os.environ, **marks}) as tracker:

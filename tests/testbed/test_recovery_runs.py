@@ -1,4 +1,4 @@
-"""Runs whose broker, aggregator or connections break down: they go on, and say so."""
+"""Runs whose broker, aggregator or connections fail: they continue, and report it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def test_suspended_processes_are_recorded_and_judged(frozen: Outcome) -> None:
 
 
 def test_update_without_a_record_counts_as_lost() -> None:
-    """Of a's: 1 is applied; the second record tells of 2 and 3; 4 is passed over; 5 is rejected."""
+    """Of a's updates 1 is applied, 2 and 3 are covered by an unfinished round, 4 is skipped, and 5 is
+    rejected."""
     finished = {("a", number): 1 for number in (1, 2, 3, 4, 5, 7)} | {("b", 6): 1}
     told: list[events.Record] = [
         record_factories.update("a", 1.0, dispatch=1),
@@ -97,7 +98,7 @@ def test_update_without_a_record_counts_as_lost() -> None:
 
 # Of seeds that kill no client: on a busy host it may not be back before so short a run is over.
 MORE: dict[int, list[Fault]] = {3: [], 10: [Fault(1.0, "flood", "d")]}
-"""By seed, what happens beside what is drawn."""
+"""Faults added to the drawn ones, by seed."""
 
 
 @pytest.fixture(scope="module")

@@ -46,15 +46,15 @@ def random_setting(seed: int) -> Setting:
 
 
 def random_timing(rng: Random) -> list[int]:
-    """Of one device: durations that meet those of others, or drawn ones, which seldom do, and of which a
-    few are long enough for a crash."""
+    """Return durations of one device in ns: multiples that coincide with those of others, or drawn ones,
+    which rarely do and of which a few are long enough for a crash."""
     if rng.random() < 0.3:
         return [max(1, round(rng.expovariate(1 / (200 * MS)))) for _ in range(DRAWN)]
     return [rng.choice(TIMINGS) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
 
 
 def random_parameters(rule: str, n: int, rng: Random) -> dict[str, Any]:
-    """With periods and times in ns."""
+    """Return parameters of `rule`, with periods and times in ns."""
     size, period = rng.randint(1, n + 2), rng.choice(PERIODS)
     lr = {"server_lr": rng.choice([1.0, 0.5])}
     times = {"update_times": [rng.choice(TIMINGS) for _ in range(n)]} if rng.random() < 0.5 else {}
@@ -135,7 +135,7 @@ def random_scenario(rule: str, n: int, after: int, rng: Random) -> list[Step]:
 
 
 def topology(setting: Setting) -> str:
-    """Its YAML."""
+    """Topology as YAML."""
     parameters: dict[str, Any] = {}
     for name, value in setting.parameters.items():
         if name == "period":
@@ -189,7 +189,7 @@ def name_of(client: int) -> str:
 
 
 def versions(run: Run) -> list[Version]:
-    """What the records of a run say, in the reference's words."""
+    """Return the records of a run in the form of the reference."""
     found: defaultdict[int, list[Contribution]] = defaultdict(list)
     for row in run.updates.to_dict("records"):
         client = NAMES.index(row["client"])

@@ -1,4 +1,4 @@
-"""The relay with real sockets: what becomes of streams, whatever their two ends do."""
+"""The relay with real sockets: outcome of streams, whatever their two ends do."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ UPDATE = b'["UpdateArrived", {"at": 2, "sender": "fast", "size": 1, "arrived": 2
 
 @pytest.mark.parametrize("rule", RULES)
 def test_replay_of_every_rule_gives_the_same_model(rule: str, tmp_path: Path) -> None:
-    """With random draws, timers, weights by measured times, a crash and a departure."""
+    """The run has random draws, timers, weights by measured times, a crash and a departure."""
     topology = _topology(tmp_path, rule={"name": rule, **PARAMETERS.get(rule, {})}, **EVENTFUL)
     run = _run(topology, tmp_path)
     same = replay(RunDirectory(run.path))

@@ -1,4 +1,4 @@
-"""What devices were asked to be, from plan and events; and orders on their way to the controller."""
+"""Requested state of devices, from plan and events; and orders on their way to the controller."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_rejoining_device_is_not_held_by_earlier_actions(tmp_path: Path) -> None
 
 
 def test_resumed_run_starts_with_planned_devices(tmp_path: Path) -> None:
-    """What a user had set by hand is not set again."""
+    """Settings made by hand are not applied again."""
     spec = _spec(tmp_path)
     a, _ = requested.devices(
         spec,

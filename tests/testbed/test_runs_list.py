@@ -60,7 +60,7 @@ def test_runs_command_sorts_and_searches(runs: Path, testbed: Testbed) -> None:
 
 
 def test_subfolder_of_runs_is_named_below_the_list(runs: Path, testbed: Testbed) -> None:
-    """Such as a sweep's; and the page lists its runs."""
+    """For example a sweep's folder; the page lists its runs."""
     study = runs / "runs" / "study"
     study.mkdir(parents=True)
     for name in "ab":

@@ -66,7 +66,7 @@ devices:
 
 
 def _read(text: str) -> _Fleet:
-    """As testbed.topology reads a file."""
+    """Read the text as testbed.topology reads a file."""
     document = yamlfile.parse(text)
     fleet = validation_errors.validated(_Fleet, document)
     problems = [*scenario.problems(fleet.scenario, fleet.churn, fleet.devices, document.source)]
@@ -151,7 +151,7 @@ def test_steps_of_one_time_keep_the_file_order() -> None:
 def test_end_of_an_action_at_another_entrys_time_keeps_the_file_order(
     entry: str, at: str, ended: Action
 ) -> None:
-    """As floating-point seconds, 0.1 + 0.2 comes after 0.3, and 0.3 + 0.6 before 0.9."""
+    """In floating-point seconds 0.1 + 0.2 would be after 0.3, and 0.3 + 0.6 before 0.9."""
     set_cpu = f"{{at: {at}, set: fast, cpu: 1}}"
     for entries, actions in (
         ((entry, set_cpu), [ended, SetCpu(1.0)]),

@@ -1,4 +1,4 @@
-"""What a frame of the terminal shows, and what keys make of it."""
+"""Content of a terminal frame, and the effect of keys."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_rows_are_sorted_with_the_unknown_last() -> None:
 
 
 def after(keys: Iterable[str], selection: Selection | None = None) -> tuple[Selection, list[Request]]:
-    """What `keys` make of a selection among the rows of `tallied`, four to a page, and the wishes."""
+    """Return the selection and the wishes after `keys`, among the rows of `tallied`, four per page."""
     requests: list[Request] = []
     selection = selection or Selection()
     for key in keys:

@@ -1,4 +1,4 @@
-"""Who makes delay, jitter and loss: chosen by what the kernel can, and obeyed by the runtime."""
+"""The shaper of delay, jitter and loss: chosen by what the kernel supports, and used by the runtime."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_link_changes_go_to_the_active_shaper(tmp_path: Path, host: Host, orders
 
 @pytest.mark.parametrize(("host", "netem"), [(HAVING, True), (LACKING, False)])
 def test_device_and_router_get_the_shaper(tmp_path: Path, host: Host, netem: bool) -> None:
-    """With netem the router's delay line holds nothing."""
+    """With netem the router's delay line holds no packets."""
     spec = _spec(tmp_path, host)
     accounts = broker.accounts("shaped", ["pi"])
     agent_configs.write(spec, accounts, agent_configs.in_containers(None))

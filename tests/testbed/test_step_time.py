@@ -1,4 +1,4 @@
-"""What a training step cost devices, as their runs tell it, for virtual time to predict others."""
+"""Cost of a training step, estimated from runs, for the prediction of others in virtual time."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_equal_variants_are_reported(testbed: Testbed) -> None:
 
 
 def test_interrupted_run_is_repeated(testbed: Testbed) -> None:
-    """As when the power failed: the index says that it goes on, and it does not."""
+    """As after a power failure: the index says that the run is running, and it is not."""
     write_sweep("[1]")
     testbed("sweep", "study.yaml")
     index = Path("runs/study/index.json")
@@ -270,7 +270,7 @@ def test_failed_repetition_does_not_count(testbed: Testbed, monkeypatch: pytest.
 def test_interrupted_repetition_is_repeated(
     testbed: Testbed, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    """By Ctrl-C, or by the end of the process, which then cannot clean up."""
+    """It is interrupted by Ctrl-C, or by the end of the process, which then cannot clean up."""
     verdicts(monkeypatch, [False, KeyboardInterrupt(), True])
     write_sweep("[1]")
     folder = Path("runs/study")
@@ -352,7 +352,7 @@ runtime: {name: docker}
 virtual: {step_time: 1ms}
 """
 VARIANTS = '{rounds: {}, endless: {"devices[1].timing": 30s}}'
-"""Of the second no round ends."""
+"""Variants, of which the second ends no round."""
 
 
 def test_agree_compares_emulation_with_virtual_time(testbed: Testbed) -> None:
@@ -397,7 +397,7 @@ def test_interrupted_agree_continues_with_the_same_command(tmp_path: Path) -> No
 
 
 def test_agree_uses_all_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target is the highest accuracy that all reached, and a run that is not valid is told of."""
+    """The target is the highest accuracy reached by all, and a run that is not valid is reported."""
     verdicts(monkeypatch, [True, True, True, False])
     Path("base.yaml").write_text(ACCURATE)
     Path("study.yaml").write_text(

@@ -73,7 +73,8 @@ def add_torch(folder: Path, version: str, *requirements: str) -> None:
 def test_pip_prefers_the_cpu_build_of_the_added_index_to_the_same_version_with_cuda(
     machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the images' libraries are downloaded; set-up has pip choose between the same two wheels."""
+    """The images' libraries are downloaded in this way, and set-up lets pip choose between the same two
+    wheels."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(wheels, "_installed_torch", lambda: None)
     (tmp_path / "testbed").mkdir()
@@ -150,7 +151,8 @@ def test_no_index_is_queried_outside_linux(monkeypatch: pytest.MonkeyPatch) -> N
 def test_pip_settings_of_the_user_take_precedence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the environment and of pip's files; empty ones, and others than of places, are none."""
+    """Settings of the environment and of pip's files count; empty ones, and those of other options, do
+    not."""
     with served(tmp_path / "cpu") as cpu:
         add_torch(tmp_path / "cpu", "2.13.0+cpu")
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
@@ -177,7 +179,7 @@ def test_options_go_to_stdout_and_one_line_to_the_user() -> None:
 def test_missing_cpu_build_for_images_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It came from an index that does not answer now."""
+    """The build came from an index that does not answer now."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(wheels, "_installed_torch", lambda: "2.13.0+cpu")
     monkeypatch.setattr(torch_index, "for_cpu", lambda: Choice(("--no-index",), "the reason"))

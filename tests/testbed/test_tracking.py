@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected(run: Path) -> dict[str, list[tuple[float, float]]]:
-    """What a tracker is to have of each figure: device time, and value."""
+    """Expected points of each figure: device time and value."""
     points, found = Points(), dict[str, list[tuple[float, float]]]()
     for record in events.read(run / "events.jsonl"):
         for point in points.take(record):
@@ -167,7 +167,7 @@ def test_tensorboard_files_are_written(testbed: Testbed, run: Path) -> None:
 def test_failed_tracker_is_reported_without_disturbing_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is not there, and one that works, beside a run that goes on."""
+    """One server is unreachable and one works, beside a running run."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with product.up(

@@ -1,4 +1,4 @@
-"""What a runtime can do stands in the table, and nobody else knows one by its name."""
+"""The table states what each runtime supports; other code knows no runtime by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is held against a run; times are seconds of the run."""
+"""Reasons against a run's validity; times are seconds of the run."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_wrong_masked_sum_makes_a_run_not_valid() -> None:
 
 
 def test_disruption_makes_a_run_not_valid() -> None:
-    """What is written again when it is over is one; the longest is told."""
+    """A disruption recorded again at its end counts once; the longest is named."""
     first, over = (Disrupted(at, 12.0, "nothing arrived") for at in (22.0, 34.06))
     found = verdict(QUIET, NOTHING, disruptions=[first, over, Disrupted(60.0, 50.0, "nothing arrived")])
     assert reason(found) == "nothing arrived from 12.0 to 34.1 s (and 1 more)"

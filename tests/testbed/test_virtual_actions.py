@@ -1,4 +1,4 @@
-"""What actions do to one device in virtual time, with a world that takes notes. Times in seconds."""
+"""Effects of actions on one device in virtual time, with a world that records them. Times in seconds."""
 
 from __future__ import annotations
 

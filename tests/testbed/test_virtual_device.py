@@ -78,7 +78,8 @@ def test_interrupted_training_finishes_its_current_step(at: int, steps: int, end
 
 
 def test_interrupt_after_a_change_of_speed() -> None:
-    """One of 4 steps is done by 110, the other three until 140; that which goes on ends at 120."""
+    """One of 4 steps is done by 110 and the other three would be by 140; the running step ends at
+    120."""
     work = _work(computed=140).slower(110, 1)
     assert work.done == 1
     cut = work.cut_short(111)

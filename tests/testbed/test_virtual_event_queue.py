@@ -1,4 +1,4 @@
-"""What is planned in virtual time comes by time, rank, device, and the order that it was planned in."""
+"""Events in virtual time are ordered by time, rank, device, and order of planning."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def _check_timing(topology: dict[str, Any], records: list[events.Record]) -> Non
     paused = {step["pause"] for step in topology["scenario"] if "pause" in step}
     timed = {d["name"]: d["timing"] for d in topology["devices"] if "timing" in d and "cpu" not in d}
     ahead: dict[str, int] = dict.fromkeys(timed, 0)
-    """By how much the number of an update in this life is ahead of the place of its duration."""
+    """Return the offset between an update's number in this life and the index of its duration."""
     new_life: set[str] = set()
     for u in records:
         if isinstance(u, events.ClientStatus) and u.state == "joining":
@@ -227,7 +227,7 @@ def _check_timing(topology: dict[str, Any], records: list[events.Record]) -> Non
 
 
 def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
-    """What was handed in was applied, or rejected; AREA's mean is that of the clients' y."""
+    """Every delivered update was applied or rejected; AREA's mean equals that of the clients' y."""
     entries = recording.read(directory.inputs)
     setup = next(entries)
     assert isinstance(setup, Setup)

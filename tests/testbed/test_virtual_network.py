@@ -265,7 +265,7 @@ def test_messages_lost_in_a_crash_do_not_block_others(way: str) -> None:
 
 
 def test_lost_message_does_not_delay_the_next() -> None:
-    """It would have been there at 10 s."""
+    """The lost message would have arrived at 10 s."""
     times = Times()
     line = times.network.line(_device(link=Link(rtt=20.0)))
     line.download(0, times.noted("lost"))
@@ -279,7 +279,7 @@ def test_jitter_and_loss_are_per_device_and_keep_the_order() -> None:
     link = Link(up=MBIT, rtt=0.2, jitter=0.1, loss=0.2)
 
     def arrivals(*names: str, seed: int = 0, steady: bool = False) -> list[float]:
-        """Of the first of the devices."""
+        """Return the arrival times of the first device's messages."""
         times = Times(seed=seed, steady=steady)
         lines = [times.network.line(_device(name, link=link)) for name in names]
         for k in range(100):
@@ -352,7 +352,7 @@ def test_shared_link_is_fair_bit_by_bit(flows: list[tuple[int, int]]) -> None:
 
 
 def _in_turn(flows: list[tuple[int, int]]) -> list[float]:
-    """When each ends: event by event, everything worked out anew at each."""
+    """Return the end time of each flow, recomputing everything at every event."""
     left = dict(enumerate(float(size) for _, size in flows))
     ended, now = [0.0] * len(flows), 0.0
     while left:

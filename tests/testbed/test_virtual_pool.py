@@ -1,5 +1,5 @@
-"""What is computed together, when, and what of it is void. A client goes half of the way to its center
-with each step."""
+"""Which trainings are computed together, when, and which results are discarded. A client covers half of
+the way to its center with each step."""
 
 from __future__ import annotations
 

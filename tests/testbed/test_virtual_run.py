@@ -221,7 +221,7 @@ def test_virtual_run_directory_has_the_usual_files(tmp_path: Path) -> None:
 
 
 def test_resolved_topology_reproduces_the_run(tmp_path: Path) -> None:
-    """Where step time was measured, it is beside it."""
+    """A measured step time is stored beside it."""
     devices = [{"name": "a", "cpu": 0.5}, {"name": "b", "cpu": 0.1}]
     first = _run(_topology(tmp_path, devices=devices, stop={"updates": 20}), tmp_path, "one")
     again = _run(first.path / "topology.yaml", tmp_path, "two")

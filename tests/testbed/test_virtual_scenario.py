@@ -1,4 +1,4 @@
-"""What a scenario does to devices in virtual time: when their updates are applied, by hand."""
+"""Effects of a scenario on devices in virtual time: when their updates are applied, by hand."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_jitter_and_loss_depend_on_the_seed(tmp_path: Path) -> None:
 
 
 def test_stalled_run_is_reported(tmp_path: Path) -> None:
-    """No model arrives; only evaluations go on."""
+    """No model arrives; only evaluations continue."""
     cut_off = {"timing": "1s", "link": {"loss": "100%"}}
     devices = [{"name": name, **cut_off} for name in "ab"]
     with pytest.raises(RunFailedError, match="after 0 s nothing happens any more"):
@@ -237,7 +237,7 @@ def test_end_of_a_disconnected_device_is_detected_later(
 def test_device_silent_for_too_long_is_offline_until_it_reconnects(
     tmp_path: Path, scenario: list[dict[str, Any]], told: list[tuple[float, str]]
 ) -> None:
-    """Its work meanwhile is in vain: the server expects none of it any more."""
+    """Its work meanwhile is lost: the server no longer expects it."""
     records = _run(tmp_path, scenario, stop={"after": "100s"})
     assert [(r.at, r.state) for r in records if isinstance(r, events.ClientStatus)] == told
     for since, until in zip(told[::2], told[1::2], strict=True):
@@ -262,8 +262,8 @@ def test_topk_remainder_of_a_lost_update_is_in_the_next_ones(tmp_path: Path) -> 
 
 
 def test_slow_link_does_not_extend_the_broker_timeout(tmp_path: Path) -> None:
-    """A model of 8 kB takes 64 s at 1 kbit/s. A transfer that progresses is no silence, so the broker
-    gives up on a silent device after 45 s, as on any."""
+    """A model of 8 kB takes 64 s at 1 kbit/s. A transfer that progresses is not silence, so the broker
+    drops a silent device after 45 s, as on any link."""
     records = _run(
         tmp_path,
         [{"at": "2s", "disconnect": "a", "for": "450s"}],

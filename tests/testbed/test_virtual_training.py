@@ -154,7 +154,7 @@ SINGLE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
 @pytest.mark.parametrize("task", ["logistic", "quadratic", "module"])
 def test_other_optimisers_equal_the_client_bit_by_bit(task: str, options: dict[str, Any]) -> None:
-    """Beside jobs of plain SGD; after one job the trainer goes on with another."""
+    """They run beside jobs of plain SGD; after one job the trainer continues with another."""
     jobs = _jobs(*TASKS[task], options)
     plain = _jobs(*TASKS[task], {})[0]
     *results, beside = BatchTrainer(*TASKS[task]).run([*jobs, plain])
@@ -321,7 +321,7 @@ def test_many_jobs_give_the_results_of_single_ones() -> None:
 def test_each_model_of_a_stack_equals_the_clients(
     task: str, gradient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 30 clients, of which 12 have mini-batches of one size, and the others too few alike."""
+    """12 of 30 clients have mini-batches of one size; too few of the others are alike."""
     stacked: list[int] = []
     many = AnyModule._many
 
@@ -375,7 +375,8 @@ def test_unstackable_models_are_trained_one_by_one() -> None:
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_dropout_draws_per_training_like_the_client(gradient: bool) -> None:
-    """The same in every process and whatever was trained before; PyTorch's generator is left alone."""
+    """Draws are the same in every process and after any other training; PyTorch's global generator is
+    left unchanged."""
     task, train = Own(layer=nn.Dropout), _points(4)
     jobs = _jobs(task, train, {}, gradient=gradient)
     trainer = BatchTrainer(task, train)

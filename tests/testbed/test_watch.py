@@ -31,7 +31,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[@-~]")
 
 
 class Terminal:
-    """A shell's child on a terminal; its modes are told before and after it."""
+    """Run as a shell's child on a terminal; return the terminal's modes before and after."""
 
     def __init__(self, shell: pexpect.spawn[str]) -> None:
         self._shell = shell

@@ -1,4 +1,4 @@
-"""What a training step consists of."""
+"""Operations of a training step."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def ends(way: str, kind: int) -> Iterator[tuple[socket.socket, socket.socket, tu
 
 @contextmanager
 def in_broker() -> Iterator[None]:
-    """What is made within is in the broker's network namespace."""
+    """Create sockets and processes in the broker's network namespace."""
     with Path("/proc/self/ns/net").open() as ours, Path("/run/netns/broker").open() as broker:
         enter(broker.fileno())
         try:

@@ -1,5 +1,5 @@
-"""What is measured inside user-mode Linux: netem's links (rates in bit/s, times in seconds), and limits
-of cgroup v2."""
+"""Measurements inside user-mode Linux: netem's links (rates in bit/s, times in seconds), and limits of
+cgroup v2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ LOSS_PACKETS = 5_000
 JITTER = Link(rtt=0.040, jitter=0.010)
 JITTER_PACKETS = 100
 WHOLE = Link(up=4_000_000, down=8_000_000, rtt=0.020)
-"""Measured as a device measures its link; so short that TCP's slow start is no part of it."""
+"""Link that is measured as a device measures its own; so short a delay that TCP's slow start does not
+count."""
 MODEL, MODEL_RATE = 100_000, 2_000_000
 """A small model's bytes, and the rate both ways."""
 FAST, SLOW = Link(10_000_000, 10_000_000, rtt=0.100), Link(1_000_000, 1_000_000, rtt=0.010)
@@ -67,7 +68,7 @@ class Flood(TypedDict):
     changed: list[float]
     """When the change from FAST to SLOW began, and when it was done."""
     arrivals: list[tuple[float, int]]
-    """Of each packet that arrived, with its number."""
+    """Arrival time and number of each packet."""
 
 
 def full(flood: Flood, way: str) -> bool:

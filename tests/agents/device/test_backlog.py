@@ -1,4 +1,4 @@
-"""What a link carries while packets wait, against sums done by hand."""
+"""Bytes that a link carries while packets are queued, against sums by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_only_intervals_with_a_queue_throughout_are_counted() -> None:
 
 
 def test_bytes_in_socket_buffers_count_while_the_queue_is_not_empty() -> None:
-    """As long as the queue is not empty when it is looked at: else TCP waits for the other side."""
+    """They count while the queue is not empty at a sample; otherwise TCP waits for the other side."""
     one = Backlog()
     looks = ((0.0, 0, 3_000, 500_000), (0.125, 98_000, 3_000, 400_000), (0.25, 150_000, 0, 350_000))
     for at, left, waiting, behind in looks:

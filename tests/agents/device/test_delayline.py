@@ -386,7 +386,7 @@ def test_nothing_passes_once_the_delay_line_is_dead(hosts: tuple[Host, Host]) ->
 
 
 def _seconds(device: Host, broker: Host, sizes: list[int]) -> float:
-    """That the broker takes to send the device so many bytes, over a connection each, all at once."""
+    """Seconds in which the broker sends the device these bytes, over one connection each, at once."""
     receiving = device.start(RECEIVE, str(len(sizes)))
     assert receiving.stdout is not None
     assert receiving.stdout.readline() == "listening\n"
@@ -411,7 +411,7 @@ def test_devices_together_get_the_shared_rate(hosts: tuple[Host, Host], sizes: l
 def test_a_line_with_a_long_delay_holds_thousands_of_packets(
     hosts: tuple[Host, Host], loss: float
 ) -> None:
-    """With loss, merged packets are cut before they are held: 20,000 instead of a few hundred."""
+    """With loss, merged packets are split before they are held: 20,000 instead of a few hundred."""
     device, broker = hosts
     line = device.serve([0.050, 0.0, loss])
     broker.serve([0.0])

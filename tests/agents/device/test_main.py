@@ -1,4 +1,4 @@
-"""The device's init as it is told to end and start its client, which is a stand-in."""
+"""The device's init when it is ordered to stop and start its client, for which a program stands in."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Connection:
 
 @pytest.fixture
 def cables(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What became of the cable."""
+    """Changes of the interface: True for enabled."""
     plugged: list[bool] = []
     monkeypatch.setattr(link, "plug", lambda _interface, *, up: plugged.append(up))
     return plugged
@@ -72,7 +72,7 @@ def cables(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.fixture
 def init(monkeypatch: pytest.MonkeyPatch, cables: list[bool]) -> Iterator[Init]:
-    """With a client that is up."""
+    """Init with a running client."""
     start = subprocess.Popen
 
     def client(*_: object, **__: object) -> subprocess.Popen[bytes]:
@@ -96,7 +96,7 @@ def init(monkeypatch: pytest.MonkeyPatch, cables: list[bool]) -> Iterator[Init]:
 
 
 def pid(init: Init) -> int | None:
-    """Of the client, after init has looked after it as it does all the time."""
+    """Return the process id of the client after one pass of init's loop; None if it does not run."""
     assert init._exit_code() is None
     return None if init._client is None else init._client.pid
 

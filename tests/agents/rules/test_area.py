@@ -135,7 +135,7 @@ def test_farewell_that_leaves_the_mean_unchanged_makes_no_version() -> None:
 
 
 def test_rest_of_u_is_applied_at_later_ticks_if_server_lr_is_below_one() -> None:
-    """Until float32 has no more of it; the second coordinate stays where it is all the time."""
+    """The rest is applied until float32 shows no more of it; the second coordinate never changes."""
     server = make_server(1.0)
     server.w = np.zeros(2, np.float32)
     state = begin(Area(criterion="period", period=1.0, server_lr=0.5), server)

@@ -43,13 +43,13 @@ lives = st.lists(
 
 
 class Mean:
-    """A fleet, and Σ p_i y_i as told by what its clients remember when they send."""
+    """A fleet, and Σ p_i y_i computed from what its clients remember when they send."""
 
     def __init__(self, rule: Area) -> None:
         self.fleet = Fleet(rule, IMPORTANCE, lambda name, w: (CENTERS[name] - w) * 0.5, np.float64)
         self.state = cast("AreaState", self.fleet.core.rule)
         self.y = {name: self.fleet.server.w.copy() for name in IMPORTANCE}
-        """Of the members."""
+        """Memories y_i of the members."""
         self.lost: list[tuple[float, Vector]] = []
         """Importance and y of those that forgot it."""
         self._ends: dict[tuple[str, int], Vector] = {}
@@ -94,8 +94,8 @@ class Mean:
         assert (self.fleet.server.w + self.state.u).tolist() == pytest.approx(mean.tolist(), abs=1e-11)
 
     def settle(self) -> None:
-        """Every process starts anew, and from then on nothing is lost: w gets to Σ p_i c_i, but for what
-        the y_i that were lost before hold it back."""
+        """Restart every process and lose nothing from then on: w approaches Σ p_i c_i, apart from the
+        y_i lost before."""
         for name in self.fleet.devices:
             if self.fleet.devices[name].core is None:
                 self._start(name)
@@ -129,7 +129,7 @@ class Mean:
             del self.y[name]
 
     def _finish(self, name: str, *, diverged: bool = False) -> None:
-        """What it sends is told by a memory that it has put on the disk first."""
+        """A client writes its memory to disk before it sends."""
         self.fleet.finish(name, diverged=diverged)
         sent = self.fleet.devices[name].memory["sent"]
         assert sent[0] == self.fleet.devices[name].outbox[-1].sequence
@@ -154,7 +154,7 @@ class Mean:
             self._arrive(name)
 
     def _notes(self) -> list[str]:
-        """Those that are new."""
+        """Records since the last call."""
         new, self._read = self.fleet.records[self._read :], len(self.fleet.records)
         return [record.message for record in new if isinstance(record, events.Note)]
 

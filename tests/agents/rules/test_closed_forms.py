@@ -1,7 +1,5 @@
-"""Where each rule leads on quadratics, in closed form; real cores, in float64.
-
-Client i minimises ½ h_i (w − c_i)²: local training goes φ_i = 1 − (1 − η h_i)^K of the way to c_i.
-"""
+"""Limits of each rule on quadratics in closed form, with real cores in float64. Client i minimises ½ h_i
+(w − c_i)²: local training covers the fraction φ_i = 1 − (1 − η h_i)^K of the way to c_i."""
 
 from __future__ import annotations
 
@@ -248,7 +246,8 @@ def test_limit_of_area_with_unequal_curvatures(rule: Area, steps: int, limit: fl
 
 
 def test_area_with_decreasing_steps_has_no_drift() -> None:
-    """As above with five steps, where α = 0.2 would end 0.14 off; the error goes as α, as 1/k."""
+    """With five steps as above a constant α = 0.2 would end 0.14 off; here the error falls as α, as
+    1/k."""
     rule = Area(every=3, step="harmonic", c=8.0, d=20.0)
     more: dict[str, Any] = {"steps": 5, "curvatures": (1, 2, 0.5), "stop": Stop(updates=4000)}
     models = simulate(rule, AREA_CENTERS, AREA_PERIODS, 0.9, **more).models

@@ -1,4 +1,4 @@
-"""What holds for every rule, whatever happens: random lives of a fleet, through the real cores."""
+"""Properties of every rule under any events: random lives of a fleet, through the real cores."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ INSTANCES: dict[str, list[Rule]] = {
         Port(min_updates=3, staleness_bound=2, trim="median"),
     ],
 }
-"""Of every rule, parameters that differ in what is sent to whom, and when."""
+"""Parameters of every rule that differ in what is sent to whom, and when."""
 
 IMPORTANCE = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
 
@@ -121,7 +121,7 @@ Life = list[tuple[str, str]]
 lives = st.lists(
     st.tuples(st.sampled_from(MOVES), st.sampled_from(list(IMPORTANCE))), min_size=5, max_size=60
 )
-"""What happens, one instant each, and to which client."""
+"""Events of a life, one per instant, with their client."""
 
 
 def test_every_rule_is_tested_here() -> None:
@@ -189,7 +189,7 @@ def applied(fleet: Fleet) -> list[tuple[str, int, float]]:
 
 
 def strays(actions: act.Actions) -> list[str]:
-    """Why updates were rejected, if that is all that `actions` do; a request may be made anew."""
+    """Return the reasons of rejection if `actions` hold nothing else; a request may be repeated."""
     logs = [action for action in actions if not isinstance(action, RequestUpdate)]
     assert len(records(logs)) == len(logs)
     return [record.reason for record in records(logs) if isinstance(record, events.UpdateRejected)]
@@ -233,7 +233,7 @@ def test_equal_inputs_give_equal_actions_and_equal_bits(rule: Rule, life: Life) 
 
 
 def digest() -> str:
-    """Of a long life with every rule."""
+    """Return the digest of a long life with every rule."""
     dice = random.Random(0)  # noqa: S311
     life = [(dice.choice(MOVES), dice.choice("abcd")) for _ in range(200)]
     fleets = [live(rule, life, np.cos) for rules in INSTANCES.values() for rule in rules]
@@ -257,7 +257,7 @@ def test_actions_do_not_depend_on_set_order() -> None:
 
 @pytest.mark.parametrize("rule", ALONE.values(), ids=ALONE.keys())
 def test_single_client_does_plain_local_sgd(rule: Rule) -> None:
-    """With one step of 40 % of the way to 3: w_k = 3 (1 − 0.6^k)."""
+    """One step covers 40 % of the way to 3: w_k = 3 (1 − 0.6^k)."""
     models = Simulation(rule, [3.0], [1.0], 0.4, Stop(updates=8), dtype=np.float64).run()
     assert models == pytest.approx([3 * (1 - 0.6**k) for k in range(9)], abs=1e-14)
 

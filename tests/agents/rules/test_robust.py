@@ -190,7 +190,7 @@ def test_k_attackers_cannot_move_the_mean_beyond_the_honest_range(
 
 
 def test_updates_without_weight_move_nothing() -> None:
-    """As by port, of an update in the opposite direction."""
+    """Port gives weight zero to an update in the opposite direction."""
     rows = [np.array([value, value], np.float32) for value in (1.0, 2.0, 3.0)]
     assert trimmed_mean(rows, 1, [1.0, 0.0, 1.0]).tolist() == [0.0, 0.0]
     assert trimmed_mean(rows, 0, [1.0, 0.0, 3.0]).tolist() == [2.5, 2.5]

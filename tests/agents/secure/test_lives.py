@@ -100,7 +100,7 @@ class Run:
         return records(new)
 
     def settle(self, rounds: int) -> Iterator[None]:
-        """All processes start anew, and nothing is lost from then on."""
+        """Restart all processes; nothing is lost from then on."""
         for name in CENTERS:
             if self.fleet.devices[name].core is None:
                 self.fleet.start(name)
@@ -181,7 +181,7 @@ def _moved(
     fleet: Fleet,
     bases: dict[int, Vector],
 ) -> Vector:
-    """What the plain rule makes of w with the updates of a version."""
+    """Return w after the plain rule applied the updates of a version."""
     moves = sum((part.weight * fleet.sent[part.client, part.dispatch] for part in parts), np.zeros(1))
     if isinstance(rule, AsFedAvg):
         moves = moves + sum(part.weight * (bases[part.base_version] - w) for part in parts)
@@ -211,13 +211,13 @@ def test_area_mean_contains_all_opened_sums_and_later_the_lost_ones(life: Life) 
 
 
 class Mean:
-    """Σ y_i, told by what was sent and what became of it."""
+    """Σ y_i, computed from the messages sent and their outcome."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet, self._seen = fleet, 0
         self.y = {name: [fleet.server.w.copy()] for name in CENTERS}
         self.frozen: list[list[Vector]] = []
-        """Of clients that have forgotten theirs."""
+        """Contributions of clients that have lost their memory."""
         self._owners: dict[tuple[str, int], list[Vector]] = {}
 
     def check(self, news: Sequence[events.Record]) -> None:

@@ -47,7 +47,7 @@ def test_reduction_works_for_all_64_bit_values() -> None:
 
 
 def test_interpolation_equals_galois() -> None:
-    """What takes a polynomial's values at some points to those at others."""
+    """The matrix maps a polynomial's values at some points to its values at others."""
     import galois
 
     gf = galois.GF(FIELD.p)
@@ -103,8 +103,8 @@ def _seen(
 
 
 def test_masks_and_masked_updates_look_uniform() -> None:
-    """Of a constant update no bit shows: both pass χ² over 256 classes and a test of their distribution;
-    the sum without a mask does not."""
+    """A masked constant update shows no bit: mask and masked update pass χ² over 256 classes and a test
+    of their distribution; the unmasked sum does not."""
     words, _ = Grid(1.0, 16).rounded(np.full(100_000, 0.25), np.random.default_rng(0))
     mask = masks.expanded(bytes(range(16)), words.size)
     for found, uniform in ((mask, True), (FIELD.sum(words, mask), True), (words, False)):

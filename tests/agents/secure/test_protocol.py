@@ -67,7 +67,7 @@ class Run:
         self.log: list[act.Action] = []
         self.models: dict[int, Vector] = {}
         self.silent: set[str] = set()
-        """Who gets requests and does not answer."""
+        """Clients that do not answer requests."""
         self.now, self._sequences = 0.0, dict.fromkeys(names, 0)
         for name in names:
             self.status(name, "ready")
@@ -263,7 +263,7 @@ def test_wrong_sum_of_shares_changes_no_model_and_its_senders_are_named() -> Non
 
 
 class Liar(Grid):
-    """Of a client that cuts nothing to the range."""
+    """Encode without clipping to the range."""
 
     def rounded(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
         return np.full(vector.size, 2**28, np.uint32), 0
@@ -353,7 +353,7 @@ def _two() -> tuple[Party, Party]:
 
 @pytest.mark.parametrize("key", [bytes(32), bytes([1]) + bytes(31)])
 def test_low_order_key_is_refused_without_affecting_other_masks(key: bytes) -> None:
-    """With such a key nothing can be sealed; the others are sent their shares as before."""
+    """No share can be sealed with such a key; the other clients still get their shares."""
     settings = _settings(FedBuff(buffer_size=2), 3, 2, 1)
     a, b, _ = (Party("run", name, settings, _D) for name in settings.clients)
     a.meet("c1", b.public)
@@ -386,7 +386,7 @@ def test_client_sums_at_least_one_buffer_and_each_share_once() -> None:
 
 
 def test_client_refuses_a_sum_dominated_by_one_update() -> None:
-    """Of weights 64, 1 and 1 the sum would be the first update, to 1/32."""
+    """With weights 64, 1 and 1 the sum would equal the first update within 1/32."""
     settings = _settings(FedBuff(buffer_size=3, staleness="inverse_sqrt"), 2, 2, 1)
     a, b = (Party("run", name, settings, _D) for name in settings.clients)
     a.meet("c1", b.public)

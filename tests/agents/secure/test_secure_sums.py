@@ -1,5 +1,5 @@
-"""What becomes of the sums that a rule has asked for, as clients answer and leave. All masks are 0 here,
-and so are their shares."""
+"""Outcome of the sums that a rule requests, as clients answer and leave. All masks and shares are 0
+here."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _SHARE = np.zeros(2, np.uint32)
 
 
 def sums_of(*clients: str) -> SecureSums:
-    """With an update of each of `clients`, 1 in three places, that answers dispatch 1. All have a share
-    of its mask."""
+    """Sums that have received an update of each of `clients`: 1 in three places, answering dispatch 1.
+    All clients have a share of its mask."""
     sums = SecureSums(Sums(_SETTINGS, 3))
     for client in clients:
         masked = Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0)
@@ -131,7 +131,7 @@ def test_dominating_update_is_lowered_and_recorded_with_its_weight() -> None:
 
 
 def test_sum_beyond_the_range_of_its_updates_is_wrong() -> None:
-    """Of steps of 1, from −127 to 127: two updates of weight 2/2 come to 4 · 127 at the most."""
+    """With steps of 1 from −127 to 127, two updates of weight 2/2 sum to at most 4 · 127."""
     sums = Sums(_SETTINGS, 3)
     for words in ([127, 127], [FIELD.p - 127, FIELD.p - 127], [254, 0]):
         assert isinstance(_opened(sums, [1.0, 1.0], words), np.ndarray)
@@ -175,7 +175,7 @@ _EVENTS = st.lists(
 def test_sum_opens_with_three_answers_and_is_lost_without_two_clients(
     events: list[tuple[str, str]],
 ) -> None:
-    """Whichever is first; who has answered may leave."""
+    """The first condition that holds counts; a client that has answered may leave."""
     sums = sums_of("a", "b")
     number = begun(sums, "a", "b").number
     answered: set[str] = set()
