@@ -46,7 +46,7 @@ _MAX_REASONS = 1000
 
 
 @contextmanager
-def served(directory: RunDirectory, port: int) -> Iterator[str]:
+def serve_metrics(directory: RunDirectory, port: int) -> Iterator[str]:
     """Inside, the figures are at the URL yielded. Raises BadInputError where `port` is taken."""
     registry = CollectorRegistry()
     registry.register(RunCollector(directory))
