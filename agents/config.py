@@ -35,7 +35,7 @@ OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 
 Durability = Literal["none", "checkpoint", "update", "recording"]
 """What a crash of the aggregator takes: the run; what came after its last checkpoint; nothing that was
-acknowledged; nothing, and all inputs are kept for `testbed replay` (docs/guarantees.md)."""
+acknowledged; nothing, and all inputs are kept for `testbed replay` (docs/concepts/durability.md)."""
 LOGGED: tuple[Durability, ...] = ("update", "recording")
 """With these the aggregator logs each input ahead."""
 

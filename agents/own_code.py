@@ -1,4 +1,4 @@
-"""Tasks and rules of a user's own: `module:Class`, from a folder of modules (docs/own-code.md).
+"""Tasks and rules of a user's own: `module:Class`, from a folder of modules (docs/guide/own-code.md).
 
 Python's imports have one state for the whole process, and so there is one such folder at a time.
 """

@@ -80,7 +80,8 @@ def agreement(times: pd.DataFrame) -> RankAgreement:
 
     `times` has a row for each seed of a configuration, with the columns `configuration`, `virtual_s` and
     `real_s`: seconds to the target in virtual time and in the real runtime; infinite or NaN if it was
-    not reached. Raises ValueError for fewer than two configurations."""
+    not reached. Raises ValueError for fewer than two configurations.
+    """
     columns = times[["virtual_s", "real_s"]].astype(np.float64).fillna(inf)
     runs = {
         str(name): own.to_numpy(np.float64)

@@ -49,7 +49,8 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     - `wait`: otherwise. The device waits for the aggregator, or has think time.
 
     If several states apply, the first of offline, paused, train, mask, upload, download, unfinished is
-    used: a model may arrive while the device trains."""
+    used: a model may arrive while the device trains.
+    """
     clients = run.updates["client"].cat.categories  # starts with the planned devices
     waiting = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
     spans = _flat(

@@ -357,7 +357,8 @@ def load(path: str | Path) -> Run:
     ignored.
 
     Raises FileNotFoundError if there is no run, and ValueError, naming file and line, if the content is
-    invalid."""
+    invalid.
+    """
     return Follower(path).run()
 
 

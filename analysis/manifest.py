@@ -87,7 +87,8 @@ def read(path: Path) -> dict[str, Any]:
     """Return the entries of the manifest in the file `path`.
 
     Raises OSError (FileNotFoundError if it does not exist), and ValueError, which names file and entry,
-    if it is not a manifest or has a newer format."""
+    if it is not a manifest or has a newer format.
+    """
     try:
         manifest = files.from_json(files.read(path, _MAX_BYTES))
         _Manifest.model_validate(manifest)

@@ -39,7 +39,8 @@ def reached(run: Run, accuracy: float) -> Reached:
     """Return the cost of reaching the test accuracy `accuracy` (share) for the first time.
 
     This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al. 2024). It
-    is not interpolated, so its resolution is the evaluation interval."""
+    is not interpolated, so its resolution is the evaluation interval.
+    """
     evaluations = run.evaluations.sort_values("at", kind="stable")
     good = evaluations[evaluations["accuracy"] >= accuracy]
     if good.empty:
@@ -71,7 +72,8 @@ def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) ->
     of these is not finite.
 
     Times are compared as whole nanoseconds. So 2.4 s belong to the last fifth of 3 s, although as floats
-    they are less than (1 − 0.2) · 3."""
+    they are less than (1 − 0.2) · 3.
+    """
     evaluations = run.evaluations
     at = (evaluations["at"] * 1e9).round()
     late = at >= np.rint((1 - share) * at.max())
@@ -118,7 +120,8 @@ def contributions(run: Run) -> pd.DataFrame:
     planned (NaN: not planned).
 
     Fraboni et al. 2023 (FedFix): a run with q̃ ≠ p converges to the optimum of Σ q̃_i f_i, not of Σ p_i
-    f_i. An aggregation without updates (an empty tick) counts."""
+    f_i. An aggregation without updates (an empty tick) counts.
+    """
     grouped = run.updates.groupby("client", observed=False)
     updates, weights = grouped.size(), grouped["weight"].sum()
     planned = run.devices.set_index("device")
@@ -167,7 +170,8 @@ def window(run: Run) -> int:
     counts.
 
     Fraboni et al. 2023 assume windows over which the weights of each client have a constant sum. Real
-    runs have no such windows; W is the part of the assumption that can be measured."""
+    runs have no such windows; W is the part of the assumption that can be measured.
+    """
     aggregations = _aggregations(run)
     place = pd.Series(np.searchsorted(aggregations, run.updates["applied_version"]))
     longest = 0
@@ -208,7 +212,8 @@ def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> 
     The watts are those of the plan (`power` of topology or profile), or `watts[group][state]`. A state
     without a figure counts as 0 W, so `power: {train: 7.2W}` gives the energy of training alone. Rounds
     without applied update and the making of masks count as training. NaN for a device without any
-    figure."""
+    figure.
+    """
     names = run.updates["client"].cat.categories
     planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]
     drawn = [one.get("power") if watts is None else watts.get(one.get("group")) for one in planned]

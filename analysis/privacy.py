@@ -1,9 +1,10 @@
-"""Differential privacy of each client in a run: ε for the δ of its topology (docs/privacy.md).
+"""Differential privacy of each client in a run: ε for the δ of its topology (docs/concepts/privacy.md).
 
 ε is composed over the client's own participations, with dp-accounting's RDP accountant. Amplification by
 sampling is not claimed, because asynchronous clients decide themselves when they take part.
 Participations with Gaussian noise of multipliers z_1, z_2, … have the same RDP as one with 1/z² = Σ
-1/z_k². So a client's history is one number, Σ 1/z_k²."""
+1/z_k². So a client's history is one number, Σ 1/z_k².
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def participations(run: Run) -> pd.DataFrame:
     With noise at the client, each update that arrived is a participation, also if it was rejected or
     lost. With noise at the server, each version is a participation of every client that contributed to
     it. Its 1/z is multiplied by the total weight of the client's updates ÷ the weight of the heaviest
-    update of the version, because the noise is z times the bound of the heaviest update."""
+    update of the version, because the noise is z times the bound of the heaviest update.
+    """
     wanted = settings(run)
     if wanted is None:
         raise ValueError(f"{run.name} has no privacy.differential")

@@ -3,7 +3,8 @@
 Arrow's JSON reader parses a block with all kinds of record, which is then split by kind. If Arrow fails
 (invalid line, newer format), the block is parsed line by line, which is slow but finds the line with the
 error. Blocks that do not look like lines of objects are also parsed by line, because Arrow's reader
-crashes the process if a line is `null`."""
+crashes the process if a line is `null`.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu shares      # devices with 25, 50 and 100 % of a GPU: alone, side by side
     python -m benchmarks.gpu virtual     # client steps/s of virtual time: GPU, CPU, one client at a time
 
-`shares` makes runs in containers (docker, NVIDIA's container toolkit and MPS: docs/gpu.md); `virtual`
-needs a PyTorch with CUDA alone. Ratios are within one call.
+`shares` makes runs in containers (docker, NVIDIA's container toolkit and MPS: docs/evidence/gpu.md);
+`virtual` needs a PyTorch with CUDA alone. Ratios are within one call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What docs/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm NAME...`:
+"""What docs/evidence/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm NAME...`:
 
     fidelity   `testbed calibrate --fidelity`, with devices on both nodes
     services   how fast a Swarm makes what a device needs, and how fast a node's engine answers

@@ -1,6 +1,6 @@
 """Every task as a table: where it is from, its size, and what a client of it costs.
 
-    python -m benchmarks.tasks              # the table of docs/tasks.md
+    python -m benchmarks.tasks              # the table of docs/evidence/tasks.md
     python -m benchmarks.tasks mnist-cnn    # these tasks alone
 
 Each task has a process of its own with one thread of torch, as a device has. It trains as the client

@@ -4,7 +4,7 @@
 
 Updates are handled in batches: all that has arrived is applied, the log of inputs is synced once, and
 only then do the replies and acknowledgements leave. So whatever a client hears of is on disk, at one
-sync for many updates (docs/guarantees.md).
+sync for many updates (docs/concepts/durability.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 compared with the bytes that its rate allows in that time. Pure: time is an argument.
 
 The rate of a transfer says little about the link, because transfers also wait for the client and the
-aggregator. But while packets wait in the link's own queue, only the link limits them."""
+aggregator. But while packets wait in the link's own queue, only the link limits them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Limits and counters of a process's control group, in cgroup v1 or v2, as the kernel reports them.
 
 The paths of its files are read from the kernel, because engines give a container its own cgroup
-namespace or the host's, and distributions differ in where and how they mount the hierarchies of v1."""
+namespace or the host's, and distributions differ in where and how they mount the hierarchies of v1.
+"""
 
 from __future__ import annotations
 

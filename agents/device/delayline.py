@@ -9,7 +9,8 @@ Fail closed: the rules have no --queue-bypass. So the kernel drops all packets o
 line serves it: before the delay line starts, and after it ends for any reason.
 
 A delay line should have its own process, without CPU quota and with CAP_SYS_NICE. Otherwise it is late
-when it is throttled, waits for a core, or waits for a thread that holds Python's lock."""
+when it is throttled, waits for a core, or waits for a thread that holds Python's lock.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ class DelayLine:
     Packets of a queue never overtake each other: a packet that would, because its jitter is smaller or
     the delay was reduced, is due together with the packet before it. `uniform` returns random numbers in
     [0, 1). Times are seconds of any clock that never goes back. `shared_rates` has the queues with a
-    shared rate."""
+    shared rate.
+    """
 
     def __init__(
         self,
@@ -197,7 +199,8 @@ class DelayServer:
     """A delay line that serves queues of the kernel. The constructor binds the queues.
 
     `serve` runs in one thread; the other methods may be called from other threads. The constructor and
-    `serve` raise QueueError."""
+    `serve` raise QueueError.
+    """
 
     def __init__(
         self,

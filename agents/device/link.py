@@ -53,7 +53,8 @@ def burst(rate: int) -> int:
     """Return the bucket size in bytes for `rate` in bit/s: 2 ms of the rate, at least one full packet.
 
     After a pause, a full bucket passes immediately, however slow the link. So a larger bucket would let
-    a small model pass unshaped."""
+    a small model pass unshaped.
+    """
     return max(PACKET, rate // 8 // 500)
 
 
@@ -65,7 +66,8 @@ def commands(
 
     Changes are made in place: tc's `replace` changes an existing qdisc, and packets stay in its queue.
     Nothing is ever removed: a limit is lifted by the rate LIFTED. With netem, both directions have a tbf
-    from the start, so that no netem has to replace a queue that holds packets."""
+    from the start, so that no netem has to replace a queue that holds packets.
+    """
     if netem:
         link, before = _complete(link), before and _complete(before)
     was = before or Link()
@@ -224,7 +226,8 @@ def _netem(link: Link) -> str:
     The `rate`, which is never reached, makes netem schedule each packet after the one before it. Without
     it, netem sorts packets by due time, so that they overtake each other under jitter and when the delay
     is reduced. The limit is never reached either: it counts packets of any size, and would drop
-    acknowledgements in flight. The queue for the rate is limited by the bfifo, in bytes."""
+    acknowledgements in flight. The queue for the rate is limited by the bfifo, in bytes.
+    """
     delay, jitter, loss = _impairment(link)
     if jitter >= _MAX_JITTER_SECONDS:
         raise LinkError(

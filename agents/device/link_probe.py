@@ -3,7 +3,8 @@
 Rates are measured with `agents.links.packet_train`, and round trips with ICMP echoes. The kernel of the
 other side answers echoes, so its processes and TCP's retransmissions do not affect the figures. The
 socket is the kernel's "ping socket", which needs no privilege if `net.ipv4.ping_group_range` includes
-the device's group."""
+the device's group.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigu
     The result has `rtt`, `jitter` (standard deviation of the round trips), both in seconds, `loss`
     (share of the round trips), and, if rates are requested, `up` and `down` in bit/s on the wire.
     `shared` names the link if devices share it: only one device measures it at a time. `timeout`:
-    maximum number of seconds until the router answers. Raises OSError."""
+    maximum number of seconds until the router answers. Raises OSError.
+    """
     server = host, probe_server.PORT
     retry(lambda: socket.create_connection(server, 1.0).close(), timeout)
     answer_timeout = _LOST_AFTER_SECONDS + requested.rtt + 2 * requested.jitter
@@ -83,7 +85,8 @@ def round_trip_figures(requested: Link, trips: Sequence[float]) -> dict[str, flo
     round trips.
 
     `rtt` is the median if the link has jitter. Otherwise it is the minimum, because longer round trips
-    are delays of a busy host, not of the link."""
+    are delays of a busy host, not of the link.
+    """
     if not trips:
         return {}
     rtt = statistics.median(trips) if requested.jitter else min(trips)
@@ -105,7 +108,8 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
     None for a packet that was lost, or not back `timeout_s` seconds after the last one was sent.
 
     An echo before the measurement does not count, because packets are lost until a router knows their
-    flow. Raises OSError."""
+    flow. Raises OSError.
+    """
     sent: list[int] = []
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:

@@ -5,7 +5,8 @@
 It has NET_ADMIN only in its own network namespace; the kernel's state ends with the container. The
 client runs as an ordinary user without capabilities. Orders and telemetry use a Unix socket of the
 broker, which the client has no access to, so that monitoring does not load the emulated link. Fails
-closed: no client starts unless the link is as requested."""
+closed: no client starts unless the link is as requested.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Queues and sockets of this network namespace, read from the kernel by netlink.
 
 Calling `tc` or `ss` would cost a slow device some per cent of its CPU time. pyroute2 needs 15 times as
-long to read the queues (550 instead of 35 µs), and 12 MB of memory (an init has 27 MB)."""
+long to read the queues (550 instead of 35 µs), and 12 MB of memory (an init has 27 MB).
+"""
 
 from __future__ import annotations
 

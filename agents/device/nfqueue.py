@@ -8,7 +8,8 @@ a process that drops the capability can no longer send verdicts.
 
 Fail closed: the kernel drops packets of a queue that no process is bound to, and packets for which a
 buffer has no space (provided that the rule has no --queue-bypass). Closing the socket drops all held
-packets."""
+packets.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ class PacketQueues:
     """A netlink socket and the queues bound to it. Closing it drops all held packets.
 
     Only one thread may receive; the other methods may be called from any thread. Raises QueueError if
-    the kernel has no nfnetlink."""
+    the kernel has no nfnetlink.
+    """
 
     def __init__(self) -> None:
         try:
@@ -104,7 +106,8 @@ class PacketQueues:
 
         `merged`: see `set_merged`. `sized`: whether notices include the packet length. Must not be
         called while another thread receives. Raises QueueError, and ValueError for an impossible queue
-        number."""
+        number.
+        """
         if not 0 <= queue <= 0xFFFF:
             raise ValueError(f"queue number is {queue}, expected 0 to 65535")
         attributes = [
@@ -210,7 +213,8 @@ def parse(data: bytes) -> list[Notice]:
     """Return every packet in a netlink datagram, whatever its layout.
 
     Raises QueueError for an error in the datagram, except if a packet was gone before its verdict (e.g.
-    because its interface was removed)."""
+    because its interface was removed).
+    """
     packets = []
     at = 0
     while at + _HEADER.size <= len(data):

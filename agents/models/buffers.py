@@ -64,7 +64,8 @@ def averaged(old: Buffers, contributions: Sequence[tuple[float, Buffers]], *, sh
 
     For deltas and gradients, s is 1, because their weights are step sizes. With `shares`, the weights
     are shares in a mean of models, of which the old model has the rest: then s is Σ ω_i, at most 1. If
-    all weights are 0, the floats are unchanged."""
+    all weights are 0, the floats are unchanged.
+    """
     weights = np.array([weight for weight, _ in contributions])
     total, newest = float(weights.sum()), contributions[-1][1]
     if not total > 0:

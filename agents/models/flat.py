@@ -97,7 +97,8 @@ class FlatModule:
 
     Both are float32 tensors of shape (d,), so that a step of SGD is one operation on one vector. Frozen
     parameters (`requires_grad=False`) are not in them. If the module is not `trained`, `gradient` is
-    empty. Raises ValueError like `check`."""
+    empty. Raises ValueError like `check`.
+    """
 
     def __init__(self, module: torch.nn.Module, *, trained: bool = True) -> None:
         check(module)

@@ -43,7 +43,8 @@ def mix(target: Vector, vector: Vector, share: float) -> None:
     """target ← (1 − share) · target + share · vector. Shapes (d,).
 
     Computed as target + share · (vector − target), so that mixing equal vectors changes no bit. A share
-    that is 1 in the vectors' precision makes an exact copy."""
+    that is 1 in the vectors' precision makes an exact copy.
+    """
     if target.dtype.type(share) == 1:
         np.copyto(target, vector)
         return
@@ -62,7 +63,8 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
 
     `rows` are n vectors of shape (d,), n > 2k, with weights of at least 0. If all remaining weights are
     0, the mean is 0. The result does not depend on the order of the rows, bit by bit: of equal values,
-    the one with the smaller weight counts as the smaller."""
+    the one with the smaller weight counts as the smaller.
+    """
     n, first = len(rows), rows[0]
     mean = np.zeros_like(first)
     ascending = np.argsort(weights)

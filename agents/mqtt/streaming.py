@@ -37,7 +37,7 @@ _LARGE = 2**15
 _BEGINNING = 1024
 """Bytes of it that are read first: topic, identifier and the head of a chunk. As many are sent first."""
 _AT_ONCE = 2**14
-"""Bytes of it that wake paho's thread: on a slow link each of its packets would (docs/cpu.md)."""
+"""Bytes of it that wake paho's thread: on a slow link each packet would (docs/concepts/cpu.md)."""
 _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
 """Bits of a message's first byte: repeated, retained and QoS 1; and the latter."""

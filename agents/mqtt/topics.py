@@ -1,4 +1,4 @@
-"""MQTT topics of one run (docs/wire.md). Names are checked once, here."""
+"""MQTT topics of one run (docs/concepts/wire.md). Names are checked once, here."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Beside `agents.mqtt.streaming` this is the only module that imports paho. Its qu
   our session. It also publishes our status again, as the broker has published the last will meanwhile.
 - After a reconnect paho sends again what was not acknowledged, but only once the broker has answered;
   what is published before that would overtake it. So it is held until the broker has answered what we
-  send after that. Recovery relies on the order (docs/recovery.md).
+  send after that. Recovery relies on the order (docs/concepts/recovery.md).
 - A callback that raises would end paho's thread silently: ours do nothing that can raise.
 """
 

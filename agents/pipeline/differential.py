@@ -19,8 +19,8 @@ from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, Upd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differential:
-    """Differential privacy of each client (docs/privacy.md): its updates are clipped, and Gaussian noise
-    is added."""
+    """Differential privacy of each client: its updates are clipped, and Gaussian noise is added
+    (docs/concepts/privacy.md)."""
 
     clip: Positive
     """C, upper bound of the ℓ2 norm of an update."""

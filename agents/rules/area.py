@@ -83,7 +83,8 @@ class Area(Rule):
     With secure aggregation, u gets the sum of Δ messages when the sum is unmasked. If that fails, each
     sender learns it with its next model and subtracts the message from its y_i, so that its next message
     includes the lost one. Clients never send their y_i then, so a goodbye is handled like any other
-    leave."""
+    leave.
+    """
 
     paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123"
     equation: ClassVar[str] = "x ← x + u,   u = Σ p_i m_i"
@@ -187,7 +188,8 @@ def theorem7(k: int, mu: float, smoothness: float, local_steps: int, pi_min: flo
     """Return α_k = 1/(π_min M γ k/48 + 1/𝒟) of Theorem 7, with γ = 2μL/(μ+L).
 
     In the paper, 𝒟 = min{2/(M(μ+L)), γ/(L²(M−1)), √(Mγ²/(64 L⁴(M−1)³)), ∛(γ/(32 L⁴(M−1)³))}. Because μ ≤
-    L, that is the third term for M > 1. For M = 1 it is the first, because the others are infinite."""
+    L, that is the third term for M > 1. For M = 1 it is the first, because the others are infinite.
+    """
     gamma = 2 * mu * smoothness / (mu + smoothness)
     if local_steps == 1:
         most = 2 / (mu + smoothness)
@@ -411,7 +413,8 @@ class Memory:
     is y_i.
 
     With secure aggregation, a message may be discarded after it has arrived, together with its sum. y_i
-    is then the sum of all messages that were sent and are not known to be discarded."""
+    is then the sum of all messages that were sent and are not known to be discarded.
+    """
 
     applied: tuple[int, Vector] | None = None
     """Sequence number and y_i of the last applied update, shape (d,); None before the first."""

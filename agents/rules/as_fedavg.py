@@ -36,7 +36,8 @@ class AsFedAvg(Rule):
     our reading: the paper does not say. The server keeps only the running mean.
 
     A client that joins, for the first time or again, gets w immediately. Models of a client that leaves
-    stay in the mean."""
+    stay in the mean.
+    """
 
     paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123 (section 5)"
     equation: ClassVar[str] = "w ← (1/Δ) Σ w_i"

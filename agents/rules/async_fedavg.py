@@ -25,7 +25,8 @@ class AsyncFedAvg(Rule):
 
     If `update_times` is not set, τ_j is the running mean of client j's round trips, and d_i is 1 until
     every client of the run has sent an update. A client that joins, for the first time or again, gets w
-    immediately. The τ_j of a client that leaves is kept for its return."""
+    immediately. The τ_j of a client that leaves is kept for its return.
+    """
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023, arXiv 2206.10189 (section 4.3)"
     equation: ClassVar[str] = "w ← w + η_g d_i Δ_i,   d_i = 1 or (Σ_j 1/τ_j) τ_i p_i"

@@ -23,7 +23,8 @@ class AsySG(Rule):
 
     A client that joins, for the first time or again, gets w immediately. Gradients of a client that
     leaves still count. If fewer than n clients are left, the aggregation is done when all of them wait
-    for it."""
+    for it.
+    """
 
     paper: ClassVar[str] = "Lian, Huang, Li, Liu 2015, arXiv 1506.08272 (AsySG-con)"
     equation: ClassVar[str] = "w ← w − γ (1/n) Σ g_i"

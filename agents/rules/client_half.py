@@ -78,7 +78,8 @@ class ClientState:
     """The client half of a rule during a run; the server half is `agents.rules.interface.State`.
 
     This default keeps no memory between updates. It sends the trained model, the difference to its start
-    or, with FedNova, that difference divided by a_i."""
+    or, with FedNova, that difference divided by a_i.
+    """
 
     def __init__(self, side: ClientSide, settings: ClientSettings) -> None:
         self.side = side

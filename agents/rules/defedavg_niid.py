@@ -38,7 +38,8 @@ class DeFedAvgNiid(Rule):
 
     A drawn client that leaves is dropped from the round, and n is reduced by its draws. If all drawn
     clients leave, w is unchanged. A client that joins, for the first time or again, gets w immediately
-    and may be drawn from the next round on."""
+    and may be drawn from the next round on.
+    """
 
     paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 1)"
     equation: ClassVar[str] = "w ← w + η_g (1/n) Σ m_i Δ_i"

@@ -46,7 +46,8 @@ class Favano(Rule):
     If a round takes longer than a period, the next one starts immediately after it; rounds do not
     overlap. A drawn client that leaves is dropped and s is reduced by one; with s = 0, w is unchanged. A
     client that joins, for the first time or again, gets w immediately, and may be drawn in the next
-    round."""
+    round.
+    """
 
     paper: ClassVar[str] = "Leconte, Nguyen, Moulines 2023, arXiv 2305.16099"
     equation: ClassVar[str] = "w ← (w + Σ ŵ_i)/(s + 1),   ŵ_i = w_b + (w_i − w_b)/α_i"

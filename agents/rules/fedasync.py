@@ -20,7 +20,8 @@ class FedAsync(Rule):
     The sender gets the new w. The paper's optional local proximal term (0.005) is `task.local.proximal`.
 
     A client that joins, for the first time or again, gets w immediately. The rule keeps no state of
-    clients that leave."""
+    clients that leave.
+    """
 
     paper: ClassVar[str] = "Xie, Koyejo, Gupta 2019, arXiv 1903.03934"
     equation: ClassVar[str] = "w ← (1 − β_t) w + β_t w_i,   β_t = η_g · β · s(τ)"

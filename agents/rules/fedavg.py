@@ -44,7 +44,8 @@ class FedAvg(Rule):
     include it.
 
     Clients send their trained models. With `trim`, `local.fednova`, compression or privacy they send
-    Δ_i. So with one client and η_g = 1, the new w is exactly the model that it trained."""
+    Δ_i. So with one client and η_g = 1, the new w is exactly the model that it trained.
+    """
 
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
     equation: ClassVar[str] = "w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i"

@@ -30,7 +30,8 @@ class FedBuff(Rule):
 
     A client that joins, for the first time or again, gets w immediately; with `concurrency`, it becomes
     idle. Updates of a client that leaves stay in the buffer. If nobody trains and some clients wait for
-    the aggregation, it is done with the updates in the buffer."""
+    the aggregation, it is done with the updates in the buffer.
+    """
 
     paper: ClassVar[str] = "Nguyen et al. 2022, arXiv 2106.06639; Toghani & Uribe 2022, arXiv 2210.01161"
     equation: ClassVar[str] = "w ← w + (η_g/K) Σ s(τ_i) Δ_i"

@@ -42,7 +42,8 @@ class FedFa(Rule):
     once, with the first version that contains the update. The server keeps K updates in memory.
 
     A client that joins, for the first time or again, gets w immediately. Updates of a client that leaves
-    stay in the window until K others have arrived."""
+    stay in the window until K others have arrived.
+    """
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024, arXiv 2404.11015"
     equation: ClassVar[str] = "w ← (1/K) Σ_{k∈S} w_k   or   w ← w + η_g (1/K) Σ_{k∈S} Δ_k"

@@ -35,7 +35,8 @@ class FedFix(Rule):
     still count at the next tick.
 
     If `update_times` is not set, ⌈τ_i/Δt⌉ is counted: the number of ticks from the dispatch of a model
-    to the application of its update. The server keeps only the running sum."""
+    to the application of its update. The server keeps only the running sum.
+    """
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023, arXiv 2206.10189 (section 4.4)"
     equation: ClassVar[str] = "every Δt: w ← w + η_g Σ_{i∈S} d_i Δ_i,   d_i = ⌈τ_i/Δt⌉ p_i"

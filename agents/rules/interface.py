@@ -167,7 +167,8 @@ class SumUp:
         w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
 
     where v_i is the update or, for an update of kind `model`, its difference to the model that it was
-    trained from. If too few clients are left to unmask the sum, these updates are discarded."""
+    trained from. If too few clients are left to unmask the sum, these updates are discarded.
+    """
 
     contributions: tuple[Contribution, ...]
     """The updates to sum, with weights from 0 to 1."""

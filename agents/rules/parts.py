@@ -86,7 +86,8 @@ class SumOfModels(WeightedSum):
         w ← w + s·Σ a_i Δ_i   is   w ← (1 − s·A) w + s·A·m,   A = Σ a_i,   m = Σ a_i w_i / A
 
     m is kept as a running mean. For one model, or several equal ones, m is exactly that model; so is the
-    new w if s·A = 1. Updates that arrive as Δ_i are summed separately."""
+    new w if s·A = 1. Updates that arrive as Δ_i are summed separately.
+    """
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -148,7 +149,8 @@ class RobustSum:
     values, whatever the weights.
 
     All n updates are kept until the aggregation: memory for n models. The log has the weights of the
-    plain sum."""
+    plain sum.
+    """
 
     def __init__(self, server: Server, trim: Trim) -> None:
         self._server = server

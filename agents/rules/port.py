@@ -43,7 +43,8 @@ class Port(Rule):
     to clients drawn uniformly among the idle ones, up to the limit. A client that joins, for the first
     time or again, gets w immediately; with `concurrency`, it becomes idle. Updates of a client that
     leaves stay in the buffer, but the aggregation does not wait for that client any more. If nobody
-    trains, it is done with the updates in the buffer."""
+    trains, it is done with the updates in the buffer.
+    """
 
     paper: ClassVar[str] = "Su & Li 2022, How Asynchronous can Federated Learning Be?, IEEE/ACM IWQoS"
     equation: ClassVar[str] = (

@@ -2,7 +2,8 @@
 
 Both packages are optional: pip install 'edge-fl-testbed[bert]', and `requirements: [transformers, peft]`
 in containers. Nothing is downloaded: the bundled dataset is synthetic, and weights are random unless
-`task.initial` is set."""
+`task.initial` is set.
+"""
 
 from __future__ import annotations
 

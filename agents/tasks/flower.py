@@ -1,4 +1,4 @@
-"""The task `flower`: an unchanged Flower ClientApp as the client (docs/flower.md)."""
+"""The task `flower`: an unchanged Flower ClientApp as the client (docs/guide/flower.md)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Splits = Mapping[str, Mapping[str, Any]]
 """A dataset: arrays `x`, `y` and `client` for each of the splits `train`, `test` and `validation`, with
-one row per sample. All but `x` of `train` may be missing (docs/data.md)."""
+one row per sample. All but `x` of `train` may be missing (docs/guide/data.md)."""
 
 
 class Task(Protocol):
@@ -21,7 +21,8 @@ class Task(Protocol):
 
     The local objective is the mean of `loss` over mini-batches of the client's shard, weighted by
     `weights`, plus (l2/2)·‖w‖² over the whole flat model. The defaults are those of a classifier:
-    cross-entropy and accuracy."""
+    cross-entropy and accuracy.
+    """
 
     dataset: ClassVar[str | Callable[[Any], Splits] | None] = ""
     """Name in `testbed.data.datasets.DATASETS`, or a method that returns the data, the same at each
@@ -43,8 +44,9 @@ class Task(Protocol):
 
         The first dimension of both is the batch. Learned parameters are float32. Frozen parameters
         (`requires_grad=False`) are not sent, so they must be the same at each call. Buffers, such as
-        BatchNorm's running statistics, are sent and averaged (docs/tasks.md). Initial weights may be
-        drawn from torch's global generator; the caller seeds it."""
+        BatchNorm's running statistics, are sent and averaged (docs/concepts/models.md). Initial weights
+        may be drawn from torch's global generator; the caller seeds it.
+        """
         ...
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -58,7 +60,8 @@ class Task(Protocol):
         weights.
 
         The mean over a mini-batch, or the test set, is Σ weight · loss ÷ Σ weight, as in torch's losses
-        with `weight` and the reduction `mean`. `loss` must not include the weights."""
+        with `weight` and the reduction `mean`. `loss` must not include the weights.
+        """
         return None
 
     def correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
@@ -71,7 +74,8 @@ class Task(Protocol):
         for tasks with `fits`.
 
         Counts as one local step, and cannot be interrupted. The random generators of torch, NumPy and
-        Python are seeded from the topology's seed."""
+        Python are seeded from the topology's seed.
+        """
         raise LookupError(f"{type(self).__name__} has no `fit`: it trains with the gradient of its loss")
 
     def check(self, clients: int) -> None:

@@ -39,7 +39,8 @@ class DeviceClock:
 
     `dilation`: host seconds per device second. `aggregators`: path of a file with an estimate
     (`agents.timing.clock_sync`) of the clock of the aggregator's host, which is read again when it
-    changes. With it, device time follows that clock; None: this host's clock."""
+    changes. With it, device time follows that clock; None: this host's clock.
+    """
 
     def __init__(self, dilation: float, aggregators: str | None = None) -> None:
         self._dilation = dilation

@@ -6,7 +6,8 @@ trip. So the shortest round trips are the most accurate. Clocks drift, and the d
 over the window: a line is fitted through the best exchange of each second, weighted by accuracy.
 
 This module imports only Python's standard library, because it is sent to nodes as it is. All times are
-whole nanoseconds."""
+whole nanoseconds.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ DISTRIBUTIONS.
 
 Pure: randomness comes from the generator that is passed in. `Annotated[float, "s"]` means that a
 topology gives the parameter as a duration (`200ms`). A plain float has no unit, or the unit in its
-docstring."""
+docstring.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Control messages: what controller, inits, router, aggregator and clients send each other beside models
-and updates (docs/wire.md).
+and updates (docs/concepts/wire.md).
 
 `decode` takes whatever a peer may have sent, and gives a message or a MessageError: it checks the topic,
 the size, the JSON, that all fields are there and no others, types, ranges, lengths, and that the device

@@ -17,7 +17,8 @@ def contributions(runs: Sequence[Run]) -> Chart:
     """Return a chart with a point at each device's q̃ and a line at its p, in the order of the plan.
 
     For a single run, each group has a colour. For several runs, each set of runs that differ only in
-    their seed has a colour."""
+    their seed has a colour.
+    """
     tables = {id(run): _table(run) for run in runs}
     largest = max(tables.values(), key=len, default=pd.DataFrame(columns=["importance", "group"]))
     layers = [_planned(largest)]  # compared runs usually have the same plan

@@ -21,7 +21,8 @@ def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool
     """Replace the rows of `source` by those of `data`. If `ordered`, keep their order.
 
     Otherwise a new row may take the place of a removed one, so that a window over the newest rows can
-    move without sending all rows."""
+    move without sending all rows.
+    """
     held: dict[str, Any] = dict(source.data)
     if _same(held, data):
         return

@@ -1,7 +1,8 @@
 """Charts of the staleness of applied updates: over time, and its distribution.
 
 For a single run, each group is a series; for several runs, each set of runs that differ only in their
-seed."""
+seed.
+"""
 
 from __future__ import annotations
 

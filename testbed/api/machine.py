@@ -76,7 +76,7 @@ def engine(info: Mapping[str, Any]) -> Finding:
     version = f"version {info['ServerVersion']}"
     if not docker_engine.shares_files(info):
         detail = f"{version}, whose data folder {info['DockerRootDir']} is not here: it sees other files"
-        fix = "mount the folder of the runs here at the path that it has for the engine (docs/faq.md)"
+        fix = "mount the folder of the runs at the path that it has for the engine (docs/guide/faq.md)"
         return Finding(name, "warn", detail, fix)
     return Finding(name, "ok", version)
 

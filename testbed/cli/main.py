@@ -470,7 +470,8 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     logs = "" if simulated else f"testbed logs {directory.run} · "
     told = "" if verdict == "simulated" else f"Verdict: {verdict}"
     doubtful = verdict in ("not valid", "not judged")
-    last = "docs/fidelity.md says what helps" if doubtful else "change the topology and run it again"
+    help_page = "docs/guide/verdict.md says what helps"
+    last = help_page if doubtful else "change the topology and run it again"
     closing(told, f"testbed dashboard {directory.run} · {logs}{last}")
     return verdict
 

@@ -9,4 +9,5 @@
     live_fidelity  provisional fidelity of a live run
 
 The dashboard only reads run directories, so it may start and end at any time without disturbing a run.
-`serving` starts it in its own process, which imports Bokeh and pandas."""
+`serving` starts it in its own process, which imports Bokeh and pandas.
+"""

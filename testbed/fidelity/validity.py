@@ -32,7 +32,7 @@ _ELSEWHERE_SHARE = 0.18
 """Of the CPU time of the whole host; engine and kernel took up to 12 % of two cores. Work on other cores
 leaves the shares alone, but shares caches and memory with the devices: copies of 64 MB and a busy disk
 made steps longer, busy loops did not, and CPU times do not tell one from the other
-(docs/fidelity.md)."""
+(docs/guide/verdict.md)."""
 _STEAL_SHARE = 0.05
 """Of the CPU time: many kernels charge it to the device that was running, so that no figure of a device
 shows it."""

@@ -33,7 +33,7 @@ _WORDS = {
 }
 """The kinds of work, for people."""
 _SMALL_S = 1e-3
-"""Of work in a step here: of less, the calls of operations take longer (docs/fidelity.md)."""
+"""Of work in a step here: of less, the calls of operations take longer (docs/evidence/profiles.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

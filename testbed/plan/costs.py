@@ -28,7 +28,7 @@ MSS = 1448
 RTO_MIN = 0.2
 """What Linux adds to the round trip at least for a retransmission time-out, in seconds."""
 HOPS = 0.001
-"""Seconds that broker and both ends take for a small message. Measured (docs/virtual-time.md)."""
+"""Seconds that broker and both ends take for a small message (docs/evidence/virtual-time.md)."""
 _HEADERS = 66
 """Bytes of a packet beside its payload: Ethernet, IPv4, TCP with time stamps."""
 _MQTT = 64
@@ -44,10 +44,10 @@ SLICED_SHARE = 1 / 8
 """Of a core, at which the time of a step in slices is measured."""
 _UPDATE_TIME = 0.003
 """CPU time that an update costs a device beside its steps, in seconds on a whole core: decoding the
-model, encoding and sending the update, waking up for both. Measured (docs/virtual-time.md)."""
+model, encoding and sending the update, waking up for both. Measured (docs/evidence/virtual-time.md)."""
 _START_TIME = 3.0
 """Seconds from the order to start a client until it is ready, which it takes without a limit of its CPU:
-importing torch, above all. Measured (docs/virtual-time.md)."""
+importing torch, above all. Measured (docs/evidence/virtual-time.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class StepTime:
 
     def at(self, share: float) -> float:
         """At `share` of a core, by its logarithm: the longer the pauses between slices, the colder each
-        of them begins (measured: docs/virtual-time.md)."""
+        of them begins (measured: docs/evidence/virtual-time.md)."""
         if self.sliced is None or share >= 1:
             return self.whole
         depth = math.log(share) / math.log(SLICED_SHARE)

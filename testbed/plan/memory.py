@@ -1,8 +1,8 @@
 """Memory that the processes of a run need at their most, in bytes, by the size of the model.
 
-Figures are resident memory, measured with BERT-base (docs/tasks.md). Rules that keep updates by
-themselves (`fedfa`, `port`, `trim`), and compressed models, take one model more of the aggregator for
-each that they keep. A client's data, and what a step computes, come on top.
+Figures are resident memory, measured with BERT-base (docs/concepts/models.md). Rules that keep
+updates by themselves (`fedfa`, `port`, `trim`), and compressed models, take one model more of the
+aggregator for each that they keep. A client's data, and what a step computes, come on top.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The run directory, which outlives the run (docs/run-directory.md)."""
+"""The run directory, which outlives the run (docs/guide/run-directory.md)."""
 
 from __future__ import annotations
 

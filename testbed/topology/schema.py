@@ -173,7 +173,7 @@ class Differential(Parameters):
 
 
 class Privacy(Model):
-    """What is not to be learned of a client (docs/privacy.md)."""
+    """What is not to be learned of a client (docs/guide/privacy.md)."""
 
     secure: Secure | None = Field(default=None, exclude_if=lambda secure: secure is None)
     differential: Differential | None = Field(default=None, exclude_if=lambda found: found is None)

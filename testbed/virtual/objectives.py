@@ -303,7 +303,7 @@ def _pays(module: nn.Module) -> bool:
     """Whether stacked models train faster than one after the other, on a CPU.
 
     Most of the time of small operations goes into calling them. Convolutions and recurrent layers are
-    work enough for each call, and their stacked forms are slower (docs/virtual-time.md).
+    work enough for each call, and their stacked forms are slower (docs/evidence/virtual-time.md).
     """
     return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 

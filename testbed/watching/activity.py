@@ -4,7 +4,8 @@ activity.
 Pure. What a device did for an update is recorded only when the update is applied. So the activity after
 the last update is inferred, and marked as inferred: it is assumed to be like the cycle before. After the
 length of that cycle, telemetry decides: whether the device uses its CPU. The record of the next update
-replaces what was inferred."""
+replaces what was inferred.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 By DNS rebinding, a foreign host name could resolve to this machine and let a foreign page read our
 pages. So servers on the loopback interface answer only requests to their own names, and none from
-foreign pages."""
+foreign pages.
+"""
 
 from __future__ import annotations
 

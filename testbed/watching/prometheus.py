@@ -1,7 +1,8 @@
 """Metrics of a run for Prometheus, on a port of the loopback interface (`testbed up --metrics-port`).
 
 Each request reads the new records of the run directory, so there is no work without requests. All times
-are device time."""
+are device time.
+"""
 
 from __future__ import annotations
 

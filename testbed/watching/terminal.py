@@ -1,7 +1,8 @@
 """Full-screen drawing on a terminal, with single keys as input.
 
 Only differences between frames are written, each frame in one piece. At the end of the program, except
-by SIGKILL, the terminal is restored: cursor, modes and previous content."""
+by SIGKILL, the terminal is restored: cursor, modes and previous content.
+"""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_run_learns_from_a_data_folder(
 def test_documented_example_is_complete(
     testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (TOPOLOGIES.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (TOPOLOGIES.parent / "docs" / "guide" / "data.md").read_text(encoding="utf-8")
     python, whole, task, circle, devices = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(python, {})  # noqa: S102

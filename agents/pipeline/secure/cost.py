@@ -12,7 +12,7 @@ from agents.pipeline.secure.settings import SecureRun
 
 _MESSAGE_TIME = 0.0014
 """CPU time of a small message beside what is made of it, in seconds on a whole core: waking up, MQTT,
-TCP. Fitted to a run in docker (docs/privacy.md)."""
+TCP. Fitted to a run in docker (docs/evidence/privacy.md)."""
 _TRIES = 5
 
 

@@ -12,7 +12,7 @@ from agents.config import Count, Positive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secure:
-    """Secure aggregation (docs/privacy.md): the server gets sums of updates, and no single one.
+    """Secure aggregation (docs/concepts/privacy.md): the server gets sums of updates, and no single one.
 
     LightSecAgg, asynchronous (So et al. 2022, arXiv 2109.14236)."""
 
