@@ -56,7 +56,7 @@ it."""
 
 @dataclass(frozen=True)
 class Area(Rule):
-    """Average the clients' models with equal weight, however often each client sends. Client i remembers
+    """Average the clients' models by importance, however often each client sends. Client i remembers
     y_i, the end of its last local training (x_0 before the first). It trains from the received x with
     the step size α received with it, and sends the residual m_i = end − y_i. The server does the first
     line on every message, and the second when the criterion holds (Iakovidou & Kim, Algorithms 1-2):
