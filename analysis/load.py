@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from agents import events
 from agents.disk import files
 from agents.disk.yaml_loader import Loader
-from agents.texts import counted
+from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from analysis import manifest as manifests
 from analysis import records
@@ -107,8 +107,8 @@ class Run:
 
     def __repr__(self) -> str:
         """Return one line, because the tables are long."""
-        made = f"{counted(len(self.updates), 'update')} in {counted(self.versions_made, 'version')}"
-        devices = counted(len(self.devices), "device")
+        made = f"{quantity(len(self.updates), 'update')} in {quantity(self.versions_made, 'version')}"
+        devices = quantity(len(self.devices), "device")
         return f"<run {self.name}: {devices}, {made}, {self.duration:.1f} s>"
 
     @property

@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from agents import events
 from agents.client import randomness
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.flat import initial
 from agents.models.vectors import Vector
 from agents.shards import Shard
@@ -296,7 +296,7 @@ class Batched:
 
     def _job(self, client: int) -> Job:
         setting = self._setting
-        local = Local(steps=setting.steps, batch_size=setting.batch_size, lr=setting.lr)
+        local = LocalTraining(steps=setting.steps, batch_size=setting.batch_size, lr=setting.lr)
         rng = functools.partial(
             randomness.generator, 0, f"client-{client}", randomness.TRAINING, self._round
         )

@@ -26,7 +26,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device.backlog import PACKET, Backlog
 from agents.device.netlink import Netlink
 from agents.wire.messages import QueueUse
@@ -59,7 +59,7 @@ def burst(rate: int) -> int:
 
 
 def commands(
-    link: Link, interface: str, before: Link | None = None, *, netem: bool = False
+    link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
 ) -> list[list[str]]:
     """Return the commands, in order, that change `interface` from the link `before` to `link`; `before`
     is None if it was never shaped. Without `netem` they set only the rates.
@@ -70,7 +70,7 @@ def commands(
     """
     if netem:
         link, before = _complete(link), before and _complete(before)
-    was = before or Link()
+    was = before or AccessLink()
     impaired = netem and (before is None or _impairment(link) != _impairment(before))
     lines: list[str] = []
     for device, rate, old in ((interface, link.up, was.up), (_IFB, link.down, was.down)):
@@ -88,7 +88,9 @@ def commands(
     return [line.split() for line in lines]
 
 
-def apply(link: Link, interface: str, before: Link | None = None, *, netem: bool = False) -> None:
+def apply(
+    link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
+) -> None:
     """Shape `interface` as in `link`, and read the settings back. Raises LinkError if they differ."""
     if before is None:
         _limit_packets(interface)
@@ -110,7 +112,7 @@ class LinkUsage:
         self._interfaces = {"up": interface, "down": _IFB}
         self._backlogs = {way: Backlog() for way in self._interfaces}
 
-    def read(self, link: Link, at: float) -> bool:
+    def read(self, link: AccessLink, at: float) -> bool:
         """Read the counters of the queues. `link` is the link from now on; `at` is the time on the
         monotonic clock, in seconds. Return whether packets wait. Raises OSError."""
         queues, is_waiting = self._netlink.queues(), False
@@ -181,12 +183,12 @@ def _limit_packets(interface: str) -> None:
         run(["ip", "link", "set", "dev", interface, "mtu", str(_MTU)])
 
 
-def _complete(link: Link) -> Link:
+def _complete(link: AccessLink) -> AccessLink:
     """Return `link` with a rate in both directions."""
     return replace(link, up=link.up or LIFTED, down=link.down or LIFTED)
 
 
-def _impairment(link: Link) -> tuple[float, float, float]:
+def _impairment(link: AccessLink) -> tuple[float, float, float]:
     """Return delay and jitter in seconds and the share of lost packets, of each direction."""
     return link.rtt / 2, link.jitter, link.loss
 
@@ -201,7 +203,7 @@ def _redirect(interface: str) -> list[str]:
     ]
 
 
-def full_queue_seconds(link: Link | None) -> float:
+def full_queue_seconds(link: AccessLink | None) -> float:
     """Return the seconds that full queues of both directions need to drain."""
     rates = () if link is None else [rate for rate in (link.up, link.down) if rate is not None]
     return sum(8 * _queue(rate) / rate for rate in rates)
@@ -219,7 +221,7 @@ def _tbf(rate: int) -> str:
     )
 
 
-def _netem(link: Link) -> str:
+def _netem(link: AccessLink) -> str:
     """Return the netem settings of `link`: delay uniform in delay ± jitter, independent losses, no
     reordering.
 
@@ -239,7 +241,7 @@ def _netem(link: Link) -> str:
     )
 
 
-def _check(link: Link, rate: int, device: str, *, netem: bool) -> None:
+def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
     """Raise LinkError if the egress of `device` is not shaped as in `link`."""
     qdiscs = json.loads(run(["tc", "-j", "qdisc", "show", "dev", device]))
     options = {qdisc["kind"]: qdisc["options"] for qdisc in qdiscs}

@@ -18,7 +18,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.links import packet_times, packet_train, probe_server
 from agents.mqtt.retry import retry
 from agents.wire.messages import LinkFigures
@@ -45,7 +45,7 @@ _TRIES_AHEAD = 5
 """Maximum number of echoes sent before the measurement, until one is answered."""
 
 
-def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigures:
+def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> LinkFigures:
     """Measure the link `requested` to the router `host`.
 
     The result has `rtt`, `jitter` (standard deviation of the round trips), both in seconds, `loss`
@@ -71,7 +71,7 @@ def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigu
     return LinkFigures(**found)
 
 
-def pace(requested: Link, size: int) -> tuple[int, float]:
+def pace(requested: AccessLink, size: int) -> tuple[int, float]:
     """Return the number of round trips of `size` bytes on the wire for the link `requested`, and the
     seconds between them. The interval is long enough that no packet queues behind another, and that none
     is delayed by the jitter of the packet before it (packets are not reordered)."""
@@ -80,7 +80,7 @@ def pace(requested: Link, size: int) -> tuple[int, float]:
     return min(_MAX_ROUND_TRIPS, max(5, int(_ROUND_TRIPS_SECONDS / interval))), interval
 
 
-def round_trip_figures(requested: Link, trips: Sequence[float]) -> dict[str, float]:
+def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[str, float]:
     """Return `rtt` and `jitter`, in seconds, of round trips over the link `requested`; empty without
     round trips.
 
@@ -113,7 +113,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
     sent: list[int] = []
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
-        packet_times.timestamp(sock)
+        packet_times.enable_timestamps(sock)
         sock.connect((host, 0))
         for _ in range(_TRIES_AHEAD):
             _send_echo(sock, count)
@@ -131,7 +131,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
                 data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, packet_times.ANCILLARY_BYTES)
                 kind, _, _, _, number = _ECHO_HEADER.unpack_from(data)
                 if kind == _REPLY and number < len(sent):
-                    found[number] = (packet_times.in_ancillary(ancillary) - sent[number]) / 1e9
+                    found[number] = (packet_times.timestamp_in(ancillary) - sent[number]) / 1e9
     return found
 
 

@@ -28,7 +28,7 @@ from typing import Any, assert_never
 from msgspec import structs
 
 from agents import config
-from agents.config import DeviceConfig, Link
+from agents.config import AccessLink, DeviceConfig
 from agents.device import link, resource_usage
 from agents.device.control_group import ControlGroup
 from agents.device.netlink import Netlink
@@ -45,11 +45,11 @@ from agents.device_actions import (
 )
 from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
 from agents.mqtt import topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire import messages
-from agents.wire.messages import DeviceOrder, Limits, LimitsRequest, MessageError, RemoteAction
+from agents.wire.messages import CgroupLimits, DeviceOrder, LimitsRequest, MessageError, RemoteAction
 
 _NO_NEW_PRIVILEGES = 38
 """PR_SET_NO_NEW_PRIVS; set here because not every engine can set it."""
@@ -75,7 +75,7 @@ class Init:
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
         self._clock = DeviceClock(1.0, cfg.clock)
-        self._link: Link | None = None
+        self._link: AccessLink | None = None
         """The link last applied; None if the interface was never shaped."""
         self._interface = link.interface()
         self._usage: link.LinkUsage | None = None
@@ -90,8 +90,8 @@ class Init:
         self._disturbances = Ongoing()
         self._netlink = Netlink()
         self._group = ControlGroup.of_process()
-        self._limits: Limits | None = None
-        """Limits last sent to the controller; None if none were sent yet."""
+        self._limits: CgroupLimits | None = None
+        """CgroupLimits last sent to the controller; None if none were sent yet."""
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
         """Whether a client should run. If the previous one is still ending, the next one starts after
@@ -103,8 +103,8 @@ class Init:
         """Whether SIGTERM or SIGINT has arrived."""
         self._unmeasured = False
         """Whether the link could not be measured."""
-        self._orders: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
-        """Received messages; None: a child process has ended, or SIGTERM has arrived."""
+        self._orders: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
+        """ReceivedMessage messages; None: a child process has ended, or SIGTERM has arrived."""
         self._topics = topics.Topics(cfg.run)
         control = self._topics.control(cfg.device)
         self._connection = Connection(cfg.broker, [control], self._orders.put)
@@ -143,11 +143,10 @@ class Init:
             self._connection.close()
             self._netlink.close()
 
-    def _probe(self, requested: Link) -> None:
+    def _probe(self, requested: AccessLink) -> None:
         """Measure the link while the client starts, and publish the result."""
-        from agents.device import (
-            link_probe,  # imported here, because devices without a link do not need it
-        )
+        # Imported here, because devices without a link do not need it.
+        from agents.device import link_probe
 
         try:
             cfg = self._config
@@ -157,7 +156,7 @@ class Init:
             self._unmeasured = True
             os.kill(os.getpid(), signal.SIGTERM)
         else:  # retained, because the start barrier waits for it and may subscribe later
-            result = messages.Probe(cfg.device, self._now(), found)
+            result = messages.LinkProbe(cfg.device, self._now(), found)
             telemetry = self._topics.telemetry(cfg.device)
             self._connection.publish(telemetry, messages.encode(result), retain=True)
 
@@ -219,7 +218,7 @@ class Init:
         found = messages.Disturbance(device, self._now(), begin, reason)
         self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
-    def _send_limits(self, limits: Limits | None) -> None:
+    def _send_limits(self, limits: CgroupLimits | None) -> None:
         """Publish the limits that the kernel enforces, which may differ from the requested ones."""
         self._limits = limits
         if limits is not None:
@@ -266,7 +265,7 @@ class Init:
             )
         return int(code) if code >= 0 else 128 - code
 
-    def _carry_out(self, message: Received | None) -> None:
+    def _carry_out(self, message: ReceivedMessage | None) -> None:
         """Carry out an order. If it is invalid or fails, report it and leave the device unchanged."""
         if message is None:
             return
@@ -316,7 +315,7 @@ class Init:
                 lifted: dict[str, Any] = {
                     name: link.LIFTED if value is None else value for name, value in changes.items()
                 }
-                self._shape(replace(self._link or Link(), **lifted))
+                self._shape(replace(self._link or AccessLink(), **lifted))
             case Disconnect():
                 self._plug(up=False)
             case Reconnect():
@@ -333,7 +332,7 @@ class Init:
         self._paused = False
         self._signal(signal.SIGCONT)
 
-    def _shape(self, wanted: Link) -> None:
+    def _shape(self, wanted: AccessLink) -> None:
         self._read_usage()
         link.apply(wanted, self._interface, self._link, netem=self._config.netem)
         self._link = wanted

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from agents.device.control_group import ControlGroup
-from agents.wire.messages import Sample
+from agents.wire.messages import UsageSample
 
 
 def sample(
     device: str, group: ControlGroup, pid: int | None, now: Callable[[], float] = time.monotonic
-) -> Sample:
+) -> UsageSample:
     """Return the resource usage of `device` since its start. `group` is its control group, `pid` the
     process of its client; None if no client runs. Raises OSError, KeyError."""
     received, sent = _traffic()
     at = now()
     demand = {} if pid is None else schedstat(pid)
-    return Sample(
+    return UsageSample(
         device=device,
         at=at,
         **_cpu(group),
@@ -34,7 +34,8 @@ def sample(
 
 def schedstat(pid: int) -> dict[str, Any]:
     """Return `ran` and `waited` of the process's main thread, in seconds (see
-    `agents.wire.messages.Sample`); empty if the process has ended, or the kernel does not count them."""
+    `agents.wire.messages.UsageSample`); empty if the process has ended, or the kernel does not count
+    them."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

@@ -6,7 +6,7 @@ Rules never see them. The aggregator's core averages the buffers of the updates 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,11 @@ class Buffers:
     integers: NDArray[np.int64]
     """Shape (i,); booleans are 0 and 1."""
 
-    def __bool__(self) -> bool:
-        return bool(self.floats.size or self.integers.size)
+    nbytes: int = field(init=False)
+    """Size in bytes; 0 for a model without buffers."""
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.floats.nbytes + self.integers.nbytes
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", self.floats.nbytes + self.integers.nbytes)
 
     def equals(self, other: Buffers) -> bool:
         """Whether both are bitwise equal."""

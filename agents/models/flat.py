@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.parameter import is_lazy
 
-from agents.config import FROM_TASK, Start
+from agents.config import FROM_TASK, InitialModel
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, finite
 from agents.tasks.interface import Task
@@ -26,7 +26,7 @@ _EXACT = {torch.float32, torch.float16, torch.bfloat16}
 """Types of floating-point buffers that float32 represents exactly."""
 
 
-def build(task: Task, start: Start = FROM_TASK) -> torch.nn.Module:
+def build(task: Task, start: InitialModel = FROM_TASK) -> torch.nn.Module:
     """Return the task's module at the start of a run. Parameters frozen by `start` require no
     gradient."""
     module = task.model()
@@ -43,7 +43,7 @@ def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]
     in a message, buffers included; the number of parameters that are not sent; how many of the values
     are buffers; and the names of all parameters. Raises ValueError like `check`."""
     with torch.random.fork_rng(devices=[]):  # keep torch's global random state unchanged
-        module = build(task, Start(frozen=tuple(frozen)))
+        module = build(task, InitialModel(frozen=tuple(frozen)))
     check(module)
     count = sum(p.numel() for _, p in learned(module))
     others = sum(p.numel() for p in module.parameters()) - count
@@ -62,7 +62,7 @@ def write_start(
     Returns a description of each difference between the file `initial` and the module. If there is any,
     nothing is written.
     """
-    module = first_module(task, seed, Start(frozen=tuple(frozen)))
+    module = first_module(task, seed, InitialModel(frozen=tuple(frozen)))
     if initial is not None:
         state = load_file(initial)
         if differences := list(_differences(state, module.state_dict())):
@@ -138,7 +138,7 @@ class FlatModule:
         """Copy `vector`, shape (d,), into the parameters, and `buffers`, if not empty, into the
         buffers."""
         fill(self.w, vector)
-        if buffers:
+        if buffers.nbytes:
             load_buffers(self.module, buffers)
 
 
@@ -314,14 +314,14 @@ def schema_hash(module: torch.nn.Module) -> str:
     return hashlib.sha256(json.dumps(schema).encode()).hexdigest()[:12]
 
 
-def first_module(task: Task, seed: int, start: Start = FROM_TASK) -> torch.nn.Module:
+def first_module(task: Task, seed: int, start: InitialModel = FROM_TASK) -> torch.nn.Module:
     """Return the initial module of a run with this seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return build(task, start)
 
 
-def first_model(task: Task, seed: int, start: Start = FROM_TASK) -> tuple[Vector, Buffers, str]:
+def first_model(task: Task, seed: int, start: InitialModel = FROM_TASK) -> tuple[Vector, Buffers, str]:
     """Return the initial model of a run with this seed: parameters, shape (d,); buffers; schema hash."""
     module = first_module(task, seed, start)
     return initial(module), buffers_of(module), schema_hash(module)

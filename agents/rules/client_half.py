@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.vectors import Vector
 from agents.wire.payloads import ModelMessage
 
@@ -63,7 +63,7 @@ class Form:
 class ClientSettings:
     """Arguments from which the client half of a rule is made."""
 
-    local: Local
+    local: LocalTraining
     sends_changes: bool = False
     """Whether later steps (compression, privacy) need the update as a change of the model."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
@@ -114,7 +114,7 @@ class ClientState:
         return ()
 
 
-def effective_steps(local: Local, lr: float, steps: int) -> float:
+def effective_steps(local: LocalTraining, lr: float, steps: int) -> float:
     """Return FedNova's a_i (Wang et al. 2020): the progress of `steps` steps in units of a single step.
 
     Momentum ρ: c ← ρc + 1, a ← a + c. Proximal term μ: a ← (1 − ημ)a + 1; with both, momentum first.

@@ -110,9 +110,9 @@ def _load_object(key: str, reference: str) -> Any:
     """Return the object of user code that the parameter `key` refers to. Raises ValueError if there is
     none."""
     try:
-        return own_code.attribute(reference)
+        return own_code.load_attribute(reference)
     except LookupError as error:
-        if own_code.raised(error):
+        if own_code.is_from_own_code(error):
             raise
         raise ValueError(f"{key}: {error}") from error
 

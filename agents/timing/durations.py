@@ -18,7 +18,7 @@ from typing import Annotated, Protocol
 import numpy as np
 
 from agents.checks import at_least, positive
-from agents.config import Duration
+from agents.config import DrawnDuration
 
 Seconds = Annotated[float, "s"]
 _MAX_SIGMA = 30.0
@@ -202,12 +202,12 @@ DISTRIBUTIONS: dict[str, type[DurationDistribution]] = {
 }
 
 
-def vary(duration: Duration | None) -> bool:
+def vary(duration: DrawnDuration | None) -> bool:
     """Whether durations drawn from `duration` may differ."""
     return duration is not None and duration.distribution != "constant"
 
 
-def sampler(duration: Duration, rng: np.random.Generator) -> Callable[[], float]:
+def sampler(duration: DrawnDuration, rng: np.random.Generator) -> Callable[[], float]:
     """Return a function that draws the next duration, in seconds, at least 0, at each call.
 
     Raises ValueError for an unknown distribution, TypeError or ValueError for invalid parameters.

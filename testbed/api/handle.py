@@ -274,7 +274,7 @@ class RunHandle:
 
         path = self.path / "model.pt" if to is None else Path(to)
         state = models.state_of(self._directory, models.kept(self._directory, version))
-        with files.whole(path) as partial, partial.open("wb") as file:
+        with files.atomic_write(path) as partial, partial.open("wb") as file:
             torch.save(state, file)
         return path
 

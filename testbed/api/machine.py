@@ -17,7 +17,7 @@ from typing import Any, Literal
 import docker
 import psutil
 
-from agents.texts import counted
+from agents.texts import quantity
 from testbed import images
 from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
@@ -149,7 +149,7 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
             idle.append(node["ID"])
         if tuple(int(part) for part in version.split(".")[:2]) < LEAST_ENGINE:
             old.append(described["Hostname"])
-    detail = f"{counted(len(nodes), 'node')}: {', '.join(told)}"
+    detail = f"{quantity(len(nodes), 'node')}: {', '.join(told)}"
     if old:
         least = ".".join(map(str, LEAST_ENGINE))
         detail += f"; older than {least}, whose services cannot have NET_ADMIN: {', '.join(old)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from agents import pipeline
-from agents.config import Local, Named
+from agents.config import LocalTraining, Named
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import NO_EXCHANGE, ClientContext, ExchangeCost
@@ -157,18 +157,18 @@ def timed(virtual: Virtual, step: StepTime) -> Virtual:
     return virtual.model_copy(update=found)
 
 
-def step_work(local: Local) -> Local:
+def step_work(local: LocalTraining) -> LocalTraining:
     """The same for local trainings of a task whose step is the same work."""
     return replace(local, lr=0.0, lr_by_step=None, lr_by_version=None, steps=None, epochs=None)
 
 
-def keep_step_time(task: Task, local: Local, step: StepTime, frozen: Sequence[str] = ()) -> None:
+def keep_step_time(task: Task, local: LocalTraining, step: StepTime, frozen: Sequence[str] = ()) -> None:
     """Keep what a step was measured to take on this host, for later plans."""
     if (path := _step_time(task, local, frozen)) is not None:
         cache.keep(path, f"{step.whole!r} {step.sliced!r}\n")
 
 
-def kept_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> StepTime | None:
+def kept_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ()) -> StepTime | None:
     """What a step took here when it was last measured; None where it never was."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
@@ -179,7 +179,7 @@ def kept_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> Step
     return StepTime(whole, sliced) if 0 < whole <= sliced < math.inf else None
 
 
-def _step_time(task: Task, local: Local, frozen: Sequence[str]) -> Path | None:
+def _step_time(task: Task, local: LocalTraining, frozen: Sequence[str]) -> Path | None:
     if (fingerprint := model_check.fingerprint(task, frozen)) is None:
         return None
     facts = repr((fingerprint, step_work(local), calibration.this_host()))
@@ -226,7 +226,7 @@ def message_sizes(
         rng=lambda *_: np.random.default_rng(0),
         simulated=True,
     )
-    for step in pipeline.at_client(encoding, context):
+    for step in pipeline.build_client_steps(encoding, context):
         if step.simulated_exchange is not None:
             step.simulated_exchange.prepare(0, clients, 0)
         made = step.apply(np.zeros_like(w), 0, 0)
@@ -259,5 +259,5 @@ def message_sizes(
 
 
 def _size(message: payloads.ModelMessage | payloads.UpdateMessage) -> int:
-    head, views = payloads.laid_out(message)
+    head, *views = payloads.lay_out(message)
     return len(head) + sum(view.nbytes for view in views)

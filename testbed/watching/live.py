@@ -136,7 +136,7 @@ class LiveView(View):
         last = self._tally.evaluation
         if last is not None and last is not self._printed_evaluation:
             self._print_evaluation(last)
-        self._print(f"{ended.at:8.1f} s  ended: {events.ended_by(ended.reason)}")
+        self._print(f"{ended.at:8.1f} s  ended: {events.end_reason(ended.reason)}")
 
     def _print_evaluation(self, evaluation: events.Evaluated) -> None:
         self._print_notices()  # earlier notices first
@@ -196,7 +196,7 @@ def render_summary(run: Run) -> RenderableType:
             *(number(row["epsilon"], 1) for _ in private),
         )
     line = summary.headline(run)
-    ended = "not ended" if line.ended is None else events.ended_by(line.ended)
+    ended = "not ended" if line.ended is None else events.end_reason(line.ended)
     facts = f"{line.applied}, {line.duration:.1f} s ({ended})"
     result = Text.assemble((line.rule, "bold"), f": {line.quality}")
     return Group(Text(), table, Text(), result, Text(facts))

@@ -34,7 +34,7 @@ class Overview:
 
     rule: str
     """Name of the rule."""
-    stop: config.Stop
+    stop: config.StopConditions
     devices: tuple[OverviewDevice, ...]
     runtime: str = "process"
     dilation: float = 1.0

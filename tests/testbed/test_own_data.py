@@ -563,12 +563,12 @@ def test_byte_lists_are_tokens_or_pixels_as_declared(tmp_path: Path) -> None:
 def test_tokens_reach_the_model_as_integers() -> None:
     import torch
 
-    from agents.shards import inputs
+    from agents.shards import model_inputs
 
     tokens = Shard(np.array([[1, 2]], np.int8), np.zeros(1, np.int64))
-    assert inputs(torch.from_numpy(tokens.x), 1.0).dtype == torch.int64
+    assert model_inputs(torch.from_numpy(tokens.x), 1.0).dtype == torch.int64
     pixels = torch.tensor([[0, 255]], dtype=torch.uint8)
-    assert inputs(pixels, 1 / 255).tolist() == [[0.0, 1.0]]
+    assert model_inputs(pixels, 1 / 255).tolist() == [[0.0, 1.0]]
 
 
 def test_numeric_client_ids_are_equal_across_batches(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A client's core and the parts around it, made of its `ClientSetup`: the same in every runtime."""
+"""Construction of a client's core and its parts from a `ClientSetup`, for every runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from agents import own_code, pipeline
 from agents.client import randomness
-from agents.client.core import ClientCore, Identity
+from agents.client.core import ClientCore, ClientIdentity
 from agents.client.training_times import Timing
 from agents.config import ClientSetup
 from agents.pipeline.interface import ClientContext, ClientStep
@@ -19,12 +19,13 @@ from agents.timing.nanoseconds import Nanoseconds
 
 
 def rng(setup: ClientSetup, *purpose: int) -> np.random.Generator:
-    """The client's generator for a purpose (`agents.client.randomness`)."""
+    """Return the client's random generator for `purpose` (`agents.client.randomness`)."""
     return randomness.generator(setup.seed, setup.client, *purpose)
 
 
 def timing(setup: ClientSetup, begun: int = 0) -> Timing:
-    """The durations of the client's trainings, of which its former processes have begun `begun`."""
+    """Return the durations of the client's trainings. `begun`: trainings that its earlier processes
+    began."""
     return Timing(
         *(setup.timing, setup.think, lambda *purpose: rng(setup, *purpose)),
         speed=setup.speed,
@@ -33,7 +34,8 @@ def timing(setup: ClientSetup, begun: int = 0) -> Timing:
 
 
 def steps(setup: ClientSetup, parameters: int, *, simulated: bool = False) -> list[ClientStep]:
-    """What is done to its updates, of so many parameters; `simulated` in virtual time."""
+    """Return the client's steps of the update pipeline, for a model of `parameters` parameters.
+    `simulated`: in virtual time."""
     client = ClientContext(
         run=setup.run,
         name=setup.client,
@@ -41,7 +43,7 @@ def steps(setup: ClientSetup, parameters: int, *, simulated: bool = False) -> li
         rng=lambda *purpose: rng(setup, *purpose),
         simulated=simulated,
     )
-    return pipeline.at_client(setup.steps, client)
+    return pipeline.build_client_steps(setup.steps, client)
 
 
 def core(
@@ -51,8 +53,8 @@ def core(
     steps: Sequence[ClientStep],
     memory: SavedVectors | None = None,
 ) -> ClientCore:
-    """The core of a client with so many training samples; `memory` is what its process before has saved.
-    Raises what own code raises."""
+    """Return the core of a client with `samples` training samples. `memory`: vectors that its earlier
+    process saved; None if there are none. Raises what own code raises."""
     after = [step for step in steps if not step.before_rule]
     settings = ClientSettings(
         local=setup.local,
@@ -61,4 +63,4 @@ def core(
         memory=memory,
     )
     rule = own_code.build(setup.rule, RULES, Rule).begin_client(settings)
-    return ClientCore(Identity(setup.run, setup.client, samples), think, rule, steps)
+    return ClientCore(ClientIdentity(setup.run, setup.client, samples), think, rule, steps)
