@@ -98,7 +98,7 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
     ]
     first = [same[0] for same in by_settings(runs).values()][:_MAX_RUNS_WITH_LANES]
     made = (CHARTS[name](first if name in _LANES else runs) for name in names)
-    return [chart for chart in made if not chart.bare]
+    return [chart for chart in made if not chart.is_bare]
 
 
 def _run_section(name: str, run: Run) -> dict[str, Any]:

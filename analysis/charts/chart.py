@@ -128,13 +128,13 @@ class Chart:
     """Height relative to the usual one."""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is no data except rules and diagonals."""
         drawn = [layer for layer in self.layers if layer.mark not in ("rules", "diagonal")]
         return not any(len(column) for layer in drawn for column in layer.columns.values())
 
     @property
-    def bare(self) -> bool:
+    def is_bare(self) -> bool:
         """Whether there is too little data to show: no span, and at most one point or bar."""
         points = 0
         for layer in self.layers:

@@ -128,7 +128,7 @@ def _style(axes: Axes, chart: Chart, ink: Ink) -> None:
     axes.spines[["left", "bottom"]].set_color(ink.grid)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set(color=ink.text, fontsize=9)
-    if chart.empty:
+    if chart.is_empty:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=ink.text)
 
 

@@ -307,4 +307,4 @@ def _tip(layer: Layer, column: str) -> str:
 
 
 def _note(chart: Chart, wrap: int) -> str:
-    return fill("; ".join(filter(None, ("no data" if chart.empty else "", chart.note))), wrap)
+    return fill("; ".join(filter(None, ("no data" if chart.is_empty else "", chart.note))), wrap)

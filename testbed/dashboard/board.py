@@ -53,7 +53,7 @@ class Panel:
     @property
     def shown(self) -> bool:
         """Whether there is enough data to show."""
-        return not self.chart.bare
+        return not self.chart.is_bare
 
 
 class Board:

@@ -108,7 +108,7 @@ class FullScreenView(LiveView):
 
     def refresh(self, now: float) -> None:
         super().refresh(now)
-        tally, virtual = self._tally, self._overview.virtual
+        tally, virtual = self._tally, self._overview.is_virtual
         if not self._watching:
             if not tally.started or tally.ended is not None:
                 return
@@ -158,7 +158,7 @@ class FullScreenView(LiveView):
     def _read_samples(self) -> None:
         """Read new telemetry samples. Their times are on the host's clock; later samples than shown are
         ignored."""
-        if self._overview.virtual or not self._tally.started:
+        if self._overview.is_virtual or not self._tally.started:
             return
         if self._samples is None:
             size = _TELEMETRY_BYTES_PER_DEVICE * max(16, len(self._overview.devices))
@@ -206,7 +206,7 @@ class FullScreenView(LiveView):
     def _command(self, command: Command) -> None:
         """Send `command` in a thread, because this process may be the controller that answers."""
         messages = self._screen.messages
-        if self._overview.virtual:
+        if self._overview.is_virtual:
             messages.append("In virtual time, only the topology's scenario can change devices.")
             return
         if self._screen.outcome:

@@ -126,7 +126,7 @@ class LiveView(View):
             self._print_evaluation(evaluation)
 
     def _is_due(self, evaluation: events.Evaluated, last: events.Evaluated) -> bool:
-        if not self._overview.virtual:
+        if not self._overview.is_virtual:
             return evaluation.at >= last.at + _PRINT_INTERVAL_SECONDS
         passed = time.monotonic() - self._printed_at
         return passed >= _PRINT_INTERVAL_SECONDS or self._section(evaluation.at) > self._printed_section
@@ -151,7 +151,7 @@ class LiveView(View):
 
     def _left(self, at: float) -> str:
         """Return the estimated remaining time of a run in virtual time; empty for other runs."""
-        progress = self._progress(at) if self._overview.virtual else 0.0
+        progress = self._progress(at) if self._overview.is_virtual else 0.0
         left = console.time_left(time.monotonic() - self._begun, progress, 1.0)
         return f"  {left}" if left else ""
 

@@ -48,7 +48,7 @@ class Overview:
     """CPU numbers (cpusets) of `infrastructure` and `devices`; empty if unknown or on another host."""
 
     @property
-    def virtual(self) -> bool:
+    def is_virtual(self) -> bool:
         """Whether time is simulated."""
         return is_simulated(self.runtime)
 

@@ -180,7 +180,7 @@ class Screen:
         progress = self.overview.progress(at, self.tally.updates)
         if progress and not self.outcome:
             time += f" ({progress:.0%})"
-        if self.overview.virtual:
+        if self.overview.is_virtual:
             real = (
                 () if self.real is None else (f"{self.real:.1f} s real", self._left(self.real, progress))
             )
@@ -192,7 +192,7 @@ class Screen:
 
     def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:
         # Virtual time has no telemetry, and processes without links count no bytes.
-        hidden = ["used", "mem"] if self.overview.virtual else []
+        hidden = ["used", "mem"] if self.overview.is_virtual else []
         hidden += [] if self.overview.links else ["up", "down"]
         columns = [column for column in _COLUMNS if column.title not in hidden]
         longest = max([len("device"), *(len(row.label) for row in shown)])

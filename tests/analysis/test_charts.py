@@ -221,9 +221,9 @@ def test_two_runs_of_a_rule_are_named_by_their_differences(run: Run) -> None:
 
 
 def test_chart_without_a_line_to_draw_is_omitted(run: Run) -> None:
-    assert not CHARTS["accuracy"]([run]).bare
-    assert CHARTS["accuracy"]([replace(run, evaluations=run.evaluations[:1])]).bare
-    assert CHARTS["staleness-histogram"]([replace(run, updates=run.updates[:2])]).bare  # one bar
+    assert not CHARTS["accuracy"]([run]).is_bare
+    assert CHARTS["accuracy"]([replace(run, evaluations=run.evaluations[:1])]).is_bare
+    assert CHARTS["staleness-histogram"]([replace(run, updates=run.updates[:2])]).is_bare  # one bar
 
 
 def test_resource_use_is_drawn_over_time(directory: Path) -> None:
@@ -243,7 +243,7 @@ def test_resource_use_is_drawn_over_time(directory: Path) -> None:
     assert np.isnan(shares[2:-2]).all()
     memory = CHARTS["memory-over-time"]([load(directory)])
     assert column(memory, "fast", "y")[:2] == [1.0, 1.0]
-    assert CHARTS["rates-over-time"]([load(directory)]).bare  # nobody counts bytes
+    assert CHARTS["rates-over-time"]([load(directory)]).is_bare  # nobody counts bytes
 
 
 def test_marks_are_merged_where_many_actions_happen(directory: Path) -> None:

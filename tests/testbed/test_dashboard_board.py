@@ -79,7 +79,7 @@ def test_losses_by_device_are_shown_if_recorded(directory: RunDirectory) -> None
         board = Board([Feed(directory.path)])
         board.refresh(at_once=True)
         charts = [panel.chart for panel in board.panels if panel.name == "loss-by-device"]
-        assert [chart.empty for chart in charts] == [False] * shown
+        assert [chart.is_empty for chart in charts] == [False] * shown
 
 
 def test_nothing_is_drawn_before_the_plan_exists(tmp_path: Path) -> None:
