@@ -85,7 +85,7 @@ def test_losses_by_device_are_drawn_as_a_spread(run: Run) -> None:
     assert column(chart, "fedbuff", "deviation") == pytest.approx([(2 / 3) ** 0.5, (1 / 6) ** 0.5])
     assert "at the end: 0.408" in chart.note
     without = replace(run, parts=run.parts[run.parts["part"] == "class"])
-    assert CHARTS["loss-by-device"]([without]).empty
+    assert CHARTS["loss-by-device"]([without]).is_empty
 
 
 def test_overlaid_runs_are_named_by_their_differences(run: Run) -> None:
