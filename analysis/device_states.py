@@ -167,9 +167,11 @@ def _clipped(spans: pd.DataFrame, since: float, until: float) -> pd.DataFrame:
 
 
 def _flat(spans: pd.DataFrame) -> pd.DataFrame:
-    """Without overlap: at each moment the first state's span, of several such the one begun last.
+    """Remove overlaps: at each moment, keep the span of the first state in `_PRECEDENCE` and, among
+    several of that state, the one that began last.
 
-    A sweep over all begins and ends: how many spans of a state are open, and whose was begun last.
+    Sweeps over all begins and ends, and counts how many spans of each state are open, and which of them
+    began last.
     """
     count = len(spans)
     rows = np.arange(2 * count, dtype=np.int32)
