@@ -244,8 +244,8 @@ def test_client_with_secure_aggregation_bounds_its_payloads(
     assert isinstance(client._exchange, Party)
     assert {name: len(held) for name, held in client._exchange._held.items()} == {"b": 10}
     refused = capsys.readouterr().err
-    assert "share/a/c: a share of c: 7 bytes, a share has 2044" in refused
-    assert "key/c: no public key of a client of this run" in refused
+    assert "share/a/c: share from c: share has 7 bytes, expected 2044" in refused
+    assert "key/c: expected a public key of a client of this run" in refused
 
 
 class Delays:
