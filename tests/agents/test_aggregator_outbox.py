@@ -8,7 +8,7 @@ from agents.aggregator import actions as act
 from agents.aggregator.outbox import Outbox
 from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
-from agents.rules.interface import Request, Server
+from agents.rules.interface import RequestUpdate, Server
 from agents.wire import messages, payloads
 
 _NAMES = Topics("run")
@@ -56,7 +56,7 @@ def test_dispatches_of_a_version_share_the_body_of_a_large_model() -> None:
 def test_requests_leave_in_order_on_the_client_s_topic() -> None:
     outbox = _outbox(np.zeros(1, np.float32))
     outbox.add(act.Acknowledge("a", 4))
-    outbox.add(Request("b", "pull"))
+    outbox.add(RequestUpdate("b", "pull"))
     outbox.add(act.AskForReport("b", 9))
     outbox.add(act.AskForUnacknowledged("a"))
     outbox.stop("b")
