@@ -189,7 +189,7 @@ def test_story_strips_share_a_bound_on_their_spans(
     monkeypatch.setattr(story, "_MAX_CELLS", 3000)
     other = replace(run, topology={"rule": {"name": "fedasync"}})
     curves, _, strip = story.story([run, other])
-    assert "of long runs the states" in curves.note
+    assert "long runs: the states" in curves.note
     columns = strip.layers[0].columns
     begins = columns["begin"][columns["state"] == "train"]
     assert np.allclose(np.rint(begins * 50), begins * 50)  # 3000 cells of two runs of 3 devices: 500

@@ -603,7 +603,7 @@ def test_dataset_of_an_own_task_is_made_once(testbed: Testbed, tmp_path: Path) -
             "found['test'] = {'x': np.ones((0, 64)), 'y': np.ones(0, int)}",
             "test of its dataset() has no ",
         ),
-        ("train['y'] = np.arange(100)", ", and the model has 10 outputs"),
+        ("train['y'] = np.arange(100)", ", but the model has 10 outputs"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
