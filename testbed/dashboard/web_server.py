@@ -34,7 +34,7 @@ from testbed.dashboard.feed import Feed, is_live
 from testbed.errors import BadInputError
 from testbed.run import logs
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.listing import SORTS, row, told
+from testbed.rundir.listing import SORTS, run_row, text_row
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
@@ -70,11 +70,11 @@ class Site:
         except OSError:
             changed = 0.0
         if self._rows.get(path, (None,))[0] != changed:
-            self._rows[path] = changed, row(directory)
-        run_row = self._rows[path][1]
-        if run_row["outcome"] in ("running", "unreadable"):
+            self._rows[path] = changed, run_row(directory)
+        latest = self._rows[path][1]
+        if latest["outcome"] in ("running", "unreadable"):
             del self._rows[path]
-        return run_row
+        return latest
 
     def path(self, run: str) -> Path | None:
         """Return the directory of `run`; None if visitors may not see it."""
@@ -118,7 +118,7 @@ class _ListHandler(tornado.web.RequestHandler):
         self._site = site
 
     def get(self) -> None:
-        rows = [(row, told(row)) for row in self._site.rows()]
+        rows = [(row, text_row(row)) for row in self._site.rows()]
         template = page.TEMPLATES.get_template("list.html")
         self.write(
             template.render(
