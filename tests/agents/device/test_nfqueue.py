@@ -200,7 +200,7 @@ def test_kernel_refusals_are_reported() -> None:
         said = error(lambda: other.bind(7, 100, merged=True))
         assert said == f"queue 7 is used by another process (netlink port {port})", said
         assert error(lambda: queues.bind(7, 100, merged=True)) == "queue 7 is already bound"
-        other.keep_whole(7, merged=True)
+        other.set_merged(7, merged=True)
         assert "refused a verdict or a setting" in error(other.receive)
         os.seteuid(65534)
         said = error(lambda: other.bind(8, 100, merged=True))
