@@ -24,7 +24,7 @@ from testbed.data import preparation
 from testbed.errors import HostError
 from testbed.host.nodes import Node
 from testbed.host.swarm_nodes import nodes
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
@@ -229,7 +229,7 @@ def test_node_lost_since_the_plan_is_reported_and_a_new_one_is_ignored(
     read = load(write_topology(tmp_path, devices=[{"name": "first", "cpu": 0.2, "link": LINK}]))
 
     def planned(name: str, *known: Node) -> RunSpec:
-        made = plan(read, "swarm", Host((0, 1), 2**34, nodes=known))
+        made = plan(read, "swarm", HostResources((0, 1), 2**34, nodes=known))
         return RunSpec(RunDirectory.create(tmp_path, name), read, made, {"first": 1})
 
     gone = replace(other, id="gone", name="the-gone-one")

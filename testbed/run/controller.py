@@ -41,7 +41,7 @@ from testbed.plan.planned_actions import steps
 from testbed.run.awaited_devices import AwaitedDevices
 from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir.commands import CommandFolder
-from testbed.rundir.tail import Follower, Samples
+from testbed.rundir.tail import RecordFollower, Samples
 from testbed.runtimes import Runtime
 from testbed.view import View
 
@@ -130,7 +130,7 @@ class Controller:
         self._postponed: list[AddressedOrder] | None = None
         """Orders held back for the aggregator while a restart or a flood would lose them; None: orders
         are sent at once."""
-        self._follower = Follower(spec.directory.events)
+        self._follower = RecordFollower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
         self._orders: list[AddressedOrder] = []

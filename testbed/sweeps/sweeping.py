@@ -52,6 +52,7 @@ class Index:
     """Cells that are done or running, as in `index.json`; each change is saved at once."""
 
     folder: Path
+    """The sweep's folder."""
     cells: dict[str, dict[str, Any]]
     """Fingerprint -> entry: `cell`, `changes`, `run`, `outcome` (None while it runs), `error`.
 

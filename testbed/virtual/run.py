@@ -38,9 +38,9 @@ from testbed.plan.agent_configs import (
     RunSpec,
     client_setup,
     importance,
+    initial_model,
     keepalive,
     keeps_models,
-    model_start,
     update_steps,
 )
 from testbed.plan.costs import (
@@ -144,7 +144,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
     topology, run_id = spec.topology, spec.directory.run
     task = user_code.build(topology.task.named, TASKS, Task)
     side: ClientSide = topology.rule.build().client_side
-    start = model_start(topology, spec.directory)
+    start = initial_model(topology, spec.directory)
     w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
     stop = topology.stop.build()
@@ -229,7 +229,7 @@ class _Fleet:
             packets=spec.plan.simulates_packets,
         )
         trainer = BatchTrainer(
-            task, prepared.train, model_start(spec.topology, spec.directory), runtime.device
+            task, prepared.train, initial_model(spec.topology, spec.directory), runtime.device
         )
         if trainer.remark is not None:
             view.progress(trainer.remark)
@@ -320,7 +320,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         device = next(d for d in plan.devices if d.cpu is not None and d.gflops is None)
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
-        beginning = model_start(topology, spec.directory)
+        beginning = initial_model(topology, spec.directory)
         make_trainer(task, shard, device.local, beginning).warm_up()  # raises if own code fails
         code = None if topology.user_code is None else str(spec.directory.code)
         whole, sliced = slices.measure_step(

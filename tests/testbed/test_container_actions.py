@@ -20,7 +20,7 @@ from agents.device_actions import (
     SetLink,
 )
 from testbed.errors import BadInputError, HostError
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.container_actions import ContainerDevice, ContainerDevices, respond
@@ -45,7 +45,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
         "scenario: [{at: 5s, join: late}]\n"
     )
     directory = RunDirectory.create(tmp_path_factory.mktemp("runs"), "actions")
-    return RunSpec(directory, topology, plan(topology, "docker", Host((0, 1), 2**34)), {})
+    return RunSpec(directory, topology, plan(topology, "docker", HostResources((0, 1), 2**34)), {})
 
 
 class Engine:

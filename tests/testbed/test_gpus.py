@@ -23,7 +23,7 @@ from testbed.fidelity import SegmentClock, requested, table
 from testbed.fidelity.validity import verdict
 from testbed.host import gpus
 from testbed.host.gpus import GpuMeter, Gpus, HostGpu, Lack, Use
-from testbed.plan import Host, Plan, device_table, plan
+from testbed.plan import HostResources, Plan, device_table, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
@@ -55,7 +55,7 @@ def planned(
     oversubscribe: bool = False,
     **lacks: Any,
 ) -> Plan:
-    host = Host((0, 1, 2, 3), 64 * GIB, gpus=Gpus(found, **lacks), lack_of_cuda=None)
+    host = HostResources((0, 1, 2, 3), 64 * GIB, gpus=Gpus(found, **lacks), lack_of_cuda=None)
     return plan(topology, runtime, host, oversubscribe=oversubscribe)
 
 
@@ -137,7 +137,7 @@ def test_request_beyond_the_gpus_is_refused_with_the_sum(
     topology = fleet(*devices)
     slow = tuple(group.model_copy(update={"cpu": 0.01}) for group in topology.devices)
     topology = topology.model_copy(update={"devices": slow})
-    host = Host((0, 1, 2, 3), 200 * GIB, gpus=Gpus(tuple(found)))
+    host = HostResources((0, 1, 2, 3), 200 * GIB, gpus=Gpus(tuple(found)))
     with pytest.raises(BadInputError) as error:
         plan(topology, "docker", host)
     assert f":6:1: devices: ask for {total}" in str(error.value)
@@ -175,14 +175,14 @@ def test_missing_host_support_is_reported_with_the_fix() -> None:
     ("runtime", "more", "lack", "message"),
     [
         ("process", "", None, "devices[0].gpu: the process runtime gives devices no GPU of their own"),
-        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime a device"),
+        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime each device"),
         ("virtual", "runtime: {device: cuda}", "PyTorch finds no GPU", "PyTorch finds no GPU. Or write"),
     ],
 )
 def test_runtime_without_gpu_support_refuses(
     runtime: str, more: str, lack: str | None, message: str
 ) -> None:
-    host = Host((0, 1, 2, 3), 64 * GIB, gpus=Gpus((AMPERE,)), lack_of_cuda=lack)
+    host = HostResources((0, 1, 2, 3), 64 * GIB, gpus=Gpus((AMPERE,)), lack_of_cuda=lack)
     with pytest.raises(BadInputError) as error:
         plan(fleet("name: a, gpu: true", more=more), runtime, host)
     assert message in str(error.value)

@@ -13,12 +13,12 @@ from agents.config import AccessLink, DrawnDuration, LocalTraining, Named
 from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.topology.misplaced_keys import BELONGS
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken"
-TWO_CORES = Host(cores=(0, 1), memory=16 * 2**30)
+TWO_CORES = HostResources(cores=(0, 1), memory=16 * 2**30)
 
 MINIMAL = """
 name: minimal

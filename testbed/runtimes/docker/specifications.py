@@ -284,7 +284,7 @@ class _SpecificationBuilder:
     @property
     def _start(self) -> tuple[Mount, ...]:
         """File with the state that the model starts from, if the run has one."""
-        weights = agent_configs.model_start(self.spec.topology, self.spec.directory).weights
+        weights = agent_configs.initial_model(self.spec.topology, self.spec.directory).weights
         return () if weights is None else (Mount(weights, agent_configs.START),)
 
     @property
