@@ -187,7 +187,7 @@ def test_the_table_of_tests_names_each_file_or_its_folder() -> None:
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_lines_are_short(document: Path) -> None:
-    """But for tables, which Markdown cannot break, and long links."""
+    """Tables, which Markdown cannot wrap, and long links are exempt."""
     lines = document.read_text(encoding="utf-8").splitlines()
     long = [line for line in lines if len(line) > LINE and line[0] != "|" and "://" not in line]
     assert long == []

@@ -1,4 +1,4 @@
-"""Which models are evaluated, and which evaluations are not done."""
+"""Scheduling of evaluations: evaluated versions, and skipped ones."""
 
 from __future__ import annotations
 

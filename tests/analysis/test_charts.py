@@ -130,7 +130,7 @@ def test_device_lanes_have_a_span_per_state(run: Run) -> None:
 
 
 def test_legend_of_lanes_lists_the_states_that_occurred(run: Run, empty: Run) -> None:
-    """Also one that comes later to a page, and one that is alone."""
+    """This includes a state that appears later on a page, and a single state."""
     chart = CHARTS["devices"]([run])
     assert list(chart.legend) == ["download", "train", "upload", "paused"]
     drawn = screen.draw(CHARTS["devices"]([empty]))
@@ -220,7 +220,7 @@ def test_two_runs_of_a_rule_are_named_by_their_differences(run: Run) -> None:
     ]
 
 
-def test_chart_without_a_line_to_draw_is_omitted(run: Run) -> None:
+def test_chart_of_one_point_is_bare(run: Run) -> None:
     assert not CHARTS["accuracy"]([run]).bare
     assert CHARTS["accuracy"]([replace(run, evaluations=run.evaluations[:1])]).bare
     assert CHARTS["staleness-histogram"]([replace(run, updates=run.updates[:2])]).bare  # one bar

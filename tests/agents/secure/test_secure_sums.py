@@ -101,7 +101,7 @@ def _opened(sums: Sums, weights: Sequence[float], words: Sequence[int]) -> Vecto
 
 
 def test_weights_of_a_sum_are_scaled_to_the_largest() -> None:
-    """Also where none has the largest one, and where a weight is rounded up to the least: 1/64."""
+    """This includes sums without the largest weight, and weights rounded up to the smallest, 1/64."""
     sums = Sums(replace(_SETTINGS, largest_weight=64), 3)
     total = _opened(sums, [0.5, 0.25, 0.25], [64, 32, 0])
     assert isinstance(total, np.ndarray)
@@ -271,7 +271,7 @@ def test_loss_notice_is_repeated_until_the_client_answers_it() -> None:
 
 
 def test_client_answers_each_requested_sum_once() -> None:
-    """Also if enough others were faster."""
+    """It answers even if enough others were faster."""
     sums = sums_of("a", "b")
     number = begun(sums, "a", "b").number
     assert sums.note_answer("d", number)
