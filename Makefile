@@ -21,12 +21,13 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The documentation as a site, which needs no network to be read.
+# The documentation: its words, links and commands are checked, then the site, which needs no network.
 docs: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.documents
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
 
-# The pictures of docs/asynchronous.md, from runs in virtual time.
+# The pictures of docs/guide/rules.md, from runs in virtual time.
 figures: $(VENV)/.installed
 	$(BIN)/python docs/figures.py
 
@@ -34,7 +35,7 @@ figures: $(VENV)/.installed
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutants
 
-# Other engines, kernels, architectures and Python versions (docs/platforms.md). As root; takes hours.
+# Other engines, kernels, architectures and Python versions (docs/evidence/platforms.md). As root; takes hours.
 platforms: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.platforms
 
@@ -57,7 +58,7 @@ predict: $(VENV)/.installed
 dilation: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.dilation
 
-# Speeds of the device profiles in training, and their errors (docs/fidelity.md).
+# Speeds of the device profiles in training, and their errors (docs/evidence/profiles.md).
 profiles: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.profiles
 

@@ -1,4 +1,4 @@
-"""Everything that runs inside a container: wire format, rules, tasks, the client, the aggregator.
+"""Everything that runs inside containers: messages, rules, tasks, the client, the aggregator and more.
 
-This package stands alone: it imports neither `analysis` nor `testbed`.
+This package imports neither `analysis` nor `testbed`.
 """

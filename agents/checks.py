@@ -1,4 +1,4 @@
-"""What the numbers that a user may set have to be; None, for one that is not given, is always fine."""
+"""Checks of numbers that a user may set. None, for a number that is not given, passes every check."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 
 
 def positive(name: str, value: float | None) -> None:
-    """Raises ValueError, unless it is above 0 and finite."""
+    """Raise ValueError unless `value` is above 0 and finite."""
     if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{name} is {value:g}, expected above 0")
 
 
 def duration(name: str, seconds: float | None) -> None:
-    """Raises ValueError, unless it is finite and a nanosecond or more."""
+    """Raise ValueError unless `seconds` is finite and at least a nanosecond."""
     positive(name, seconds)
     if seconds is not None and seconds < 1e-9:
         raise ValueError(f"{name} is {seconds:g} s, expected at least 1e-09 s")
 
 
 def at_least(name: str, value: float | None, least: float) -> None:
-    """Raises ValueError."""
+    """Raise ValueError unless `value` is at least `least`."""
     if value is not None and not value >= least:
         raise ValueError(f"{name} is {value:g}, expected at least {least:g}")

@@ -18,12 +18,13 @@ import msgspec
 
 T = TypeVar("T")
 KEEPALIVE, FIT_KEEPALIVE = 30, 300
-"""Keep-alive of MQTT in seconds of device time: of most clients, and of those whose task has its own
-`fit`. Such code may hold Python's interpreter all along, so that no ping is sent meanwhile."""
+"""MQTT keep-alive in seconds of device time: for most clients, and for clients whose task has its own
+`fit`. Such code may hold Python's interpreter lock for long, and no ping can be sent meanwhile."""
 
 
-def silence(keepalive: float = KEEPALIVE) -> float:
-    """Seconds after which a broker gives up on a silent client (MQTT 3.1.1, section 3.1.2.10)."""
+def silence_timeout(keepalive: float = KEEPALIVE) -> float:
+    """Return the seconds after which the broker disconnects a silent client (MQTT 3.1.1, section
+    3.1.2.10)."""
     return 1.5 * keepalive
 
 
@@ -34,12 +35,13 @@ OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 
 
 Durability = Literal["none", "checkpoint", "update", "recording"]
-"""What a crash of the aggregator takes: the run; what came after its last checkpoint; nothing that was
-acknowledged; nothing, and all inputs are kept for `testbed replay` (docs/guarantees.md)."""
+"""Loss by a crash of the aggregator (docs/concepts/durability.md). `none`: the run. `checkpoint`:
+everything after the last checkpoint. `update`: no acknowledged update. `recording`: nothing, and all
+inputs are kept for `testbed replay`."""
 LOGGED: tuple[Durability, ...] = ("update", "recording")
-"""With these the aggregator logs each input ahead."""
+"""Kinds of durability with which the aggregator logs each input before it handles it."""
 
-# What a topology may give for a field; testbed.topology.fields reads and bounds it.
+# Types of fields that a topology may set; testbed.topology.fields parses and bounds them.
 Count = Annotated[int, "count"]
 Positive = Annotated[float, "positive"]
 NotNegative = Annotated[float, "not negative"]
@@ -47,43 +49,47 @@ Rate = Annotated[int, "bit/s"]
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
-    """Where the broker is and who we are there. The password stays out of every repr and log."""
+class BrokerAccess:
+    """Address of the broker, and a process's login. The password never appears in a repr or log."""
 
     host: str
-    """Or the path of its Unix socket; the port means nothing then."""
+    """Host name or IP address, or the path of a Unix socket; the port is then ignored."""
     port: int
     username: str
     password: str = dataclasses.field(repr=False)
     certificate: str | None = None
-    """The broker's, as PEM: TLS with who can prove that it is this one's; None: no TLS."""
+    """Certificate of the broker (PEM), the only one that is trusted with TLS; None: no TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A task or a rule: its name in TASKS or RULES, or `module:Class` of own code, and the parameters of
-    its dataclass."""
+    """A task, a rule or a step, by name and parameters."""
 
     name: str
+    """Name in TASKS, RULES or STEPS, or `module:Class` of own code."""
     params: Mapping[str, Any]
+    """Fields of its dataclass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What a step size is multiplied with at n = 0, 1, 2, ...: local steps, or versions of the model."""
+    """Factor of the step size at n = 0, 1, 2, ...: n counts local steps or versions of the model."""
 
     shape: Literal["linear", "cosine", "exponential"] = "linear"
-    """With m = n - warmup: from 1 at m = 0 to `to` at m = `over`; linear and cosine stay there,
-    exponential, to^(m/over), goes on."""
+    """How the factor changes with m = n - warmup, from 1 at m = 0 to `to` at m = `over`. linear and
+    cosine stay at `to` afterwards; exponential, to^(m/over), continues."""
     over: Count
+    """m at which the factor reaches `to`."""
     to: NotNegative = 0.0
+    """Factor at m = `over`."""
     every: Count = 1
-    """The factor changes at multiples of this m alone; `over: 30, to: 0.1, every: 30` is a tenth of it
-    every 30."""
+    """The factor changes only at multiples of this m. With `over: 30, to: 0.1, every: 30` the step size
+    is divided by 10 every 30 n."""
     warmup: Annotated[int, "count from 0"] = 0
-    """As long as n is below this, the factor is (n + 1)/(warmup + 1)."""
+    """While n is below this, the factor is (n + 1)/(warmup + 1)."""
 
     def factor(self, n: int) -> float:
+        """Return the factor at `n`."""
         if n < self.warmup:
             return (n + 1) / (self.warmup + 1)
         m = (n - self.warmup) // self.every * self.every
@@ -96,41 +102,43 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
-    """Local training of one round on the client's shard. The optimizer begins anew in each."""
+class LocalTraining:
+    """Local training of one round on the client's shard. Each round starts with a new optimizer."""
 
     steps: Count | None = None
-    """Mini-batch steps per round; this or `epochs` is to be given."""
+    """Mini-batch steps per round; set either this or `epochs`."""
     epochs: Count | None = None
     """Passes over the shard per round."""
     batch_size: Count = 32
+    """Samples per mini-batch."""
     lr: Positive = 0.1
     """Step size."""
     lr_by_step: Schedule | None = None
-    """Multiplies lr in the course of each training, by its local steps."""
+    """Factor of lr in each training, by the number of the local step."""
     lr_by_version: Schedule | None = None
-    """Multiplies lr in the course of the run, by the version that the client trains from."""
+    """Factor of lr over the run, by the version that the client trains from."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Optimizer of local training."""
     momentum: Annotated[float, "below 1"] = 0.0
-    """Of sgd: heavy ball, v ← momentum·v + g."""
+    """Momentum of sgd (heavy ball): v ← momentum·v + g."""
     beta1: Annotated[float, "below 1"] = 0.9
-    """Of adam and adamw."""
+    """Decay of the mean of gradients, for adam and adamw."""
     beta2: Annotated[float, "below 1"] = 0.999
-    """Of adam and adamw."""
+    """Decay of the mean of squared gradients, for adam and adamw."""
     epsilon: Positive = 1e-8
-    """Of adam and adamw."""
+    """Term added to the denominator, for adam and adamw."""
     weight_decay: NotNegative = 0.0
-    """Adds weight_decay·w to the gradient; adamw takes lr·weight_decay·w off w itself. It is no part of
-    the loss, which the task's `l2` is."""
+    """Adds weight_decay·w to the gradient; adamw subtracts lr·weight_decay·w from w instead. Unlike the
+    task's `l2` it is not part of the loss."""
     clip_gradient: Positive | None = None
-    """Upper bound of the ℓ2 norm of each step's gradient, before weight decay."""
+    """Maximum ℓ2 norm of each step's gradient, before weight decay; None: not clipped."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """bfloat16, and on a GPU float16, with the loss scaled: torch's autocast in the forward pass;
-    parameters and optimizer stay float32."""
+    """Precision of the forward pass, by torch's autocast; parameters and optimizer stay float32. float16
+    needs a GPU, and scales the loss."""
     proximal: NotNegative = 0.0
     """FedProx's mu (Li et al. 2020): adds (mu/2)·‖w − w_b‖² to the local loss."""
     clip: Positive | None = None
-    """Upper bound of an update's ℓ2 norm."""
+    """Maximum ℓ2 norm of an update; None: not clipped."""
     fednova: bool = False
     """Send Δ_i/a_i, a_i the effective number of local steps (Wang et al. 2020)."""
 
@@ -143,14 +151,14 @@ class Local:
             )
         if self.fednova and (self.optimizer != "sgd" or self.lr_by_step is not None):
             raise ValueError(
-                "fednova normalises by what sgd does in steps of one size: take sgd without "
-                "lr_by_step, or remove fednova"
+                "fednova needs sgd with a constant step size: use optimizer sgd without lr_by_step, or "
+                "remove fednova"
             )
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is SGD with steps of one size, each by the whole gradient: batched virtual training
-        does no other."""
+        """Whether this is SGD in float32 with a constant step size and unclipped gradients. Batched
+        virtual training supports no other."""
         return (
             self.optimizer == "sgd"
             and self.lr_by_step is None
@@ -159,106 +167,113 @@ class Local:
         )
 
     def rate(self, version: int, assigned: float | None = None) -> float:
-        """Step size of a training from `version`; what the rule `assigned` takes the place of lr."""
+        """Return the step size of a training from `version`. `assigned`: step size from the rule, which
+        replaces `lr`; None if the rule assigns none."""
         lr = self.lr if assigned is None else assigned
         return lr if self.lr_by_version is None else lr * self.lr_by_version.factor(version)
 
     def count(self, samples: int) -> int:
-        """Mini-batch steps of one training on a shard of `samples` samples."""
+        """Return the number of mini-batch steps of a training on a shard of `samples` samples."""
         if self.steps is not None:
             return self.steps
         return (self.epochs or 1) * -(-samples // self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """What of a task's model is given when a run begins."""
+class InitialModel:
+    """The model at the start of a run."""
 
     weights: str | None = None
-    """Path of a safetensors file with the module's state, by name; None: as the task makes it."""
+    """Path of a safetensors file with the module's state by name; None: the state that the task
+    makes."""
     frozen: Sequence[str] = dataclasses.field(default_factory=list)
-    """Patterns of names of parameters that neither train nor travel: they stay as they are here."""
+    """Patterns of names of parameters that are neither trained nor sent."""
 
 
-FROM_TASK = Start()
+FROM_TASK = InitialModel()
 
 
 @dataclass(frozen=True, slots=True)
-class Duration:
+class DrawnDuration:
     """A random duration, in seconds; `agents.timing.durations` draws from it."""
 
     distribution: str
+    """Name in `agents.timing.durations.DISTRIBUTIONS`."""
     params: Mapping[str, Any]
-    """Of the dataclass in `agents.timing.durations.DISTRIBUTIONS`."""
+    """Fields of the distribution's dataclass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSetup:
-    """What a client does, in every runtime (`agents.client.making`)."""
+    """Settings of a client that are the same in every runtime (`agents.client.factory`)."""
 
     run: str
     client: str
     seed: int
+    """Seed of the run."""
     rule: Named
-    local: Local
+    local: LocalTraining
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
-    """What is done to its updates: rows of `agents.pipeline.STEPS`, in that order."""
-    think: Duration | None = None
-    """Delay between the end of a training and its update."""
-    timing: Duration | None = None
-    """Floor under the time from when a training could begin to its end."""
+    """Steps of the update pipeline, in the order of `agents.pipeline.STEPS`."""
+    think: DrawnDuration | None = None
+    """Delay between the end of a training and the sending of its update; None: none."""
+    timing: DrawnDuration | None = None
+    """Minimum duration of a training, measured from when it could begin; None: no minimum."""
     speed: float = 1.0
-    """Divides `timing`."""
+    """Divisor of `timing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
+    """Configuration of a client process."""
+
     setup: ClientSetup
-    broker: Broker
+    broker: BrokerAccess
     task: Named
     shard: str
-    """Path of the client's own training data (`agents.shards`)."""
+    """Path of the client's training data (`agents.shards`)."""
     threads: int
+    """Number of torch's threads."""
     parameters: int
-    """Number of the model's parameters that are sent."""
+    """Number of model parameters that are sent."""
     buffers: int = 0
-    """Numbers in the model's buffers, which are sent too."""
-    start: Start = Start()
+    """Number of elements in the model's buffers, which are sent too."""
+    start: InitialModel = InitialModel()
     dilation: float = 1.0
-    """Seconds of the host that make one of device time."""
+    """Host seconds per second of device time."""
     memory: str | None = None
-    """Path of a file that outlives the process, for a rule whose clients remember."""
+    """Path of the file in which the client keeps vectors over restarts; None if the rule needs none."""
     outbox: str | None = None
-    """Path of a folder that outlives the process, for updates that are not acknowledged."""
+    """Path of the folder in which unacknowledged updates are kept over restarts; None: not kept."""
     begun: str | None = None
-    """Path of a file that outlives the process, as many bytes long as the client has begun trainings;
-    None where no duration varies from one training to the next."""
+    """Path of a file with one byte per training that the client has begun, kept over restarts; None if
+    durations do not vary between trainings."""
     timeout_s: float = 30.0
-    """Within which the broker must answer: it is the last to become reachable."""
+    """Seconds within which the broker must answer."""
     code: str | None = None
-    """Path of the folder of own code (`agents.own_code`)."""
+    """Path of the folder with own code (`agents.own_code`); None if there is none."""
     clock: str | None = None
-    """Path of the estimate of the aggregator's clock (`agents.timing`), if that is another host's."""
+    """Path of the estimate of the aggregator's clock (`agents.timing`); None if both are on one host."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """What it trains on."""
+    """Device that trains, in torch's sense."""
     gpu_memory: int | None = None
-    """Bytes of the GPU's memory that PyTorch may take; None: not limited."""
+    """Bytes of GPU memory that PyTorch may allocate; None: not limited."""
     keepalive: float = KEEPALIVE
-    """Keep-alive of its MQTT connection, in seconds of device time."""
+    """Keep-alive of the MQTT connection, in seconds of device time."""
     verbose: bool = False
-    """Say in the log when each round begins and ends."""
+    """Log the start and the end of each round."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """The run ends at whichever comes first."""
+class StopConditions:
+    """Conditions that end a run; the first one that is met ends it."""
 
     after: Annotated[float, "s above 0"] | None = None
-    """Since the run clock started."""
+    """Device time since the start of the run clock."""
     updates: Count | None = None
-    """Updates applied."""
+    """Number of applied updates."""
     target_accuracy: Annotated[float, "share above 0"] | None = None
-    """As evaluated."""
+    """Accuracy on the test set."""
 
     def __post_init__(self) -> None:
         if self.after is None and self.updates is None and self.target_accuracy is None:
@@ -268,84 +283,96 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What an update may be at most. One over a bound is dropped with a reason, or clipped."""
+class UpdateBounds:
+    """Bounds of an update. One beyond a bound is rejected with a reason, or clipped."""
 
     norm: Positive | None = None
-    """C, of the ℓ2 norm of an update: of what is sent or, of a model, of its distance to the global
-    one."""
+    """C, maximum ℓ2 norm of an update; for an update that is a model, of its difference to the global
+    model. None: no bound."""
     over_norm: Literal["clip", "drop"] = "clip"
-    """clip: Δ ← Δ · C/‖Δ‖ (Sun et al. 2019, arXiv 1911.07963)."""
+    """Treatment of an update with a larger norm. clip: Δ ← Δ · C/‖Δ‖ (Sun et al. 2019, arXiv
+    1911.07963). drop: reject it."""
     staleness: Annotated[int, "count from 0"] | None = None
-    """Of the version that it was trained from, when it arrives."""
+    """Maximum number of versions between the model that it was trained from and the one at its arrival.
+    None: no bound."""
 
     def __post_init__(self) -> None:
         if self.norm is None and self.over_norm == "drop":
-            raise ValueError("over_norm is of use with a norm only, such as norm: 10")
+            raise ValueError("over_norm needs a norm, such as norm: 10")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorConfig:
+    """Configuration of the aggregator process."""
+
     run: str
-    broker: Broker
+    broker: BrokerAccess
     task: Named
     rule: Named
     clients: Mapping[str, float]
     """Importance p_i of each client; sums to 1."""
     samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Of each client's shard."""
+    """Number of training samples of each client."""
     evaluate_every: float
-    stop: Stop
+    """Seconds of device time between two evaluations."""
+    stop: StopConditions
     seed: int
+    """Seed of the run."""
     test_set: str
+    """Path of the test set (`agents.shards`)."""
     run_directory: str
+    """Path of the run directory."""
     threads: int
-    start: Start = Start()
+    """Number of torch's threads."""
+    start: InitialModel = InitialModel()
     segment: str = ""
-    """Id of this segment of the run: another one each time that all its processes are started."""
+    """Id of this segment of the run; each start of all its processes begins a new segment."""
     durability: Durability = "update"
     patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """By client, as far as it is known: for how long it may be silent, whatever its rounds took."""
+    """Seconds of device time for which a client may be silent, however long its rounds took, by client;
+    not all clients have an entry."""
     silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """By client: seconds of device time after which it is gone where it was asked for a report and has
-    not answered. Of a client that is not here: as its keep-alive is the usual one."""
+    """Seconds of device time after which a client that has not answered a request for a report counts as
+    gone, by client. A client without an entry has the default keep-alive's."""
     patient: bool = False
-    """Wait where no client is left: some will come back."""
+    """Whether the run continues while no client is left, because some will come back."""
     dilation: float = 1.0
-    """Seconds of the host that make one of device time."""
+    """Host seconds per second of device time."""
     evaluation_cpus: Sequence[int] = dataclasses.field(default_factory=list)
-    """CPUs that only evaluate; none: evaluations run where the rest does."""
+    """CPUs reserved for evaluations; empty: evaluations run on the aggregator's CPUs."""
     cpus: Sequence[int] = dataclasses.field(default_factory=list)
-    """CPUs of the rest, where evaluations have their own."""
+    """CPUs of the aggregator if evaluations have their own; else empty."""
     evaluate_classes: bool = False
-    """Each class of the test set by itself too."""
+    """Whether each class of the test set is also evaluated separately."""
     device_set: str | None = None
-    """Path of samples of the devices, one device after the other, to evaluate each on its own."""
+    """Path of samples of the devices, one device after the other, for evaluation per device; None: not
+    evaluated per device."""
     device_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """How many each device has of them."""
+    """Number of samples of each device in `device_set`, in the same order."""
     evaluate_after: bool = False
-    """Evaluate after the run, and as long as that takes."""
-    bounds: Bounds = Bounds()
+    """Whether models are evaluated after the run, without a time limit, instead of during it."""
+    bounds: UpdateBounds = UpdateBounds()
     keeps_models: bool = False
-    """Keep each model that is trained from, for updates that come as the difference to it."""
+    """Whether each model that is trained from is kept, for updates encoded as the difference to it."""
     last_evaluation_timeout_s: float = 30.0
-    """Seconds of the host that a run which is over waits for its last evaluation."""
+    """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
-    """Path of the folder of own code (`agents.own_code`)."""
+    """Path of the folder with own code (`agents.own_code`); None if there is none."""
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
-    """What clients do to their updates: one of each step of the run, in the order of
+    """Steps of the clients' update pipelines: one of each kind in the run, in the order of
     `agents.pipeline.STEPS`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """A link that several devices share, such as a Wi-Fi cell; None means unlimited."""
+class SharedLink:
+    """A link that several devices share, such as a Wi-Fi cell; at least one of its rates is limited."""
 
     name: Annotated[str, "name"]
+    """Name of the link; devices with the same one share the link."""
     up: Rate | None = None
-    """From all its devices together."""
+    """Rate in bit/s from all its devices together; None: unlimited."""
     down: Rate | None = None
-    """To all its devices together."""
+    """Rate in bit/s to all its devices together; None: unlimited."""
 
     def __post_init__(self) -> None:
         if self.up is None and self.down is None:
@@ -353,30 +380,33 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """Access link requested for a device; None means unlimited."""
+class AccessLink:
+    """Access link requested for a device."""
 
     up: int | None = None
+    """Uplink rate in bit/s; None: unlimited."""
     down: int | None = None
+    """Downlink rate in bit/s; None: unlimited."""
     rtt: float = 0.0
-    """Round-trip time in seconds that the link adds, half of it each way."""
+    """Round-trip time in seconds that the link adds, half of it in each direction."""
     jitter: float = 0.0
-    """Seconds: each way's delay is uniform in rtt/2 ± jitter; packets stay in order."""
+    """Seconds; the delay in each direction is uniform in rtt/2 ± jitter. Packets stay in order."""
     loss: float = 0.0
-    """Share of the packets that are lost, each way."""
+    """Share of packets lost in each direction, from 0 to 1."""
 
     @property
     def is_outage(self) -> bool:
-        """Whether nothing passes, or so little that a connection over the link breaks."""
+        """Whether the link carries nothing, or too little to keep a connection alive."""
         return self.loss >= 1 or any((rate or math.inf) < OUTAGE_RATE for rate in (self.up, self.down))
 
-    def changed(self, changes: Mapping[str, float | None]) -> Link:
-        """With other values in the fields that `changes` names."""
+    def with_changes(self, changes: Mapping[str, float | None]) -> AccessLink:
+        """Return this link with the fields in `changes` replaced."""
         values: dict[str, Any] = dict(changes)
         return dataclasses.replace(self, **values)
 
-    def behind(self, access: Access | None) -> Link:
-        """What a device has of this link that is alone on what it shares."""
+    def limited_by(self, access: SharedLink | None) -> AccessLink:
+        """Return this link with its rates limited to those of the shared link `access`; None: no shared
+        link."""
         if access is None:
             return self
         return dataclasses.replace(
@@ -386,58 +416,61 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """For the device's init (PID 1 of its container)."""
+    """Configuration of a device's init (PID 1 of its container)."""
 
     run: str
     device: str
-    broker: Broker
-    """Not over the access link, which is the client's alone."""
+    broker: BrokerAccess
+    """Login of the init. It reaches the broker without the access link, which only the client uses."""
     data_address: str
-    """The client's broker host, behind the access link."""
-    link: Link | None
-    """The device's own; None where it is not shaped."""
-    probed: Link | None
-    """The whole way to the server, where it is to be measured."""
+    """Broker's host name for the client, reached over the access link."""
+    link: AccessLink | None
+    """The device's own link; None if it is not shaped."""
+    probed: AccessLink | None
+    """Expected properties of the whole path to the server, for the measurement of the link; None: not
+    measured."""
     shared: str
-    """Name of what it shares with other devices on that way; else its own."""
+    """Name of the link that the device shares with others on that path; its own name if it shares
+    none."""
     client_config: str
-    """Path of the ClientConfig for the client process that init starts."""
+    """Path of the ClientConfig of the client process that init starts."""
     isolated: str
-    """Path of a file that is there as soon as the device is isolated: before, no client starts."""
+    """Path of a file that appears when the device is isolated; no client starts before."""
     user: int
     """Numeric user and group of the client process."""
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """SHA-256 of files that were sent to this device's host, by path."""
     present: bool = True
-    """Whether the client starts with the run, or only when a command starts it."""
+    """Whether the client starts with the run; if not, an order starts it."""
     telemetry_every: float = 1.0
-    """Seconds of the host between two samples, which are taken at the device's own CPU share."""
+    """Host seconds between two telemetry samples. Taking them uses the device's own CPU share."""
     timeout_s: float = 30.0
-    """Within which the router must answer, which is started last of all."""
+    """Seconds within which the router must answer."""
     clock: str | None = None
-    """Path of the estimate of the aggregator's clock (`agents.timing`), if that is another host's."""
+    """Path of the estimate of the aggregator's clock (`agents.timing`); None if both are on one host."""
     netem: bool = False
-    """Whether delay, jitter and loss of the link are made here, by the kernel; else by the router."""
+    """Whether the kernel's netem makes delay, jitter and loss in the device; if not, the router does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """For the router between the devices and the broker."""
+    """Configuration of the router between the devices and the broker."""
 
     run: str
-    broker: Broker
-    """On the control network."""
+    broker: BrokerAccess
+    """Login of the router, on the control network."""
     targets: Mapping[str, int]
-    """Host names on the server's side, the broker's first, and the port of each, of TCP and UDP."""
+    """Port, for TCP and UDP, of each host name on the server's side; the broker's is first."""
     addresses: Mapping[str, str]
     """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]
-    """`rtt`, `jitter` and `loss` of each device, as in `Link`."""
-    access: Mapping[str, Access]
-    """What devices share; only those that do."""
+    """`rtt`, `jitter` and `loss` of each device, as in `AccessLink`."""
+    access: Mapping[str, SharedLink]
+    """Shared link of each device that has one."""
     seed: int
+    """Seed of the packet losses and delays."""
     several: bool = False
-    """Whether there are other routers, with other devices: orders go to all of them."""
+    """Whether there are other routers for other devices. Orders are sent to all routers."""
 
 
 def _slower(*rates: int | None) -> int | None:
@@ -450,14 +483,14 @@ def dump(config: Any, path: Path) -> None:
 
 
 def load(cls: type[T], path: Path) -> T:
-    """Read what `dump` wrote. Raises ValueError for a file that does not fit `cls`."""
+    """Read a file that `dump` wrote. Raises ValueError if it does not fit `cls`."""
     return from_dict(cls, json.loads(path.read_text(encoding="utf-8")))
 
 
 def from_dict(cls: type[T], values: Any) -> T:
-    """Build the dataclass `cls`, nested dataclasses included, from plain values.
+    """Build the dataclass `cls`, with nested dataclasses, from plain values.
 
-    Raises ValueError for fields that are unknown or missing, or of another type.
+    Raises ValueError for unknown or missing fields, and for values of another type.
     """
     try:
         found = msgspec.convert(values, cls)
@@ -469,7 +502,7 @@ def from_dict(cls: type[T], values: Any) -> T:
 
 
 def _unknown(values: Mapping[str, Any], known: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """The fields of `values` that `known` lacks, in parts of it too."""
+    """Yield the paths of fields in `values`, at any depth, that are not in `known`."""
     for name, value in values.items():
         if name not in known:
             yield path + name

@@ -1,18 +1,17 @@
-"""What is done to a device during a run: the actions, their JSON form, and what they make of a device.
+"""Actions on devices during a run: classes, JSON form, and their effect on a device's state. Pure.
 
-Pure. Three things keep a device from working, none of which depends on another: it is down, frozen, or
-cut off.
+Three independent conditions, the holds, keep a device from working: it is down, frozen, or cut off.
 
-- A process exists while the device is there and not down. One that starts while the device is frozen is
-  frozen as soon as it can be; while the device is cut off no packet passes. A device that is down can be
-  frozen, thawed, cut off and connected, and it leaves without a goodbye.
-- `Join` starts a device that is not there: from the start, since it left, or since a `Crash` for good.
-  Nothing holds it then.
-- `SetCpu` and `SetLink` are of the device and not of its process: they outlive crashes and absence.
+- The device's process runs while the device is present and not down. A process that starts while the
+  device is frozen is frozen as soon as possible. While the device is cut off, no packet passes. A device
+  that is down can still be frozen, thawed, cut off and connected; it leaves without a goodbye.
+- `Join` starts a device that is absent: since the start of the run, since it left, or since a permanent
+  `Crash`. It ends all holds.
+- `SetCpu` and `SetLink` apply to the device, not to its process: they persist over crashes and absence.
 
-A new action is a class, a member of `Switching` and a row of `_HOLDS`; one that carries a figure is a
-class and a member of `Action`. The type checker then names all that does not handle it yet, each runtime
-among them.
+To add an action: a class, a member of `Switching` and a row of `_HOLDS`. An action with a value: a class
+and a member of `Action`. The type checker then reports each place that does not handle it yet, in every
+runtime.
 """
 
 from __future__ import annotations
@@ -32,18 +31,22 @@ _Rate = Annotated[int, Meta(ge=1, le=_MAX_BITS_PER_SECOND)]
 _Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 
 
-class _Action(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
-    """An action's JSON form names it as `action`."""
+class _DeviceAction(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
+    """An action on a device; its JSON form has the action's name as `action`."""
 
 
-class SetCpu(_Action, frozen=True, tag="set"):
+class SetCpu(_DeviceAction, frozen=True, tag="set"):
+    """Change the CPU share."""
+
     cpu: float
-    """Share of one host core."""
+    """CPU share in host cores."""
 
 
-class SetLink(_Action, frozen=True, tag="set"):
+class SetLink(_DeviceAction, frozen=True, tag="set"):
+    """Change properties of the link."""
+
     changes: Mapping[str, int | float | None] = msgspec.field(name="link")
-    """Fields of `agents.config.Link` in its units; the others stay as they are."""
+    """New values of fields of `agents.config.AccessLink`, in its units; other fields do not change."""
 
 
 class _LinkChanges(Struct, forbid_unknown_fields=True):
@@ -54,56 +57,56 @@ class _LinkChanges(Struct, forbid_unknown_fields=True):
     loss: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
-class Crash(_Action, frozen=True):
-    """Kill it at once, without a goodbye."""
+class Crash(_DeviceAction, frozen=True):
+    """Kill the device's process, without a goodbye."""
 
 
-class Restart(_Action, frozen=True):
-    """Start it again after a crash."""
+class Restart(_DeviceAction, frozen=True):
+    """Start the process again after a crash."""
 
 
-class Pause(_Action, frozen=True):
-    """Freeze it."""
+class Pause(_DeviceAction, frozen=True):
+    """Freeze the process."""
 
 
-class Resume(_Action, frozen=True):
-    """Let it go on where it was."""
+class Resume(_DeviceAction, frozen=True):
+    """Continue the frozen process."""
 
 
-class Disconnect(_Action, frozen=True):
-    """Let no packet pass; its process goes on."""
+class Disconnect(_DeviceAction, frozen=True):
+    """Block all packets; the process continues."""
 
 
-class Reconnect(_Action, frozen=True):
+class Reconnect(_DeviceAction, frozen=True):
     """Let packets pass again."""
 
 
-class Leave(_Action, frozen=True):
-    """Leave in order: the client says goodbye and ends."""
+class Leave(_DeviceAction, frozen=True):
+    """Leave the run: the client says goodbye and ends."""
 
 
-class Join(_Action, frozen=True):
-    """It comes, for the first time or again; nothing of what held it before does so any more."""
+class Join(_DeviceAction, frozen=True):
+    """Join the run, for the first time or again; all holds end."""
 
 
 Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | Join
-"""Actions that carry no figure: each begins or ends what keeps a device from working."""
+"""Actions without a value: each begins or ends a hold."""
 Action = SetCpu | SetLink | Switching
 
 
-class _Set(_Action, frozen=True, tag="set"):
+class _Set(_DeviceAction, frozen=True, tag="set"):
     cpu: Annotated[float, Meta(ge=0, le=_MAX_CORES)] | None = None
     link: _LinkChanges | None = None
 
 
-class _Form(Struct):
-    """What `parsed` checks."""
+class _AnyAction(Struct):
+    """Wrapper for the union of actions, which `parse` validates."""
 
     action: _Set | Switching
 
 
 Hold = Literal["down", "frozen", "cut off"]
-"""What keeps a device from working: it has no process, its process is frozen, or no packet passes."""
+"""Condition that keeps a device from working: no process, a frozen process, or no packets."""
 
 _HOLDS: Mapping[type[Switching], Mapping[Hold, bool]] = {
     Crash: {"down": True},
@@ -115,21 +118,21 @@ _HOLDS: Mapping[type[Switching], Mapping[Hold, bool]] = {
     Leave: {"down": True},
     Join: {"down": False, "frozen": False, "cut off": False},
 }
-"""What each action begins (True) and ends (False). The first is what the action is about."""
+"""Holds that each action begins (True) or ends (False); the first one is its main hold."""
 
 
 def holds(action: Switching) -> Mapping[Hold, bool]:
-    """What `action` begins (True) and ends (False)."""
+    """Return the holds that `action` begins (True) or ends (False)."""
     return _HOLDS[type(action)]
 
 
-def about(action: Switching) -> Hold:
-    """The hold whose begin or end `action` is; a `Join` is about `down`, and ends the others as well."""
+def hold_of(action: Switching) -> Hold:
+    """Return the main hold of `action`: the one that it begins or ends; of a `Join`, `down`."""
     return next(iter(_HOLDS[type(action)]))
 
 
 def name_of(action: Switching) -> str:
-    """In the JSON form: `crash`."""
+    """Return the action's name in the JSON form, such as `crash`."""
     return type(action).__name__.lower()
 
 
@@ -137,27 +140,28 @@ BY_NAME: Mapping[str, Switching] = {name_of(action): action for action in (kind(
 
 
 def to_json(action: Action) -> dict[str, Any]:
-    """`{"action": "crash"}`, or a figure: `{"action": "set", "cpu": 0.05}`, and for links
-    `{"action": "set", "link": {"up": 1000000}}`, with rates in bit/s and times in seconds."""
-    return dict(msgspec.to_builtins(action, enc_hook=float))  # the hook: of a NumPy number
+    """Return the JSON form: `{"action": "crash"}`, `{"action": "set", "cpu": 0.05}` or `{"action":
+    "set", "link": {"up": 1000000}}`, with rates in bit/s and times in seconds."""
+    return dict(msgspec.to_builtins(action, enc_hook=float))  # the hook converts NumPy numbers
 
 
 def from_json(details: Mapping[str, Any]) -> Action | None:
-    """The action with this JSON form; None for one that this version does not know. Whole numbers may
-    be floats, as they are after they have been in a table."""
+    """Return the action with this JSON form; None if this version does not know it. Integers may be
+    floats, as after being stored in a table."""
     match details:
         case {"link": Mapping() as link}:
             whole = {key: int(x) for key, x in link.items() if isinstance(x, float) and x.is_integer()}
             details = {**details, "link": {**link, **whole}}
     try:
-        return parsed(details)
+        return parse(details)
     except msgspec.ValidationError:
         return None
 
 
-def parsed(details: Mapping[str, Any]) -> Action:
-    """As `from_json`. Raises msgspec.ValidationError, which has the path of what is wrong."""
-    action = msgspec.convert({"action": details}, _Form).action
+def parse(details: Mapping[str, Any]) -> Action:
+    """Return the action with this JSON form. Raises msgspec.ValidationError with the path of the wrong
+    value."""
+    action = msgspec.convert({"action": details}, _AnyAction).action
     if not isinstance(action, _Set):
         return action
     if action.cpu is not None:
@@ -169,17 +173,17 @@ def parsed(details: Mapping[str, Any]) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What actions have made of a device since the run began: a fold over them by `after`."""
+    """State of a device after all actions since the start of the run."""
 
     cpu: float | None = None
-    """Share of one host core; None: as at the beginning."""
+    """CPU share in host cores; None: unchanged since the start of the run."""
     link: Mapping[str, float | None] = field(default_factory=dict)
-    """What has changed of its link since the beginning, as in `SetLink`."""
+    """Fields of the link that have changed since the start of the run, as in `SetLink`."""
     switched: Mapping[Hold, Switching] = field(default_factory=dict)
-    """The last action about each hold, in the order they were done in; none where a `Join` ended it."""
+    """Last action on each hold, in the order of the actions; no entry for a hold that a `Join` ended."""
 
-    def after(self, action: Action) -> DeviceState:
-        """What `action` makes of it."""
+    def with_action(self, action: Action) -> DeviceState:
+        """Return the device's state after `action`."""
         match action:
             case SetCpu(cpu):
                 return dataclasses.replace(self, cpu=cpu)
@@ -188,15 +192,15 @@ class DeviceState:
             case _:
                 ended = holds(action)
                 others = {hold: last for hold, last in self.switched.items() if hold not in ended}
-                return dataclasses.replace(self, switched={**others, about(action): action})
+                return dataclasses.replace(self, switched={**others, hold_of(action): action})
 
     @property
-    def held(self) -> bool:
-        """Whether anything keeps it from working."""
+    def is_held(self) -> bool:
+        """Whether any hold keeps the device from working."""
         return any(holds(last)[hold] for hold, last in self.switched.items())
 
     def actions(self) -> Iterator[Action]:
-        """The fewest that make the same of a device that is as at the beginning."""
+        """Yield the fewest actions that bring a new device into this state."""
         if self.cpu is not None:
             yield SetCpu(self.cpu)
         if self.link:

@@ -1,5 +1,5 @@
-"""Disturbances of a run that nobody ordered, such as a process that stands still or a link that carries
-nothing. Each is reported when it is noticed, and again when it is over."""
+"""Unplanned disturbances of a run, such as a process that stands still or a link that carries nothing.
+Each is reported when it is noticed, and again when it is over."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 STANDSTILL_SECONDS = 3.0
-"""A process that did nothing for so long, though nobody ordered that, disturbs the run."""
+"""Minimum time in seconds without progress of a process, not caused by an action, that is reported."""
 UNANSWERED_SECONDS = 8.0
-"""A connection on which nothing is acknowledged for so long is cut."""
+"""Seconds without an acknowledgement after which a connection counts as cut."""
 _BEAT_SECONDS = 0.5
 
 
 def cut(device: str) -> str:
-    """Reason where nothing comes back to `device` over its network; an outage that was ordered looks the
-    same to it."""
+    """Return the reason for a cut connection of `device`. The device itself cannot distinguish it from
+    an outage that the scenario ordered."""
     return f"nothing came back to {device} over its network"
 
 
 class Ongoing:
-    """Disturbances that have been noticed and are not over."""
+    """Disturbances that have been noticed and are not over yet."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def update(self, found: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-        """Yield reason and begin of each disturbance that is new or over. `found` has the present ones:
-        when each began, by its reason."""
+        """Yield reason and start time of each disturbance that is new or over. `found`: start times of
+        the present disturbances, by reason."""
         for reason, since in found.items():
             if reason not in self._since:
                 self._since[reason] = since
@@ -38,8 +38,8 @@ class Ongoing:
 
 
 def watch(report: Callable[[float, float], object]) -> None:
-    """Have `report` called whenever this process has stood still: with the begin and the end, seconds of
-    the monotonic clock. A daemon thread does it."""
+    """Start a daemon thread that calls `report` whenever this process has stood still, with start and
+    end in seconds of the monotonic clock."""
     threading.Thread(target=_beat, args=(report,), name="standstill", daemon=True).start()
 
 

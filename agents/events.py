@@ -1,8 +1,8 @@
-"""The records of `events.jsonl`: what happened in a run, and when.
+"""Records of `events.jsonl`: what happened in a run, and when.
 
-One JSON object per line; `"event"` names the record, the other keys are its fields. Every time is in
-seconds of device time since the run clock started, unless the field says otherwise. Readers skip
-unknown fields and records, and tolerate a torn last line (a crash in mid-write).
+Each line is a JSON object; `"event"` is the name of the record, the other keys are its fields. Times are
+in seconds of device time since the start of the run clock unless a field says otherwise. Readers skip
+unknown fields and records, and ignore an incomplete last line (after a crash while it was written).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agents.device_actions import Action, from_json
 from agents.disk import files
 
 FORMAT = 1
-"""Version of the run directory's format; a reader refuses a larger one."""
+"""Version of the run directory's format; readers refuse a newer one."""
 
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -38,13 +38,13 @@ class RunStarted:
     """Unix time in seconds."""
     clients: tuple[str, ...]
     missing: tuple[str, ...]
-    """Clients that are not there: not ready in time (quorum), or to join later (scenario)."""
+    """Clients that are absent: not ready in time (quorum), or joining later (scenario)."""
     format: int = FORMAT
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """A client reported its state, or its last will did (`offline`)."""
+    """A client reported its state, or the broker published its last will (`offline`)."""
 
     event: ClassVar[str] = "status"
     at: float
@@ -55,7 +55,7 @@ class ClientStatus:
 
 @dataclass(slots=True, kw_only=True)  # frozen, each would take the aggregator 1 µs more
 class UpdateApplied:
-    """One update went into the global model."""
+    """One update was applied to the global model."""
 
     event: ClassVar[str] = "update"
     client: str
@@ -63,85 +63,90 @@ class UpdateApplied:
     kind: str
     base_version: int
     applied_version: int
-    """The version that this update became part of."""
+    """First version that contains the update."""
     staleness: int
-    """Version at application (before it) − base version: applied_version − 1 − base_version."""
+    """Number of versions made between base version and application: applied_version − 1 −
+    base_version."""
     weight: float
-    """What the rule multiplied it with."""
+    """Factor by which the rule multiplied the update."""
     samples: int
-    """Training samples of the client's shard."""
+    """Number of the client's training samples."""
     steps: int
+    """Local steps that were done."""
     loss: float
     """Mean local training loss over the steps."""
     bytes: int
     """Payload size of the update on the wire."""
     dispatched: float
-    """Aggregator took the model that it then sent."""
+    """When the aggregator took the model that it sent to the client."""
     downloaded: float
-    """Client had received all of it."""
+    """When the client had received the whole model."""
     train_start: float
     train_end: float
     sent: float
-    """Client began the upload (after think time)."""
+    """When the client began the upload (after think time)."""
     arrived: float
-    """Aggregator had received all of it: the end of the upload."""
+    """When the aggregator had received the whole update: the end of the upload."""
     applied: float
+    """When the update was applied."""
     dispatch: int = 0
-    """Number of the dispatch that it answers, counted through the run: with `client` it names the
-    update. 0 in runs of before."""
+    """Number of the dispatch that the update answers, counted over the run; with `client` it identifies
+    the update. 0 in older runs, which did not record it."""
     bytes_before: float = math.nan
-    """What the payload would be with the vector as float32; NaN in runs of before it was recorded."""
+    """Payload size in bytes if the update were sent as float32; NaN in older runs, which did not record
+    it."""
     masking: float = 0.0
-    """Seconds before `train_start` in which the client made a mask and its shares (secure
+    """Seconds, before `train_start`, in which the client made a mask and its shares (secure
     aggregation)."""
     outside: int = 0
-    """Coordinates outside of the range of secure aggregation, which were cut to it."""
+    """Number of coordinates that were clipped to the range of secure aggregation."""
 
     @property
     def at(self) -> float:
-        """When it was applied, as every record has an `at`; not stored."""
+        """Time of the record, as in every record: `applied`. Not stored."""
         return self.applied
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRejected:
-    """An update was counted and dropped; the run goes on."""
+    """An update was rejected; the run continues."""
 
     event: ClassVar[str] = "rejected"
     at: float
     client: str
     reason: str
     dispatch: int = 0
-    """Number of the dispatch that it answers, as it says; 0 where it is none, and in runs of before."""
+    """Number of the dispatch that the update claims to answer; 0 if it names none, and in older runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateClipped:
-    """An update was over the bound of the norm, and was shortened to it before the rule was given it."""
+    """An update exceeded the bound of the norm, and was scaled down to it before it was passed to the
+    rule."""
 
     event: ClassVar[str] = "clipped"
     at: float
     client: str
     norm: float
-    """Before."""
+    """ℓ2 norm before clipping."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundUnfinished:
-    """A model was sent to a client, and no update that answers it was applied. Written when that is
-    certain: the client left or began anew, its update was rejected, or the run ended."""
+    """A model was sent to a client, but no update that answers it was applied. Recorded when this is
+    certain: the client left or restarted, its update was rejected, or the run ended."""
 
     event: ClassVar[str] = "unfinished"
     at: float
     client: str
     base_version: int
     dispatched: float
-    """Aggregator took the model that it then sent; of several that are not answered, the first."""
+    """When the aggregator took the model that it sent; of several unanswered models, the first."""
     until: float
-    """The update arrived all the same; else, when nothing more was expected of the client (`at`)."""
+    """When the rejected update arrived; otherwise when no update was expected any more (`at`)."""
     dispatch: int = 0
-    """Number of the newest dispatch of which this tells: what the client finished of that and of those
-    before, and what is not in the records otherwise, was not applied. 0 in runs of before."""
+    """Number of the newest dispatch that this record covers: every update of the client that answers it
+    or an earlier dispatch and has no record of its own was not applied. 0 in older runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +157,28 @@ class VersionMade:
     at: float
     version: int
     updates: int
-    """Updates that went into it."""
+    """Number of updates in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The global model on the test set. `at` is when the model was taken, not when evaluation ended."""
+    """Evaluation of the global model on the test set."""
 
     event: ClassVar[str] = "evaluation"
     at: float
+    """When the model was taken, not when the evaluation ended."""
     version: int
+    """Version of the model."""
     loss: float
+    """Mean loss on the test set."""
     accuracy: float
+    """Share of correct predictions, from 0 to 1; NaN if the task has no accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedPart:
-    """The global model on a part of the data: one class, or one device. The version's `evaluation`
-    follows."""
+    """Evaluation of the global model on a part of the data: one class, or one device. The record
+    `evaluation` of the same version follows."""
 
     event: ClassVar[str] = "evaluation_part"
     at: float
@@ -178,10 +187,13 @@ class EvaluatedPart:
     part: str
     """`class`: the test set's samples of one class. `device`: training samples of one device."""
     name: str
-    """The class's number, the device's name."""
+    """Number of the class, or name of the device."""
     samples: int
+    """Number of samples in the part."""
     loss: float
+    """Mean loss on the part."""
     accuracy: float
+    """As in `Evaluated`, on the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,38 +202,38 @@ class Acted:
 
     event: ClassVar[str] = "action"
     at: float
-    """When it was done; where the controller does not do it itself (links, and in containers all but CPU
-    shares), when it gave the order."""
+    """When the action was done. If the controller does not do it itself (links, and in containers
+    everything but CPU shares), when the order was sent."""
     device: str
     source: str
-    """`scenario` (churn, availability and heat included), `hand` (a user in mid-run) or `aggregator`
-    (which has a client that floods end)."""
+    """Origin of the action: `scenario` (with churn, availability and heat), `hand` (a user during the
+    run) or `aggregator` (which ends a client that floods it)."""
     lateness: float
-    """Seconds since it was due."""
+    """Seconds between the time when the action was due and `at`."""
     details: Mapping[str, Any]
     """The action's JSON form, see `agents.device_actions.to_json`."""
 
     @property
     def action(self) -> Action | None:
-        """What was done; None where this version does not know it. Not stored."""
+        """The action; None if this version does not know it. Not stored."""
         return from_json(self.details)
 
 
 @dataclass(frozen=True, slots=True)
 class Disrupted:
-    """From `since` to `at` the testbed, and not the experiment, kept the run from going on. One that
-    lasts is written again when it is over, with the same `since`."""
+    """From `since` to `at` the testbed itself, not the experiment, hindered the run. A disruption that
+    lasts is recorded again when it is over, with the same `since`."""
 
     event: ClassVar[str] = "disrupted"
     at: float
     since: float
     reason: str
-    """As in `nothing arrived`."""
+    """Reason as a clause, such as `nothing arrived`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something a reader of the run should know (a quorum start, a client that left)."""
+    """A remark for readers of the run, such as a start with a quorum or a client that left."""
 
     event: ClassVar[str] = "note"
     at: float
@@ -236,24 +248,28 @@ class WrongSum:
     event: ClassVar[str] = "wrong_sum"
     at: float
     updates: tuple[str, ...]
-    """Clients whose updates it was to be the sum of."""
+    """Clients whose updates were in the sum."""
     answers: tuple[str, ...]
     """Clients whose sums of shares opened it."""
 
     @property
     def senders(self) -> str:
-        """For people; not stored."""
+        """Text for people that names these clients. Not stored."""
         return f"updates of {', '.join(self.updates)}; answers of {', '.join(self.answers)}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
+    """The run ended."""
+
     event: ClassVar[str] = "run_ended"
     at: float
     reason: str
     """`after`, `updates`, `target_accuracy`, `interrupted` or `no clients left`."""
     version: int
+    """Last version of the model."""
     updates: int
+    """Number of updates that were applied in the run."""
 
 
 _REASONS = {
@@ -262,11 +278,12 @@ _REASONS = {
     "target_accuracy": "target reached",
 }
 COMPLETE = tuple(_REASONS)
-"""Reasons of an end as planned."""
+"""Reasons of `RunEnded` that a topology's `stop` plans."""
 
 
-def ended_by(reason: str) -> str:
-    """Why a run ended, for people: of `after`, `time is up`. Reasons of no topology are words."""
+def end_reason(reason: str) -> str:
+    """Return the reason of a run's end as text for people: `time is up` for `after`. Reasons that no
+    `stop` plans are texts already."""
     return _REASONS.get(reason, reason)
 
 
@@ -291,18 +308,18 @@ RECORDS: dict[str, type[Record]] = {record.event: record for record in typing.ge
 
 
 def to_line(record: Record) -> str:
-    """One line of `events.jsonl`, newline included.
+    """Return the line of `events.jsonl`, with newline.
 
-    Floats keep six decimals (microseconds), below 1 six significant digits (small weights and losses);
-    what is not finite (a loss that diverged) becomes null.
+    Floats have six decimals (microseconds); below 1 six significant digits (small weights and losses).
+    A number that is not finite (a loss that diverged) becomes null.
     """
     template, fields = _LINES[type(record)]
     return template % tuple(map(_to_json, fields(record)))
 
 
 def _line(record: type[Record]) -> tuple[str, Callable[[Record], tuple[Any, ...]]]:
-    """The line of a kind of record, with %s for its values, and what gets these: a line is written for
-    every update, so its keys are not put together anew each time."""
+    """Return the template of a record's line, with %s for its values, and a function that returns the
+    values. Made once per class, because a line is written for every update."""
     names = [field.name for field in dataclasses.fields(record)]
     keys = "".join(f',"{name}":%s' for name in names)
     return f'{{"event":"{record.event}"{keys}}}\n', operator.attrgetter(*names)
@@ -320,15 +337,15 @@ def _to_json(value: Any) -> str:
 
 
 LARGEST = 1e300
-"""Of the numbers that are not whole; one that is infinite was written as null."""
+"""Largest accepted magnitude of a float; an infinite number was written as null."""
 _LARGEST: Mapping[type, float] = {int: 2**63 - 1, float: LARGEST}
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def from_line(line: str) -> Record | None:
-    """The record of one line; None for a record of a newer minor format.
+    """Return the record of one line; None for a kind of record that this version does not know.
 
-    Raises ValueError for a line that is no record (torn, or not ours).
+    Raises ValueError for a line that is not a record, for instance an incomplete one.
     """
     try:
         fields = _OBJECT.decode(line)
@@ -343,23 +360,23 @@ def from_line(line: str) -> Record | None:
         if value is None:
             fields[name] = math.nan
         elif (most := _LARGEST.get(type(value))) is not None and abs(value) > most:
-            raise ValueError(f"{name} of a record {event!r}: expected a number of at most {most:g}")
+            raise ValueError(f"record {event!r}: {name} is too large, expected at most {most:g}")
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(f"a record {event!r}: {error}") from error
+        raise ValueError(f"record {event!r}: {error}") from error
 
 
 def read(path: Path) -> Iterator[Record]:
-    """All records of `path` in order; a torn last line is left out.
+    """Return all records of `path` in order; an incomplete last line is ignored.
 
-    Raises ValueError, naming the line, where any other line cannot be read, or the format is newer.
+    Raises ValueError with the line's number if another line cannot be read or the format is newer.
     """
     return (record for _, record in read_numbered(path))
 
 
 def read_numbered(path: Path) -> Iterator[tuple[int, Record]]:
-    """As `read`, with the number of each record's line."""
+    """Yield all records as `read` does, each with the number of its line."""
     with files.open_regular(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Do not look for garbage meanwhile. Imports leave next to none, and to look through all that they
-    make, time and again, is a seventh of the time that PyTorch takes."""
+def without_garbage_collection() -> Iterator[None]:
+    """Context without garbage collection. Imports make almost no garbage, and repeated collections take
+    a seventh of the time in which PyTorch is imported."""
     enabled = gc.isenabled()
     gc.disable()
     try:

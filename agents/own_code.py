@@ -1,6 +1,7 @@
-"""Tasks and rules of a user's own: `module:Class`, from a folder of modules (docs/own-code.md).
+"""Own code: tasks and rules written by the user, as `module:Class` in a folder of modules
+(docs/guide/own-code.md).
 
-Python's imports have one state for the whole process, and so there is one such folder at a time.
+Python's import state is global, so a process uses one such folder at a time.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HOSTS = {"flower": "agents.tasks.flower:Flower"}
-"""Tasks of ours that consist of own code: they are planned, copied and looked at as that is."""
+"""Built-in tasks that run own code; they are planned, copied and inspected like own code."""
 FAILED = 3
-"""Exit code of a process that own code has ended, with its traceback as the last thing in the log."""
+"""Exit code after an error in own code; the log then ends with its traceback."""
 _OURS = {"__main__", "agents", "analysis", "concurrent", "importlib", "testbed"}
-"""Top-level modules whose frames lead to own code, and are none of it."""
+"""Top-level modules whose frames are not own code."""
 _in_use: list[str] = []
-"""The folder, if there is one."""
+"""The folder in use, as its only element; empty if there is none."""
 
 
 def is_own(name: str) -> bool:
-    """Whether `name` is that of own code, and not one of ours."""
+    """Return whether `name` names own code or a built-in task that runs own code."""
     return ":" in name or name in HOSTS
 
 
-def use(folder: str | None) -> None:
-    """Import own code from `folder` from now on; what came from another one is forgotten, so that a
-    process can run one version after the other."""
+def use_folder(folder: str | None) -> None:
+    """Import own code from `folder` from now on; None: from none. Modules of the previous folder are
+    unloaded, so that one process can run several versions one after the other."""
     if folder is None and not _in_use:
-        return  # in a process that was forked, a look at each module copies its page of memory
+        return  # in a forked process, inspecting each module would copy its memory pages
     for name, module in list(sys.modules.items()):
         if _lies_in_use(getattr(module, "__file__", None)):
             del sys.modules[name]
@@ -49,13 +50,13 @@ def use(folder: str | None) -> None:
 
 
 def folder() -> str | None:
-    """The one in use."""
+    """Return the folder in use; None if there is none."""
     return next(iter(_in_use), None)
 
 
-def attribute(name: str) -> Any:
-    """What `module:name` of own code is. Raises LookupError where there is none, and what importing it
-    raises."""
+def load_attribute(name: str) -> Any:
+    """Return the object `module:name` of own code. Raises LookupError if it does not exist, and any
+    error of the import."""
     module_name, _, last = name.partition(":")
     module = _module(module_name)
     if not hasattr(module, last):
@@ -64,24 +65,24 @@ def attribute(name: str) -> Any:
 
 
 def build(named: Named, ours: Mapping[str, type[T]], base: type) -> T:
-    """The task or rule that `named` describes, one of `ours` or of own code. Raises LookupError where
-    there is none, and what own code raises."""
-    params = plain(named.params) if is_own(named.name) else named.params
-    return find(named.name, ours, base)(**params)
+    """Build the task or rule that `named` describes, from `ours` or own code. Raises LookupError if it
+    does not exist, and any error of own code."""
+    params = as_json_values(named.params) if is_own(named.name) else named.params
+    return find_class(named.name, ours, base)(**params)
 
 
-def find(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
-    """The class called `name`: a key of `ours`, or a dataclass of own code that is derived from `base`.
-    Raises LookupError, and what importing own code raises."""
+def find_class(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
+    """Return the class called `name`: a key of `ours`, or a dataclass of own code derived from `base`.
+    Raises LookupError, and any error of importing own code."""
     if not is_own(name):
         return ours[name]
     if name in HOSTS:
-        host, _, attribute = HOSTS[name].partition(":")
-        return cast("type[T]", getattr(importlib.import_module(host), attribute))
-    module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise LookupError(f"{name} is no class, expected module:Class")
-    found = getattr(_module(module_name), attribute, None)
+        host, _, class_name = HOSTS[name].partition(":")
+        return cast("type[T]", getattr(importlib.import_module(host), class_name))
+    module_name, _, class_name = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
+        raise LookupError(f"found {name}, expected module:Class")
+    found = getattr(_module(module_name), class_name, None)
     if not isinstance(found, type):
         classes = [
             key
@@ -89,62 +90,63 @@ def find(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
             if isinstance(value, type) and value.__module__ == module_name
         ]
         there = f"it has {', '.join(classes)}" if classes else "it has no class"
-        raise LookupError(f"the module {module_name} has no class {attribute}; {there}")
+        raise LookupError(f"the module {module_name} has no class {class_name}; {there}")
     if base not in found.__mro__:
         raise LookupError(
-            f"{attribute} is no {base.__name__.lower()}: derive it, as in class "
-            f"{attribute}({base.__name__}), with from {base.__module__} import {base.__name__}"
+            f"{class_name} is not a {base.__name__.lower()}: derive it, as in class "
+            f"{class_name}({base.__name__}), with from {base.__module__} import {base.__name__}"
         )
     if "__dataclass_fields__" not in vars(found):
-        raise LookupError(f"{attribute} is no dataclass: write @dataclass(frozen=True) above it")
+        raise LookupError(f"{class_name} is not a dataclass: write @dataclass(frozen=True) above it")
     return cast("type[T]", found)
 
 
-def provides(module: str) -> bool:
-    """Whether `module` is one of the folder's."""
+def has_module(module: str) -> bool:
+    """Return whether `module` is in the folder of own code."""
     return PathFinder.find_spec(module.partition(".")[0], _in_use) is not None
 
 
 def _module(name: str) -> object:
-    """The own module `name`, imported; no byte code is left beside it."""
-    if not provides(name):
+    """Import the module `name` of own code, without writing byte code. Raises LookupError if there is
+    none."""
+    if not has_module(name):
         raise LookupError(f"the code has no module {name}")
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name + ".").startswith(error.name + "."):
-            raise  # one that the code imports
+            raise  # a module that own code imports is missing
         raise LookupError(f"the code has no module {name}") from error
     finally:
         sys.dont_write_bytecode = writes
     if not _lies_in_use(module.__file__):
-        raise LookupError(f"{name} is the name of another module of Python's: rename yours")
+        raise LookupError(f"{name} is also the name of another Python module: rename yours")
     return module
 
 
-def raised(error: BaseException) -> bool:
-    """Whether `error` comes from within own code."""
+def is_from_own_code(error: BaseException) -> bool:
+    """Return whether `error` was raised in own code, or in code that it called."""
     return bool(_own_lines(error))
 
 
-def caused(error: BaseException, task: str) -> bool:
-    """Whether own code is to blame for `error`: it comes from within that, or from what runs of the own
-    task `task`, such as a model of torch's layers, which our notes name."""
-    return raised(error) or (is_own(task) and hasattr(error, "__notes__"))
+def is_own_fault(error: BaseException, task: str) -> bool:
+    """Return whether own code caused `error`: it was raised in own code, or in objects of the task
+    `task`, such as torch layers of its model. Errors of the latter kind have notes of ours."""
+    return is_from_own_code(error) or (is_own(task) and hasattr(error, "__notes__"))
 
 
-def place(error: BaseException) -> str:
-    """The line of own code that `error` comes from, such as " (mlp.py, line 12)"; empty where there is
+def error_place(error: BaseException) -> str:
+    """Return the line of own code where `error` was raised, as " (mlp.py, line 12)"; empty if there is
     none."""
     return "".join(f" ({file}, line {number})" for file, number in _own_lines(error)[-1:])
 
 
-def told(error: BaseException) -> str:
-    """The traceback of `error` without those of our frames that led into own code, or into what own
-    code has made."""
+def own_traceback(error: BaseException) -> str:
+    """Return the traceback of `error` as text, without our frames before the first frame of own code or
+    of an object that own code made."""
     start = error.__traceback__
-    own = raised(error)
+    own = is_from_own_code(error)
     while start is not None and not _begins(start.tb_frame, own=own):
         start = start.tb_next
     lines = traceback.format_exception(type(error), error, start)
@@ -152,29 +154,30 @@ def told(error: BaseException) -> str:
 
 
 @contextmanager
-def running(name: str) -> Iterator[None]:
-    """Inside runs what the task `name` consists of: where that is own code, what it raises ends the
-    process with its traceback and the exit code FAILED."""
+def exit_if_own_code_fails(name: str) -> Iterator[None]:
+    """Context in which an error of the task or rule `name`, if it is own code, ends the process with its
+    traceback and the exit code FAILED."""
     try:
         yield
     except Exception as error:
         if not is_own(name):
             raise
-        sys.stderr.write(f"{told(error)}\n")
+        sys.stderr.write(f"{own_traceback(error)}\n")
         sys.exit(FAILED)
 
 
-def plain(value: Any) -> Any:
-    """`value` as own code gets it in every runtime: as JSON has it, with lists for tuples."""
+def as_json_values(value: Any) -> Any:
+    """Return `value` as own code receives it in every runtime: JSON types, with lists for tuples."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(dataclasses.asdict(value))
+        return as_json_values(dataclasses.asdict(value))
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: as_json_values(inner) for key, inner in value.items()}
+    return [as_json_values(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _begins(frame: FrameType, *, own: bool) -> bool:
-    """Whether what is shown begins with `frame`."""
+    """Return whether the shown part of a traceback begins with `frame`. `own`: it shall begin in own
+    code."""
     top = str(frame.f_globals.get("__name__")).partition(".")[0]
     return _is_own_frame(frame) if own else top not in _OURS
 
@@ -188,7 +191,7 @@ def _lies_in_use(file: str | None) -> bool:
 
 
 def _own_lines(error: BaseException) -> list[tuple[str, int]]:
-    """Files in the folder and line numbers, outermost first, of own code that `error` went through."""
+    """Return file and line number of each frame of own code in the traceback, outermost first."""
     return [
         (frame.f_code.co_filename.removeprefix(f"{folder()}/"), number)
         for frame, number in traceback.walk_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""How the agents' processes use the system: the memory that they free, and their end."""
+"""Memory and exit of the agents' processes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ _MIB = 2**20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
 _KEPT, _LARGEST = 64 * _MIB, 32 * _MIB
-"""Bytes; the latter is the most that glibc takes."""
+"""Bytes of freed memory that are kept, and of the largest kept block; glibc allows no larger one."""
 
 
 def keep_freed_memory() -> None:
-    """From now on this process keeps up to 64 MiB that it has freed, in blocks of up to 32 MiB: vectors
-    as large as the model are made and freed with every update, and pages that went back are zeroed when
-    they are needed again, which takes longer than what is done with them. Only with glibc."""
+    """Keep up to 64 MiB of freed memory in this process, in blocks of up to 32 MiB. Only with glibc.
+
+    Vectors of the model's size are allocated and freed with every update. If the pages were returned,
+    the kernel would zero them for each new vector, which takes longer than computing with it."""
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, _LARGEST)
         mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
-def end(code: int) -> NoReturn:
-    """End this process now, all printed. To clear away what PyTorch has made takes 0.2 s of a core, 2 s
-    at a tenth of one; and Python would wait for threads, such as one that evaluates."""
+def exit_now(code: int) -> NoReturn:
+    """Flush the output and end this process now, without cleaning up: deleting PyTorch's objects takes
+    0.2 s on one core, 2 s on a tenth of a core, and Python would wait for threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

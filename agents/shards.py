@@ -1,4 +1,5 @@
-"""A client's training data, or the test set, as one safetensors file that the controller writes."""
+"""Shards: a client's training data, or the test set, as one safetensors file that the controller
+writes."""
 
 from __future__ import annotations
 
@@ -17,25 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """n samples."""
+    """n samples with labels."""
 
     x: NDArray[Any]
-    """Shape (n, …): uint8 or float32, of which x · scale in float32 is a model's input; or signed whole
-    numbers, tokens, which a model gets as int64."""
+    """Samples, shape (n, …). uint8 or float32: the model's input is x · scale in float32. Signed
+    integers (tokens): the model's input is x in int64."""
     y: NDArray[Any]
-    """Labels, shape (n,) or (n, …): classes or tokens as int64, numbers as float32."""
+    """Labels, shape (n,) or (n, …): classes or tokens as int64, real numbers as float32."""
     scale: float = 1.0
+    """Factor from x to the model's input."""
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, indices: NDArray[np.int64]) -> Shard:
-        """A copy of these samples."""
+    def subset(self, indices: NDArray[np.int64]) -> Shard:
+        """Return a copy of the samples at `indices`."""
         return Shard(self.x[indices], self.y[indices], self.scale)
 
 
-def inputs(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """What a model is given for samples `x` of a shard, shape (n, …): a copy, as `Shard.x` says."""
+def model_inputs(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return the model's input for samples `x` of a shard, shape (n, …), as a copy (see `Shard.x`)."""
     import torch
 
     if x.dtype.is_signed and not x.dtype.is_floating_point:

@@ -1,14 +1,15 @@
-"""Texts that others sent, as they may be recorded and printed: bounded, and inert on a screen; and
-numbers of things."""
+"""Texts for messages: texts and values from other processes, limited in length and safe to print, and
+numbers with their noun."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
 
-def visible(text: str, most: int, keep: str = "") -> str:
-    """`text` in `most` characters at most, with an escape (`\\x1b`) for each that a screen does not just
-    show: controls, what turns the direction of writing, half of a surrogate pair. `keep` stays."""
+def make_printable(text: str, most: int, keep: str = "") -> str:
+    """Return at most `most` characters of `text`, with escapes (`\\x1b`) for characters that are not
+    printable: control characters, marks of writing direction, half surrogate pairs. Characters in `keep`
+    are not escaped."""
     text = text[:most]
     if text.isprintable():
         return text
@@ -16,14 +17,15 @@ def visible(text: str, most: int, keep: str = "") -> str:
     return "".join(inert)[:most]
 
 
-def counted(number: int, singular: str, plural: str | None = None) -> str:
-    """`1 run`, `1,200 runs`; `plural` where that is not the singular with an s."""
+def quantity(number: int, singular: str, plural: str | None = None) -> str:
+    """Return a number with its noun: `1 run`, `1,200 runs`. `plural`: needed unless it is `singular`
+    with an s."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 
-def shown(value: object) -> str:
-    """A value that was sent, for an error's text. Lists and maps, which may be deep, by their type
-    alone, as integers with more digits than Python writes."""
+def describe_value(value: object) -> str:
+    """Return a received value as text for an error message: at most 80 characters. Lists, maps and huge
+    integers are represented by their type."""
     if isinstance(value, str | int | float | None):
         with suppress(ValueError):
             return f"{value!r:.80}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agents import events
-from agents.texts import counted
+from agents.texts import quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ def _moments(record: events.Record, client: str) -> Iterator[Moment]:
         case events.Note(at, message) if client in message.replace(",", " ").split():
             yield Moment(at, message)
         case events.RunEnded(at, reason):
-            yield Moment(at, f"the run ends: {events.ended_by(reason)}")
+            yield Moment(at, f"the run ends: {events.end_reason(reason)}")
 
 
 def _applied(update: events.UpdateApplied) -> Iterator[Moment]:
     number = f"dispatch {update.dispatch}"
     yield Moment(update.dispatched, f"sent version {update.base_version} as {number}")
     yield Moment(update.downloaded, f"received {number}")
-    done = f"{counted(update.steps, 'step')}, loss {update.loss:.4g}"
+    done = f"{quantity(update.steps, 'step')}, loss {update.loss:.4g}"
     yield Moment(update.train_start, f"trains until {update.train_end:.3f} s: {done}")
     yield Moment(update.sent, f"begins to upload update {update.sequence}, {update.bytes:,} bytes")
     yield Moment(update.arrived, f"update {update.sequence}, which answers {number}, arrived")

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from agents import events
 from agents.disk import files
 from agents.disk.yaml_loader import Loader
-from agents.texts import counted
+from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from analysis import manifest as manifests
 from analysis import records
@@ -101,8 +101,8 @@ class Run:
 
     def __repr__(self) -> str:
         """One line: the tables are long."""
-        made = f"{counted(len(self.updates), 'update')} in {counted(self.versions_made, 'version')}"
-        devices = counted(len(self.devices), "device")
+        made = f"{quantity(len(self.updates), 'update')} in {quantity(self.versions_made, 'version')}"
+        devices = quantity(len(self.devices), "device")
         return f"<run {self.name}: {devices}, {made}, {self.duration:.1f} s>"
 
     @property
@@ -304,7 +304,7 @@ class _Group(_Entry):
     link: dict[str, Any] | None = None
 
 
-class _Differential(BaseModel):
+class _RecordedDifferential(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     noise: Annotated[float, Field(gt=0, le=1e18)]
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -313,7 +313,7 @@ class _Differential(BaseModel):
 
 class _Privacy(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
-    differential: _Differential | None = None
+    differential: _RecordedDifferential | None = None
 
 
 class _Topology(_Entry):

@@ -1,9 +1,9 @@
-"""What differential privacy a run has given each client: ε, for the δ of its topology (docs/privacy.md).
+"""What differential privacy a run has given each client: ε, for the δ of its topology.
 
-Plain composition over a client's own participations, by dp-accounting's RDP accountant: asynchronous
-clients choose themselves when they take part, so that no amplification by sampling is claimed. The
-participations of Gaussian noise with multipliers z_1, z_2, … have the RDP of one with 1/z² = Σ 1/z_k²,
-so a client's whole past is one number, Σ 1/z_k².
+docs/concepts/privacy.md explains it. Plain composition over a client's own participations, by
+dp-accounting's RDP accountant: asynchronous clients choose themselves when they take part, so that no
+amplification by sampling is claimed. The participations of Gaussian noise with multipliers z_1, z_2, …
+have the RDP of one with 1/z² = Σ 1/z_k², so a client's whole past is one number, Σ 1/z_k².
 """
 
 from __future__ import annotations

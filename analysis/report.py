@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from agents import events
-from agents.texts import counted
+from agents.texts import quantity
 from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
 from analysis.charts.action_marks import describe
@@ -125,8 +125,8 @@ def _run_section(name: str, run: Run) -> dict[str, Any]:
 def _headline(run: Run) -> str:
     line = summary.headline(run)
     task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
-    ended = "not ended" if line.ended is None else f"ended: {events.ended_by(line.ended)}"
-    fleet = f"{line.rule} on {task}, {counted(len(run.devices), 'device')} ({runtime})"
+    ended = "not ended" if line.ended is None else f"ended: {events.end_reason(line.ended)}"
+    fleet = f"{line.rule} on {task}, {quantity(len(run.devices), 'device')} ({runtime})"
     return f"{fleet}: {line.quality}; {line.applied}, {line.duration:.1f} s of device time, {ended}"
 
 

@@ -11,7 +11,7 @@ from typing import get_args
 import numpy as np
 import pandas as pd
 
-from agents.texts import counted
+from agents.texts import quantity
 from analysis import manifest, metrics, privacy
 from analysis.load import Run
 from analysis.manifest import Verdict as Verdict
@@ -48,7 +48,7 @@ class Headline:
     def applied(self) -> str:
         """`9 updates in 3 versions`, and how many were dropped, if any."""
         dropped = f", {self.dropped:,} dropped" if self.dropped else ""
-        return f"{counted(self.updates, 'update')} in {counted(self.versions, 'version')}{dropped}"
+        return f"{quantity(self.updates, 'update')} in {quantity(self.versions, 'version')}{dropped}"
 
     @property
     def quality(self) -> str:

@@ -32,11 +32,12 @@ from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.durable import DurableCore
+from agents.aggregator.outbox import Outbox
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
-from agents.config import Durability, Named, Stop
+from agents.config import Durability, Named, StopConditions
 from agents.models.vectors import Vector
-from agents.mqtt import chunks
+from agents.mqtt.topics import Topics
 from agents.pipeline import ServerSteps
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
@@ -72,7 +73,7 @@ class Aggregator:
             schema="schema",
             side=rule.client_side,
             importance=importance,
-            stop=Stop(after=1e9),
+            stop=StopConditions(after=1e9),
             evaluate_every=SECOND * 1_000_000_000,
         )
         self._kind = rule.client_side.kind
@@ -82,8 +83,8 @@ class Aggregator:
         self._recording: Recording | None = None
         if record is not None:
             self._recording = Recording(record, Setup(settings, Named("fedbuff", {}), 0))
-        self._outbox: dict[str, tuple[act.Dispatch, chunks.Messages]] = {}
-        self._newest: tuple[int, chunks.Body] | None = None
+        self._outbox = Outbox(Topics("bench"), CLIENTS, "schema", self._server)
+        self._dispatches: dict[str, act.Dispatch] = {}
         self._sequence = 0
         for client in CLIENTS:
             self._handle(inputs.StatusChanged(0, client, "ready"))
@@ -101,7 +102,7 @@ class Aggregator:
         return [(client, self._payload(client)) for client in CLIENTS]
 
     def _payload(self, client: str) -> bytes:
-        dispatch, _ = self._outbox[client]
+        dispatch = self._dispatches[client]
         update = payloads.UpdateMessage(
             run="bench",
             client=client,
@@ -127,31 +128,25 @@ class Aggregator:
         for client, payload in updates:
             message = payloads.decode_update(payload)
             self._handle(inputs.UpdateArrived(_NOW, client, len(payload), _NOW, message))
-            self._handle(inputs.InstantOver(_NOW))
             if self._recording is not None:
                 self._recording.flush()
+            self._outbox.waiting.clear()
 
-    def _handle(self, event: inputs.Input) -> None:
+    def _actions(self, event: inputs.Input, payload: bytes | None) -> act.Actions:
         if self._recording is not None:
-            self._recording.write(event)
-        self._execute(self._core.handle(event))
+            self._recording.write(event, payload)
+        return self._core.handle(event)
 
-    def _execute(self, actions: act.Actions) -> None:
-        for action in actions:
-            if isinstance(action, act.Dispatch):
-                message = payloads.ModelMessage(
-                    run="bench",
-                    version=action.version,
-                    dispatch=action.number,
-                    schema="schema",
-                    vector=self._server.w,
-                )
-                head, views = payloads.laid_out(message)
-                if self._newest is None or self._newest[0] != action.version:
-                    self._newest = action.version, chunks.cut([bytes(view) for view in views])
-                self._outbox[action.client] = action, chunks.messages(head, self._newest[1])
-            elif isinstance(action, act.Log):
-                events.to_line(action.record)
+    def _handle(self, event: inputs.Input, payload: bytes | None = None) -> None:
+        for action in self._actions(event, payload):
+            match action:
+                case act.Dispatch(client):
+                    self._dispatches[client] = action
+                    self._outbox.add_model(action)
+                case act.Log(record):
+                    events.to_line(record)
+                case act.EndInstant():
+                    self._handle(inputs.InstantOver(event.at))
 
 
 def naive(w: Vector, payloads: list[tuple[str, bytes]]) -> Vector:
@@ -227,8 +222,8 @@ class Durable(Aggregator):
         self._durable = DurableCore(self._folder, setup, w, segment="1", durability=durability)
         self._server = self._durable.server
 
-    def _handle(self, event: inputs.Input, payload: bytes | None = None) -> None:
-        self._execute(self._durable.handle(event, payload))
+    def _actions(self, event: inputs.Input, payload: bytes | None) -> act.Actions:
+        return self._durable.handle(event, payload)
 
     def handle(self, updates: list[tuple[str, bytes]]) -> None:
         for count, (client, payload) in enumerate(updates, start=1):
@@ -236,8 +231,8 @@ class Durable(Aggregator):
             now = 3 * SECOND
             self._handle(inputs.UpdateArrived(now, client, len(payload), now, message), payload)
             if count % self._batch == 0:
-                self._handle(inputs.InstantOver(now))
                 self._durable.sync(told=True)
+                self._outbox.waiting.clear()
 
 
 def durability(folder: Path) -> None:

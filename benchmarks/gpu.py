@@ -3,8 +3,8 @@
     python -m benchmarks.gpu shares      # devices with 25, 50 and 100 % of a GPU: alone, side by side
     python -m benchmarks.gpu virtual     # client steps/s of virtual time: GPU, CPU, one client at a time
 
-`shares` makes runs in containers (docker, NVIDIA's container toolkit and MPS: docs/gpu.md); `virtual`
-needs a PyTorch with CUDA alone. Ratios are within one call.
+`shares` makes runs in containers (docker, NVIDIA's container toolkit and MPS: docs/evidence/gpu.md);
+`virtual` needs a PyTorch with CUDA alone. Ratios are within one call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from agents.client.training import Trainer
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks import TASKS
@@ -121,8 +121,8 @@ def _cannot(lack: str) -> int:
     return 2
 
 
-def _local() -> Local:
-    return Local(steps=_STEPS, batch_size=_BATCH)
+def _local() -> LocalTraining:
+    return LocalTraining(steps=_STEPS, batch_size=_BATCH)
 
 
 def _data(side: int, channels: int) -> Shard:
@@ -137,7 +137,7 @@ def _one_at_a_time(task: Task, train: Shard, trainer: Trainer) -> None:
     start = initial(task.model())
     for client in range(_CLIENTS):
         indices = np.arange(client * _SAMPLES, (client + 1) * _SAMPLES)
-        trainer.assign(train.take(indices), _local())
+        trainer.assign(train.subset(indices), _local())
         trainer.train(start, np.random.default_rng(client))
 
 

@@ -32,12 +32,12 @@ import numpy as np
 import psutil
 
 from agents import config, events, shards
-from agents.config import AggregatorConfig, Broker, Named, Stop
+from agents.config import AggregatorConfig, BrokerAccess, Named, StopConditions
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
-from agents.mqtt.transport import Connection, Received
+from agents.mqtt.transport import Connection, ReceivedMessage
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
-from testbed.broker import Limits, Listeners, accounts, write_mosquitto
+from testbed.broker import BrokerLimits, Listeners, accounts, write_mosquitto
 from testbed.rundir.tail import Follower
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
@@ -49,7 +49,7 @@ _CONNECTIONS = 100
 class Client:
     """A client of which only the messages are there; `acknowledged` counts over all clients."""
 
-    def __init__(self, login: Broker, acknowledged: Any) -> None:
+    def __init__(self, login: BrokerAccess, acknowledged: Any) -> None:
         self.login = login
         self.sent = 0
         self.had: list[int] = []
@@ -69,7 +69,7 @@ class Client:
     def close(self) -> None:
         self._connection.close()
 
-    def _receive(self, message: Received) -> None:
+    def _receive(self, message: ReceivedMessage) -> None:
         name = self.login.username
         if message.topic == _TOPICS.model(name):
             self._answer(payloads.decode_model(message.payload), message.at)
@@ -113,7 +113,7 @@ class Client:
         self._connection.publish(_TOPICS.update(self.login.username), payload)
 
 
-def push(logins: list[Broker], acknowledged: Any, told: Any) -> None:
+def push(logins: list[BrokerAccess], acknowledged: Any, told: Any) -> None:
     """A process of clients: until `told` says so; what they have seen goes back through it."""
     clients = [Client(login, acknowledged) for login in logins]
     for client in clients:
@@ -124,7 +124,7 @@ def push(logins: list[Broker], acknowledged: Any, told: Any) -> None:
         client.close()
 
 
-def flood(login: Broker, size: int) -> None:
+def flood(login: BrokerAccess, size: int) -> None:
     """A process that floods with messages of `size` bytes on its own topic."""
     connection = Connection(login, [], lambda _: None, keepalive=3600)  # its pings would tear a packet
     connection.open()
@@ -187,7 +187,7 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").mkdir()
-        limits = Limits.of(parameters, len(names + floods))
+        limits = BrokerLimits.of(parameters, len(names + floods))
         conf = write_mosquitto(folder / "broker", made, Listeners(HOST, port), limits=limits)
         task = Named("quadratic", {"centers": [[1.0] * parameters]})
         shards.save(Quadratic(((1.0,) * parameters,)).shards()[0], folder / "test")
@@ -198,7 +198,7 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
             rule=Named("fedbuff", {"buffer_size": 10}),
             clients=dict.fromkeys(names + floods, 1 / len(names + floods)),
             evaluate_every=1e6,
-            stop=Stop(after=seconds),
+            stop=StopConditions(after=seconds),
             seed=1,
             test_set=str(folder / "test"),
             run_directory=str(folder),
@@ -240,7 +240,7 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
                     raise TimeoutError(
                         f"{len(set(ready))} of {clients} clients and the aggregator are ready"
                     )
-            start = messages.encode(messages.Start())
+            start = messages.encode(messages.StartOrder())
             controller.publish(_TOPICS.control(AGGREGATOR), start)
             meters = {
                 "broker": Meter([broker]),

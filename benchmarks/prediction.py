@@ -2,9 +2,9 @@
 
     python -m benchmarks.prediction [SWEEP] [--steps own] [--only NAME ...] [--seeds N]
 
-It prints a table of docs/virtual-time.md. Where no Docker engine answers, local processes stand in.
-Datasets other than the digits come from TESTBED_DATA. Runs stay in `runs/`; those in containers are not
-repeated. Let the machine be quiet. What a step costs in virtual time, `--steps` says:
+It prints a table of docs/evidence/virtual-time.md. Where no Docker engine answers, local processes
+stand in. Datasets other than the digits come from TESTBED_DATA. Runs stay in `runs/`; those in
+containers are not repeated. Let the machine be quiet. What a step costs in virtual time, `--steps` says:
 
 - `own`: what it cost in the very run that is predicted (`calibrate RUN`): ratios tell how right the
   rest of the time model is. A minute per experiment and seed.

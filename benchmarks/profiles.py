@@ -1,8 +1,10 @@
 """Speeds of device profiles in training, fitted to published training times.
 
-    python -m benchmarks.profiles          the fits, with errors of networks held out (docs/fidelity.md)
+    python -m benchmarks.profiles          the fits, with errors of networks held out
     python -m benchmarks.profiles count    what a step of each network consists of; needs timm
     python -m benchmarks.profiles host     steps on this host, against their prediction; needs timm
+
+The table is in docs/evidence/profiles.md.
 
 training_times.csv has, for each network, Gflop and GB of one step with 16 images of 224×224, as
 testbed.plan.work counts them in timm's networks (1.0.31), and seconds of such a step where they are

@@ -23,7 +23,7 @@ from agents.pipeline.secure.field import FIELD, Words  # noqa: E402
 from agents.pipeline.secure.party import Party  # noqa: E402
 from agents.pipeline.secure.secure_messages import decode_sum  # noqa: E402
 from agents.pipeline.secure.settings import SecureRun  # noqa: E402
-from agents.pipeline.secure.sums import Summand, Sums  # noqa: E402
+from agents.pipeline.secure.sums import MaskedSums, Summand  # noqa: E402
 
 _TRIES = 5
 
@@ -59,10 +59,10 @@ def main() -> None:
     parties = [Party("run", name, settings, size) for name in settings.clients]
     for party in parties:
         for name, other in zip(settings.clients, parties, strict=True):
-            party.meet(name, other.public)
-    code, sums = parties[0].code, Sums(settings, size)
+            party.add_peer(name, other.public)
+    code, sums = parties[0].code, MaskedSums(settings, size)
     vector, rng = np.full(size, 0.01, np.float32), np.random.default_rng(0)
-    target, mask = np.empty_like(vector), masks.expanded(masks.seed(), size)
+    target, mask = np.empty_like(vector), masks.expand_seed(masks.new_seed(), size)
     copy = _best(lambda: np.copyto(target, vector), 50)
     up, clients = 4 * code.length * (given.clients - 1) / 1e6, given.clients
     print(
@@ -74,20 +74,20 @@ def main() -> None:
     def line(what: str, seconds: float) -> None:
         print(f"{what:44} {1e3 * seconds:9.2f} ms {seconds / copy:8.1f} copies")
 
-    words, _ = parties[0].grid.rounded(vector, rng)
-    line("client: expand a mask", _best(lambda: masks.expanded(masks.seed(), size)))
-    noise = masks.expanded(masks.seed(), code.colluding * code.length)
+    words, _ = parties[0].grid.round(vector, rng)
+    line("client: expand a mask", _best(lambda: masks.expand_seed(masks.new_seed(), size)))
+    noise = masks.expand_seed(masks.new_seed(), code.colluding * code.length)
     holders = range(given.clients)
     line("client: code it into shares", _best(lambda: code.shares(mask, noise, holders)))
     line("client: mask and sealed shares, all of it", _best(lambda: list(parties[0].prepare(1))))
-    line("client: round an update", _best(lambda: parties[0].grid.rounded(vector, rng)))
+    line("client: round an update", _best(lambda: parties[0].grid.round(vector, rng)))
     line("client: add the mask (masking)", _best(lambda: FIELD.sum(words, mask)))
 
     summands = []
     for dispatch in range(1, updates + 1):
         sender = parties[dispatch % given.clients]
         for name, share in sender.prepare(dispatch):
-            parties[settings.clients.index(name)].take(sender.name, share)
+            parties[settings.clients.index(name)].receive_share(sender.name, share)
         masked = sender.masked(dispatch, vector, rng)
         summands.append(Summand(sender.name, dispatch, 1.0, masked))
     line("server: sum up K masked updates", _best(lambda: sums.begin(summands, {})))
@@ -108,7 +108,7 @@ def main() -> None:
     line("server: decode the mask of the sum", _best(lambda: code.mask(range(needed), rows)))
     line("server: take it off (unmasking)", _best(lambda: FIELD.difference(found.words, decoded)))
     found.answers.update(zip(settings.clients, answers, strict=True))
-    opened = sums.opened(found)
+    opened = sums.open(found)
     print(
         f"\nlargest error of the sum: {np.abs(opened - updates * 0.01).max() / sums.grid.step:.2f} steps"
     )

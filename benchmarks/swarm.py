@@ -1,4 +1,4 @@
-"""What docs/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm NAME...`:
+"""What docs/evidence/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm NAME...`:
 
     fidelity   `testbed calibrate --fidelity`, with devices on both nodes
     services   how fast a Swarm makes what a device needs, and how fast a node's engine answers
@@ -25,11 +25,11 @@ from typing import Any
 
 import psutil
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection
 from testbed import images
-from testbed.broker import Account, Limits, Listeners, accounts, write_mosquitto
+from testbed.broker import Account, BrokerLimits, Listeners, accounts, write_mosquitto
 from testbed.host import docker_engine, swarm_nodes
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
@@ -139,7 +139,7 @@ def broker() -> None:
         count = spawn.Value("q", -1)
         with tempfile.TemporaryDirectory() as folder:
             conf = write_mosquitto(
-                Path(folder) / "broker", made, Listeners(HOST, port), limits=Limits.of(size, 1)
+                Path(folder) / "broker", made, Listeners(HOST, port), limits=BrokerLimits.of(size, 1)
             )
             mosquitto = psutil.Popen(
                 [find_mosquitto() or "mosquitto", "-c", str(conf)],
@@ -191,7 +191,7 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _read(login: Broker, count: Any) -> None:
+def _read(login: BrokerAccess, count: Any) -> None:
     def received(_: object) -> None:
         count.value += 1  # no other process writes it
 
@@ -202,7 +202,7 @@ def _read(login: Broker, count: Any) -> None:
     time.sleep(600)
 
 
-def _write(login: Broker, size: int, count: Any) -> None:
+def _write(login: BrokerAccess, size: int, count: Any) -> None:
     """As fast as they come out at the other end, a few on their way."""
     connection = Connection(login, [], lambda _: None)
     connection.open()

@@ -1,6 +1,6 @@
 """Every task as a table: where it is from, its size, and what a client of it costs.
 
-    python -m benchmarks.tasks              # the table of docs/tasks.md
+    python -m benchmarks.tasks              # the table of docs/evidence/tasks.md
     python -m benchmarks.tasks mnist-cnn    # these tasks alone
 
 Each task has a process of its own with one thread of torch, as a device has. It trains as the client
@@ -49,7 +49,7 @@ def _measured(name: str) -> dict[str, Any]:
     import torch
 
     from agents.client.training import Trainer
-    from agents.config import Local
+    from agents.config import LocalTraining
     from agents.models.flat import buffers_of, initial
     from agents.shards import Shard
     from agents.tasks import TASKS
@@ -64,7 +64,7 @@ def _measured(name: str) -> dict[str, Any]:
     shape = (_SAMPLES, *(source.shape or ()))
     x = rng.integers(0, 64, shape).astype(np.int16 if source.tokens else np.uint8)
     shard = Shard(x, rng.integers(0, 2, _SAMPLES), 1.0 if source.tokens else 1 / 64)
-    trainer = Trainer(task, shard, Local(steps=_STEPS, batch_size=_BATCH, lr=0.01))
+    trainer = Trainer(task, shard, LocalTraining(steps=_STEPS, batch_size=_BATCH, lr=0.01))
     trainer.warm_up()
     module = trainer.flat.module
     start, buffers = initial(module), buffers_of(module)

@@ -21,9 +21,9 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.mqtt.topics import Topics
-from agents.mqtt.transport import Connection, Received
+from agents.mqtt.transport import Connection, ReceivedMessage
 from testbed.broker import Listeners, accounts, write_mosquitto
 from testbed.broker.identity import new_identity
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
@@ -36,11 +36,11 @@ TOPICS = Topics("bench")
 ANY_SIZE = {"model": 2**32, "update": 2**32}
 
 
-def answer(logins: dict[str, Broker]) -> None:
+def answer(logins: dict[str, BrokerAccess]) -> None:
     """The clients' process: an update for every model."""
     connections: dict[str, Connection] = {}
 
-    def open_one(name: str, login: Broker) -> None:
+    def open_one(name: str, login: BrokerAccess) -> None:
         connections[name] = Connection(
             login,
             [TOPICS.model(name)],
@@ -55,8 +55,8 @@ def answer(logins: dict[str, Broker]) -> None:
     threading.Event().wait()
 
 
-def updates_per_second(aggregator: Broker, logins: dict[str, Broker], size: int) -> float:
-    inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
+def updates_per_second(aggregator: BrokerAccess, logins: dict[str, BrokerAccess], size: int) -> float:
+    inbox: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
     topics = [TOPICS.update("+"), TOPICS.status("+")]
     connection = Connection(aggregator, topics, inbox.put, largest=ANY_SIZE)
     connection.open()
@@ -69,10 +69,10 @@ def updates_per_second(aggregator: Broker, logins: dict[str, Broker], size: int)
         for name in logins:
             connection.publish(TOPICS.model(name), model)
         for _ in logins:  # warm
-            connection.publish(TOPICS.model(TOPICS.name_in(inbox.get(timeout=60).topic)), model)
+            connection.publish(TOPICS.model(TOPICS.split(inbox.get(timeout=60).topic)[1]), model)
         count, begin = 0, time.perf_counter()
         while count < 3 or time.perf_counter() < begin + _SECONDS:
-            connection.publish(TOPICS.model(TOPICS.name_in(inbox.get(timeout=60).topic)), model)
+            connection.publish(TOPICS.model(TOPICS.split(inbox.get(timeout=60).topic)[1]), model)
             count += 1
         return count / (time.perf_counter() - begin)
     finally:
@@ -81,7 +81,7 @@ def updates_per_second(aggregator: Broker, logins: dict[str, Broker], size: int)
         connection.close()
 
 
-def bytes_per_round(aggregator: Broker, login: Broker, size: int) -> int:
+def bytes_per_round(aggregator: BrokerAccess, login: BrokerAccess, size: int) -> int:
     """Of a model to one client and its update, as a forwarder between client and broker counts them."""
     counted = [0]
 
@@ -98,10 +98,10 @@ def bytes_per_round(aggregator: Broker, login: Broker, size: int) -> int:
 
     with closing(socket.create_server((HOST, 0))) as listening:
         threading.Thread(target=accept, args=(listening,), daemon=True).start()
-        through = Broker(
+        through = BrokerAccess(
             HOST, listening.getsockname()[1], login.username, login.password, login.certificate
         )
-        inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
         server = Connection(aggregator, [TOPICS.update("+")], inbox.put, largest=ANY_SIZE)
         client = Connection(
             through,

@@ -7,8 +7,9 @@ loops over the clients in the same run make: one as tutorials write it (DataLoad
 one in PyTorch (autograd, SGD by hand), and for logistic regression a lean one in NumPy (the gradient by
 hand, all in place). Of the batched trainer with all clients at once; of a whole run of AREA, where
 far fewer are pending when the next result is needed; and of the trainer by how many there are.
-`stacks` prints what it brings to train a perceptron's clients as one stack (docs/virtual-time.md);
-`start`, which is part of the whole, how long `testbed up` takes until the run clock starts.
+`stacks` prints what it brings to train a perceptron's clients as one stack
+(docs/evidence/virtual-time.md); `start`, which is part of the whole, how long `testbed up` takes until
+the run clock starts.
 
 All take turns, and of each the median counts. Absolute numbers are this machine's. MNIST and CIFAR-10
 come from TESTBED_DATA where that is set, else noise of their shape is as good.
@@ -39,7 +40,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from agents import events
 from agents.client import randomness
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.flat import initial
 from agents.models.vectors import Vector
 from agents.shards import Shard
@@ -295,7 +296,7 @@ class Batched:
 
     def _job(self, client: int) -> Job:
         setting = self._setting
-        local = Local(steps=setting.steps, batch_size=setting.batch_size, lr=setting.lr)
+        local = LocalTraining(steps=setting.steps, batch_size=setting.batch_size, lr=setting.lr)
         rng = functools.partial(
             randomness.generator, 0, f"client-{client}", randomness.TRAINING, self._round
         )

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/asynchronous.md: the same four devices under each rule, in virtual time.
+"""Draws the pictures of docs/guide/rules.md: the same four devices under each rule, in virtual time.
 
     python docs/figures.py        # writes docs/pictures/rule-*.png, in about a minute
 

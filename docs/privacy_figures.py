@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/privacy.md, and prints the rows of its table, from the runs of two sweeps.
+"""Draws the pictures of docs/evidence/privacy.md and prints the rows of its table, from two sweeps.
 
 testbed sweep topologies/privacy/secure.yaml --runtime docker --runs build/privacy/docker --data FOLDER
 testbed sweep topologies/privacy/secure.yaml --runtime virtual --runs build/privacy/virtual --data FOLDER

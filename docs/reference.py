@@ -1,12 +1,13 @@
 """Pages of the documentation that are not written but made, each time the site is built (mkdocs.yml).
 
 The reference comes from what the program itself uses: the schema of the topology, the command line, the
-docstrings of rules and tasks, the catalogue of devices. README, ARCHITECTURE, CONTRIBUTING and CHANGELOG
-become pages of the site with their links adapted.
+docstrings of rules and tasks, the catalogue of devices. ARCHITECTURE, CONTRIBUTING and CHANGELOG become
+pages of the site with their links adapted.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,6 @@ from testbed.topology import json_schema, profiles
 
 ROOT = Path(__file__).parents[1]
 OF_THE_REPOSITORY = {
-    "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
@@ -32,7 +32,8 @@ OF_THE_REPOSITORY = {
 PYTHON = ("analysis.load", "analysis.metrics", "agents.rules.interface", "agents.tasks.interface")
 """Modules whose public names are documented, beside what `testbed` itself exports."""
 _TO_DOCS = re.compile(r"\]\((?:docs/)?([^)\s:]+)\)")
-_NAMED_AS_FILE = re.compile(r"\[(?:docs/)?[\w-]+\.md\]\(([\w-]+\.md)")
+_LINK = re.compile(r"\[([^\]\[]*)\]\(([\w./-]+\.md)")
+_FILE_NAME = re.compile(r"[\w./-]+\.md")
 _HUGE = 1e15
 """Bounds from here on are not worth a word."""
 _VARIANTS = {
@@ -56,14 +57,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links to documents of the top folder lead to the pages made of these, and a link that shows the
     name of a file shows the title of its page."""
-    for name, to in OF_THE_REPOSITORY.items():
-        markdown = markdown.replace(f"](../{name}", f"]({to}")
     titles = dict(_titles(config.nav))
+    folder = posixpath.dirname(page.file.src_uri)
 
-    def titled(match: re.Match[str]) -> str:
-        return f"[{titles.get(match[1], match[1])}]({match[1]}"
+    def adapted(match: re.Match[str]) -> str:
+        text, link = match.groups()
+        target = posixpath.normpath(posixpath.join(folder, link))
+        if target.startswith("../"):
+            name = target.removeprefix("../")
+            target = OF_THE_REPOSITORY.get(name, "index.md" if name == "README.md" else target)
+            link = posixpath.relpath(target, folder or ".")
+        shown = titles.get(target, text) if _FILE_NAME.fullmatch(text) else text
+        return f"[{shown}]({link}"
 
-    return _NAMED_AS_FILE.sub(titled, markdown)
+    return _LINK.sub(adapted, markdown)
 
 
 def _titles(nav: Any) -> Iterator[tuple[str, str]]:
@@ -95,7 +102,8 @@ def of_the_repository(name: str) -> str:
 
     def link(match: re.Match[str]) -> str:
         page, anchor, place = match[1].partition("#")
-        return f"]({OF_THE_REPOSITORY.get(page, page)}{anchor}{place})"
+        page = "index.md" if page == "README.md" else OF_THE_REPOSITORY.get(page, page)
+        return f"]({page}{anchor}{place})"
 
     return _TO_DOCS.sub(link, text)
 

@@ -1,4 +1,4 @@
-"""An edge-device emulation testbed for asynchronous federated learning, from Python (docs/python.md).
+"""An edge-device emulation testbed for asynchronous federated learning, from Python.
 
     import testbed
 
@@ -9,7 +9,7 @@
 
 `up` starts a run and `attach` finds one, both as a `RunHandle`; `simulate` runs in virtual time, `sweep`
 many runs, and `load` reads what a run has left. All that the command line does it does by functions of
-here (docs/python.md has the table). What goes wrong for a reason that the user can mend is a
+here (docs/guide/python.md has the table). What goes wrong for a reason that the user can mend is a
 `TestbedError`. A name is imported when it is first used, so that `import testbed` costs nothing.
 """
 

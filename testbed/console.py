@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from agents.texts import counted as counted
+from agents.texts import quantity as quantity
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod

@@ -21,7 +21,7 @@ from agents import config
 from agents.config import ClientConfig
 from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
-from agents.mqtt.transport import Connection, Received
+from agents.mqtt.transport import Connection, ReceivedMessage
 from agents.pipeline.interface import PeerError
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.pipeline.secure.field import FIELD
@@ -40,7 +40,7 @@ class EvilPeer:
         self._liar = Party(run, self._name, self._secure, cfg.parameters)
         """Makes up shares, with the keys of the other one."""
         self._liar._channels, self._liar._keys = self._party._channels, self._party._keys
-        self._inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
         names = self._names
         subscriptions = [
             *(names.model(self._name), names.request(self._name)),
@@ -80,11 +80,11 @@ class EvilPeer:
             for name, share in self._liar.prepare(self._made_up):
                 self._connection.publish(self._names.share(name, self._name), share)
 
-    def _handle(self, message: Received) -> None:
-        name, kind = self._names.name_in(message.topic), self._names.kind_in(message.topic)
+    def _handle(self, message: ReceivedMessage) -> None:
+        kind, name = self._names.split(message.topic)
         try:
             if kind == "key":
-                self._party.meet(name, bytes(message.payload))
+                self._party.add_peer(name, bytes(message.payload))
             elif kind == "model":
                 self._update(payloads.decode_model(message.payload))
             elif kind == "request":

@@ -29,17 +29,17 @@ import pytest
 from agents import shards
 from agents.aggregator.intake import Intake
 from agents.aggregator.main import Aggregator
-from agents.config import AggregatorConfig, Broker, Named, RouterConfig, Stop
+from agents.config import AggregatorConfig, BrokerAccess, Named, RouterConfig, StopConditions
 from agents.device_actions import Crash, SetLink
 from agents.models.buffers import Buffers
 from agents.mqtt import chunks
 from agents.mqtt.rate_limit import RateLimit
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
-from agents.mqtt.transport import Received
+from agents.mqtt.transport import ReceivedMessage
 from agents.pipeline.compression import METHODS
 from agents.pipeline.interface import PeerError
 from agents.pipeline.secure import secure_messages as secure_wire
-from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.masked_update import Masked
 from agents.pipeline.secure.party import Party
 from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
@@ -91,13 +91,13 @@ class Fuzz:
         self._aggregator = _aggregator(folder, self._names.run)
         self._router = _router(self._names.run)
         self._victim, self._peer = (Party("r", name, _SECURE, 4) for name in ("a", "b"))
-        self._peer.meet("a", self._victim.public)
+        self._peer.add_peer("a", self._victim.public)
         self._joiner = chunks.Joiner(lambda _: secure_wire.share_size(_SHARE))
         for topic, message in (
             (self._names.status("d-1"), messages.Status("d-1", "ready")),
-            (self._names.control(AGGREGATOR), messages.Start()),
+            (self._names.control(AGGREGATOR), messages.StartOrder()),
         ):
-            self._aggregator._receive(Received(topic, messages.encode(message), 0))
+            self._aggregator._receive(ReceivedMessage(topic, messages.encode(message), 0))
         self._sequence = 0
 
     def refused(self, part: str, reason: str) -> None:
@@ -192,30 +192,30 @@ class Fuzz:
             message = replace(message, **{field: self._random.choice(NASTY)})
         payload = _unlimited(lambda: payloads.encode(message))
         at = aggregator._clock.now()
-        aggregator._receive(Received(self._names.update("d-1"), self._damaged(payload), at))
+        aggregator._receive(ReceivedMessage(self._names.update("d-1"), self._damaged(payload), at))
 
     def _status(self) -> None:
         payload = self._damaged(self._random.choice([b"ready", b"joining", b"offline"]))
-        ready = Received(self._names.status("d-1"), b"ready", 0)
-        self._aggregator._receive(Received(self._names.status("d-1"), payload, 0))
+        ready = ReceivedMessage(self._names.status("d-1"), b"ready", 0)
+        self._aggregator._receive(ReceivedMessage(self._names.status("d-1"), payload, 0))
         self._aggregator._receive(ready)  # else most updates would be refused for that alone
 
     def _sum(self) -> None:
         words = np.array(self._random.choice(WORDS), np.uint32)
         payload = secure_wire.encode_sum(self._random.choice([0, 1, 2**63]), words)
-        received = Received(self._names.sums("d-1"), self._damaged(payload), 0)
+        received = ReceivedMessage(self._names.sums("d-1"), self._damaged(payload), 0)
         self._aggregator._receive(received)
 
     def _key_or_share(self) -> None:
         try:
             if self._random.random() < 0.2:
                 key = self._random.choice([self._peer.public, bytes(32), bytes(31)])
-                self._victim.meet(self._random.choice(["a", "b", "c", "d"]), self._damaged(key))
+                self._victim.add_peer(self._random.choice(["a", "b", "c", "d"]), self._damaged(key))
                 return
-            self._victim.meet("b", self._peer.public)
+            self._victim.add_peer("b", self._peer.public)
             ((_, share),) = self._peer.prepare(self._random.choice([0, 1, 2, 2**64 - 1]))
             sender = self._random.choice(["b", "b", "b", "c"])
-            self._victim.take(sender, bytearray(self._damaged(share)))
+            self._victim.receive_share(sender, bytearray(self._damaged(share)))
         except PeerError as error:
             self.refused("peer", str(error))
 
@@ -248,7 +248,7 @@ class Fuzz:
         self._hear(self._names.failure("d-1"), text.encode())
 
     def _hear(self, topic: str, payload: bytes) -> None:
-        message = Received(topic, self._damaged(payload), 0)
+        message = ReceivedMessage(topic, self._damaged(payload), 0)
         self._controller._received(message, self._written.append)
         self._controller._orders.clear()
         self._controller.failures.clear()
@@ -256,7 +256,7 @@ class Fuzz:
     def _order(self) -> None:
         action = Crash() if self._random.random() < 0.5 else SetLink({"rtt": 0.1})
         payload = messages.encode(messages.DeviceOrder("d-1", action))
-        self._router._carry_out(Received(self._names.control(ROUTER), self._damaged(payload), 0))
+        self._router._carry_out(ReceivedMessage(self._names.control(ROUTER), self._damaged(payload), 0))
 
     def _damaged(self, payload: bytes) -> bytes:
         """`payload`, in half of the cases with something cut out or put in."""
@@ -294,12 +294,12 @@ def _aggregator(folder: Path, run: str) -> Aggregator:
     return Aggregator(
         AggregatorConfig(
             run=run,
-            broker=Broker("localhost", 1883, "a", ""),
+            broker=BrokerAccess("localhost", 1883, "a", ""),
             task=Named("quadratic", {"centers": [[1.0]]}),
             rule=Named("fedasync", {}),
             clients={"d-1": 1.0},
             evaluate_every=1e6,
-            stop=Stop(after=1e6),
+            stop=StopConditions(after=1e6),
             seed=1,
             test_set=str(folder / "shard"),
             run_directory=str(folder),
@@ -314,7 +314,7 @@ def _router(run: str) -> Router:
     return Router(
         RouterConfig(
             run=run,
-            broker=Broker("localhost", 1883, "a", ""),
+            broker=BrokerAccess("localhost", 1883, "a", ""),
             targets={"broker": 1883},
             addresses={"d-1": "10.0.0.2"},
             links={"d-1": {"rtt": 0.2}},
@@ -334,7 +334,6 @@ def fuzzing(seed: int) -> Iterator[Fuzz]:
         patch.setattr("agents.router.main.iptables", lambda: ["iptables"])
         patch.setattr("agents.router.main.run", lambda _: "")
         patch.setattr(RateLimit, "admits", lambda *_: True)
-        patch.setattr(RateLimit, "refund", lambda *_: None)
         fuzz = Fuzz(Path(folder), seed)
         add, reject = messages.Refusals.add, Intake.reject
         parts = {

@@ -1,46 +1,28 @@
-"""The documents refer to what exists: by links between them, by paths of the project, and by what their
-blocks of code say: commands, topologies, Python."""
+"""The documents: length, indexes, and whether what they name exists: links, paths, commands, topologies,
+Python. `tests/documents.py` has the checks that `make docs` runs too."""
 
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.util
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-import typer.main
 
 from testbed import topology
-from testbed.cli.main import app
 from testbed.errors import BadInputError
 from testbed.sweeps import SweepFile
 from testbed.topology import machines, profiles, validation_errors, yamlfile
-from tests import browser
+from tests import browser, documents
 from tests.conftest import unavailable
+from tests.documents import DOCS, DOCUMENTS, LIMITS, PAGES, ROOT, Block
 from tests.waiting import eventually
-
-ROOT = Path(__file__).parents[1]
-PAGES = sorted(ROOT.glob("docs/*.md"))
-DOCUMENTS = [*ROOT.glob("*.md"), *PAGES]
-LINE = 120
-
-_LINK = re.compile(r"\]\(([^)\s]+)\)")
-_PATH = re.compile(r"`((?:agents|analysis|testbed|docs|tests|topologies)/[^\s`<]*)`")
-_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-_INDENTED = re.compile(r"(?:\A|\n\n)((?:    [^\n]*\n)+)")
-_INLINE = re.compile(r"`(testbed [^`\n]+)`")
-_SHELL = {"|", "&&", "||", ";", ">", "&"}
 
 BASE = {
     "name": "name: base",
@@ -52,125 +34,92 @@ BASE = {
 """Topology into which an excerpt from a page is inserted."""
 
 
-class Block(NamedTuple):
-    document: Path
-    language: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.document.name}:\n{self.text}"
-
-
-def prose(path: Path) -> str:
-    """The text of `path` without its blocks of code."""
-    return _FENCED.sub("", path.read_text(encoding="utf-8"))
-
-
-def blocks(path: Path) -> Iterator[Block]:
-    """Blocks of code, fenced and indented."""
-    text = path.read_text(encoding="utf-8")
-    for indent, language, block in _FENCED.findall(text):
-        yield Block(path, language, re.sub(f"^{indent}", "", block, flags=re.MULTILINE))
-    for block in _INDENTED.findall(_FENCED.sub("", text)):
-        yield Block(path, "", re.sub("^    ", "", block, flags=re.MULTILINE))
+def by_path(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
 
 
 def of_language(language: str) -> list[Block]:
-    return [b for path in DOCUMENTS for b in blocks(path) if b.language == language]
+    return [b for path in DOCUMENTS for b in documents.blocks(path) if b.language == language]
 
 
-def anchors(path: Path) -> set[str]:
-    """Return the anchors of the headings of `path`."""
-    found = _HEADING.findall(prose(path))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+def test_shelves_are_within_their_limits() -> None:
+    assert list(documents.too_long()) == []
 
 
-def paths(document: Path) -> set[str]:
-    """Paths of the project that are named between backticks, outside blocks of code."""
-    return set(_PATH.findall(prose(document)))
+@pytest.mark.parametrize("shelf", LIMITS)
+def test_index_names_every_page_of_its_shelf(shelf: str) -> None:
+    assert list(documents.wrong_index(shelf)) == []
 
 
-def broken_links(document: Path) -> Iterator[str]:
-    for link in _LINK.findall(prose(document)):
-        if "://" in link or link.startswith("mailto:"):
-            continue
-        name, _, anchor = link.partition("#")
-        target = document.parent / name if name else document
-        if not target.exists() or (anchor and anchor not in anchors(target)):
-            yield link
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {path.relative_to(DOCS).as_posix() for path in PAGES}
+    assert pages - set(listed) == set(), "add it to `nav` of mkdocs.yml"
+    assert len(listed) == len(set(listed))
 
 
-def commands(document: Path) -> Iterator[tuple[list[str], bool]]:
-    """Arguments of `testbed` in `document`, and whether all have to be there, as in a block."""
-    for block in blocks(document):
-        if block.language in ("", "sh", "bash", "console"):
-            for line in block.text.splitlines():
-                yield from ((arguments, True) for arguments in _arguments(line))
-    for text in _INLINE.findall(prose(document)):
-        yield from ((arguments, False) for arguments in _arguments(text))
-
-
-def _arguments(line: str) -> Iterator[list[str]]:
-    """Return the arguments of each `testbed` command in a shell line."""
-    try:
-        words = shlex.split(line.removeprefix("$ "), comments=True)
-    except ValueError:  # not a line of a shell
-        return
-    while words:
-        end = next((i for i, word in enumerate(words) if word in _SHELL), len(words))
-        program, *arguments = words[:end] or [""]
-        if Path(program).name == "testbed" and all(map(str.isprintable, arguments)):
-            yield [re.sub(r"^\[|\]$|…$|\.\.\.\]?$", "", word) for word in arguments]
-        words = words[end + 1 :]
-
-
-@functools.cache
-def command_line() -> Any:
-    return typer.main.get_command(app)
-
-
-def complaint(arguments: list[str], *, complete: bool) -> str | None:
-    """Return what is wrong with the arguments' form for `testbed`; values are not checked."""
-    command: Any = command_line()
-    rest = list(arguments)
-    while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
-        command, name = command.get_command(typer.Context(command), rest[0]), rest.pop(0)
-        if command is None:
-            return f"there is no command {name}"
-    if hasattr(command, "commands"):
-        return None
-    try:
-        command.make_context("testbed", rest)
-    except typer.Exit:  # --help
-        return None
-    except Exception as error:  # noqa: BLE001  (typer's own click is private)
-        kind = type(error).__name__
-        allowed = (
-            ["BadParameter"] if complete else ["BadParameter", "MissingParameter", "BadOptionUsage"]
-        )
-        return None if kind in allowed else str(error)
-    return None
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=by_path)
 def test_links_have_targets(document: Path) -> None:
-    assert list(broken_links(document)) == []
+    assert list(documents.broken_links(document)) == []
 
 
 def test_every_page_and_picture_is_linked() -> None:
     linked = {
         (document.parent / link.partition("#")[0]).resolve()
         for document in DOCUMENTS
-        for link in _LINK.findall(prose(document))
+        for link in documents.links(document)
     }
-    there = {*PAGES, *ROOT.glob("docs/**/*.png"), *ROOT.glob("docs/**/*.svg")}
+    there = {*PAGES, *DOCS.glob("**/*.png"), *DOCS.glob("**/*.svg")} - {DOCS / "index.md"}
     assert {path for path in there if path not in linked} == set()
 
 
-def test_every_page_is_in_the_navigation_of_the_site() -> None:
-    listed = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert {path.name for path in PAGES} - set(listed) == set(), "add it to `nav` of mkdocs.yml"
-    assert len(listed) == len(set(listed))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=by_path)
+def test_named_paths_and_tests_exist(document: Path) -> None:
+    assert sorted(path for path in documents.named_paths(document) if not (ROOT / path).exists()) == []
+    assert documents.absent_tests(document) == []
+
+
+@pytest.mark.parametrize("folder", ["agents", "analysis", "benchmarks", "images", "testbed", "tests"])
+def test_pages_named_in_the_code_exist(folder: str) -> None:
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml", ".toml")]
+    named = {
+        page for path in files for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text("utf-8"))
+    }
+    assert sorted(page for page in named if not (ROOT / page).exists()) == []
+
+
+@pytest.mark.parametrize(
+    "document", [page for page in PAGES if page.parent.name != "papers"], ids=by_path
+)
+def test_lines_are_short(document: Path) -> None:
+    lines = document.read_text(encoding="utf-8").splitlines()
+    long = [
+        line for line in lines if len(line) > documents.LINE and line[0] != "|" and "://" not in line
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"], ids=by_path
+)
+def test_commands_exist_with_their_options(document: Path) -> None:
+    assert list(documents.wrong_commands(document)) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=by_path)
+def test_shell_lines_parse(document: Path) -> None:
+    assert list(documents.wrong_shell_lines(document)) == []
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "evidence").glob("*.md")), ids=by_path)
+def test_tables_of_measurements_have_command_machine_and_date(page: Path) -> None:
+    assert list(documents.unsourced_tables(page)) == []
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "guide").glob("*.md")), ids=by_path)
+def test_guide_begins_with_an_example_and_names_no_module(page: Path) -> None:
+    assert page.name == "index.md" or documents.begins_with_an_example(page)
+    assert documents.module_names(page) == []
 
 
 def test_the_table_of_tests_names_each_file_or_its_folder() -> None:
@@ -185,45 +134,11 @@ def test_the_table_of_tests_names_each_file_or_its_folder() -> None:
     assert [name for name in named if not any(fnmatch(stem, name) for stem in every)] == []
 
 
-@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
-def test_lines_are_short(document: Path) -> None:
-    """Tables, which Markdown cannot wrap, and long links are exempt."""
-    lines = document.read_text(encoding="utf-8").splitlines()
-    long = [line for line in lines if len(line) > LINE and line[0] != "|" and "://" not in line]
-    assert long == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_named_paths_exist(document: Path) -> None:
-    assert sorted(path for path in paths(document) if not (ROOT / path).exists()) == []
-
-
 def test_architecture_map_names_the_folders() -> None:
-    named = paths(ROOT / "ARCHITECTURE.md")
+    named = documents.named_paths(ROOT / "ARCHITECTURE.md")
     assert len(named) > 30
     folders = {path.parent for path in (ROOT / "testbed").glob("*/__init__.py")}
     assert {folder for folder in folders if f"testbed/{folder.name}/" not in named} == set()
-
-
-@pytest.mark.parametrize(
-    "document", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"], ids=lambda path: path.name
-)
-def test_commands_exist_with_their_options(document: Path) -> None:
-    found = ((args, complaint(args, complete=complete)) for args, complete in commands(document))
-    assert [(shlex.join(args), wrong) for args, wrong in found if wrong] == []
-
-
-def test_wrong_command_is_detected(tmp_path: Path) -> None:
-    document = tmp_path / "a.md"
-    document.write_text(
-        "`testbed plan` `testbed plot`\n\n    testbed up a.yaml --fast   # comment\n"
-        "    make demo && testbed down --all\n\n```sh\n$ testbed plan\n```\n"
-    )
-    found = [(args, complaint(args, complete=complete)) for args, complete in commands(document)]
-    assert [args for args, _ in found] == [
-        ["plan"], ["up", "a.yaml", "--fast"], ["down", "--all"], ["plan"], ["plot"]
-    ]  # fmt: skip
-    assert sorted(args[0] for args, wrong in found if wrong) == ["plan", "plot", "up"]
 
 
 @pytest.mark.parametrize("block", of_language("yaml"), ids=lambda block: block.document.stem)
@@ -282,7 +197,7 @@ def test_the_site_has_all_pages_and_needs_no_network(site: Path) -> None:
     assert len(pages) > len(PAGES)
     loaded = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?https?:|<link[^>]+stylesheet[^>]+https?:")
     assert [page for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
-    named = re.compile(r">[\w-]+\.md</a>")  # not by its title
+    named = re.compile(r">[\w./-]+\.md</a>")  # not by its title
     assert [page for page in pages if named.search(page.read_text(encoding="utf-8"))] == []
     for page, word in {"rules": "fedbuff", "topology": "compression", "commands": "--resume"}.items():
         assert word in (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
@@ -293,14 +208,32 @@ def test_site_search_works_from_disk(site: Path) -> None:
     if lacking := browser.missing():
         unavailable("browser", f"no {lacking}")
     with browser.opened() as window:
-        window.driver.get(f"{(site / 'tutorial.html').as_uri()}?q=fednova")
+        window.driver.get(f"{(site / 'guide' / 'tutorial.html').as_uri()}?q=fednova")
         results = "return document.querySelectorAll('.md-search-result__link').length"
         eventually(lambda: window.run(results) > 0, 30)
 
 
-def test_broken_link_is_detected(tmp_path: Path) -> None:
+def test_wrong_documents_are_detected(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text(
         "# A title\n[a](a.md#a-title) [b](b.md) [c](#gone) [d](https://d.e)\n```\n[f](f)\n```\n"
+        "`testbed plan` `testbed plot` `agents/core.py`\n\n    testbed up a.yaml --fast   # comment\n"
+        "    make demo && testbed down --all\n\n```sh\n$ testbed plan\n```\n\n| a |\n| --- |\n| 1 |\n"
     )
-    assert list(broken_links(document)) == ["b.md", "#gone"]
+    assert list(documents.broken_links(document)) == ["b.md", "#gone"]
+    found = documents.commands(document)
+    assert [arguments for arguments, _ in found] == [
+        ["plan"], ["up", "a.yaml", "--fast"], ["down", "--all"], ["plan"], ["plot"]
+    ]  # fmt: skip
+    wrong = [line.split(":")[0] for line in documents.wrong_commands(document)]
+    assert wrong == ["testbed plan", "testbed up a.yaml --fast", "testbed plot"]
+    assert list(documents.wrong_shell_lines(document)) == []
+    assert list(documents.unsourced_tables(document)) == ["| a |"]
+    assert documents.module_names(document) == ["`agents/core.py`"]
+    document.write_text(
+        "# B\n\n## First\n\n    make nothing\n    python -m tests.nothing\n    echo 'open\n\n"
+        "| a |\n| --- |\n| 1 |\n\n*`make bench` · two cores · 2026-11-20*\n"
+    )
+    assert len(list(documents.wrong_shell_lines(document))) == 3
+    assert list(documents.unsourced_tables(document)) == []
+    assert not documents.begins_with_an_example(document)

@@ -1,4 +1,4 @@
-"""`testbed calibrate --fidelity` on this host: what docs/fidelity.md says of CPU shares and links."""
+"""`testbed calibrate --fidelity` on this host, against what docs/evidence/fidelity.md says."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from agents import events, own_code
-from agents.client.training import FitTrainer, trainer_of
-from agents.config import Local
+from agents.client.training import FitTrainer, make_trainer
+from agents.config import LocalTraining
 from agents.device_actions import Crash, SetCpu
 from agents.tasks.flower import Flower
 from testbed import BadInputError, simulate, topology, up
@@ -89,28 +89,28 @@ def test_message_api_app_runs_in_virtual_time(tmp_path: Path) -> None:
 def test_fit_returns_the_apps_arrays(tmp_path: Path) -> None:
     """The arrays that come out are those of the partition's training, BatchNorm's buffers included."""
     written(tmp_path)
-    own_code.use(str(tmp_path))
+    own_code.use_folder(str(tmp_path))
     try:
         task = Flower("flower_app.client_app:app", "flower_app.task:Net", "local-epochs=1")
         torch.manual_seed(1)
-        trainer = trainer_of(task, task.shards_for(3)[2], Local(steps=1, lr=0.05))
+        trainer = make_trainer(task, task.shards_for(3)[2], LocalTraining(steps=1, lr=0.05))
         assert isinstance(trainer, FitTrainer)
         start = trainer.flat.w.numpy().copy()
         trainer.warm_up()
         assert np.array_equal(trainer.flat.w.numpy(), start)
         result = trainer.train(start, np.random.default_rng(0))
-        moved = own_code.attribute("flower_app.task:Net")()
+        moved = own_code.load_attribute("flower_app.task:Net")()
         names = [name for name, _ in moved.named_parameters()]
         assert [name for name, _ in trainer.flat.module.named_parameters()] == names
         assert result.steps == 1
         assert 0 < np.abs(result.end - start).max() < 10
         counted = result.buffers.integers.tolist()
         assert counted == [-(-(-(-1797 // 3) * 4 // 5) // 32)]  # batches of the partition: one epoch
-        clipped = trainer_of(task, task.shards_for(3)[2], Local(steps=1, lr=0.05, clip=0.01))
+        clipped = make_trainer(task, task.shards_for(3)[2], LocalTraining(steps=1, lr=0.05, clip=0.01))
         end = clipped.train(start, np.random.default_rng(0)).end
         assert np.linalg.norm(end - start) == pytest.approx(0.01, rel=1e-3)
     finally:
-        own_code.use(None)
+        own_code.use_folder(None)
 
 
 @pytest.mark.parametrize(

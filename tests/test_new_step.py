@@ -57,7 +57,7 @@ class _TopOneAtServer(ServerStep):
     def __init__(self, parameters: int) -> None:
         self._parameters = parameters
 
-    def decoded(self, encoded: Encoded) -> Vector:
+    def decode(self, encoded: Encoded) -> Vector:
         vector = np.zeros(self._parameters, np.float32)
         vector[int(encoded.fields["place"])] = encoded.arrays["w"][0]
         return vector

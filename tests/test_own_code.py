@@ -1,4 +1,4 @@
-"""docs/own-code.md: its example, as it stands there, in every runtime."""
+"""docs/guide/own-code.md: its example, as it stands there, in every runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from docker.errors import ImageNotFound
 from testbed import images
 from tests.running import Finished, cli
 
-PAGE = Path(__file__).parents[1] / "docs" / "own-code.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "own-code.md"
 _FILE = re.compile(r"`([\w./-]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -159,7 +159,8 @@ def test_recipe_adds_a_device_action_and_mypy_names_unhandled_places(copy: Path)
     insert(actions, '    Pause: {"frozen": True},', '    Overheat: {"frozen": True},\n')
     program = (
         "from agents.device_actions import DeviceState, Overheat, from_json, to_json\n"
-        "print(to_json(Overheat()), from_json(to_json(Overheat())), DeviceState().after(Overheat()))"
+        "state = DeviceState().with_action(Overheat())\n"
+        "print(to_json(Overheat()), from_json(to_json(Overheat())), state)"
     )
     printed = python(copy, "-c", program)
     assert printed.startswith("{'action': 'overheat'} Overheat() DeviceState(")

@@ -90,7 +90,7 @@ def test_run_resumes_after_interrupt_and_kill(testbed: Testbed, tmp_path: Path) 
 def unacknowledged(run: Finished) -> list[payloads.UpdateMessage]:
     """Updates that clients had finished and were not told to be safe."""
     kept = (run.path / "state" / "clients").rglob("*.update")
-    return [payloads.decode_update(bytes(files.unsealed(file.read_bytes()))) for file in kept]
+    return [payloads.decode_update(bytes(files.without_checksum(file.read_bytes()))) for file in kept]
 
 
 def wait_for_the_last_record(runs: Path) -> Finished:
@@ -188,10 +188,10 @@ def test_damaged_log_is_not_resumed_and_invalid_outbox_files_are_set_aside(
     after = Finished.only_one_in(interrupted.path.parent)
     notes = [record.message for record in after.records if isinstance(record, events.Note)]
     assert sorted(note.split("/")[-1] for note in notes) == [
-        "9997.update is set aside as 9997.update.aside: it is no regular file",
-        "9998.update is set aside as 9998.update.aside: it is no regular file",
+        "9997.update is set aside as 9997.update.aside: it is not a regular file",
+        "9998.update is set aside as 9998.update.aside: it is not a regular file",
         "9999.update is set aside as 9999.update.aside: it cannot be read: its checksum is wrong: it "
-        "is damaged, or not whole",
+        "is damaged or incomplete",
         "abc.update is set aside as abc.update.aside: its name is not the number of a dispatch",
     ]
     assert len({(one.client, one.dispatch) for one in after.updates}) == len(after.updates) >= 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from agents import events
 from agents.rules.interface import Request
@@ -27,7 +27,7 @@ class Dispatch:
 
     @property
     def to_client(self) -> dict[str, Any]:
-        """What the message has of it beside the model."""
+        """Fields sent along with the model."""
         return {
             "lr": self.lr,
             "acknowledged": self.acknowledged,
@@ -42,6 +42,13 @@ class Broadcast:
 
     version: int
     number: int
+    to_client: ClassVar[dict[str, Any]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class EndInstant:
+    """Hand in `inputs.InstantOver` once everything that happened at this instant has been handed in: a
+    broadcast, models or requests wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +76,6 @@ class Acknowledge:
 
     client: str
     dispatch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The message just handed in is one that `client` had been asked for: it is no flood."""
-
-    client: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,11 @@ Action = (
     Dispatch
     | Broadcast
     | Request
+    | EndInstant
     | AskForReport
     | AskForUnacknowledged
     | AskForShares
     | Acknowledge
-    | Answered
     | Evaluate
     | Save
     | Log

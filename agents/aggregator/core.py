@@ -8,7 +8,8 @@ which inputs it takes when. Its state is in parts, each pure and in a module of 
 
 A shell hands it every input through `handle`, and carries out all the actions of one input before it
 hands in the next: `Started` once, then the others as things happen, `TimersDue` when `next_timer` has
-come, and `InstantOver` when all that happened at one instant has been handed in. What the server sends
+come, and, if `EndInstant` asks for it, `InstantOver` when all that happened at one instant has been
+handed in. What the server sends
 within an instant leaves in this order: immediate replies, as each arrival is handled; then, once the
 instant is over, the broadcast, the deferred models, and the requests, so that no request overtakes the
 model that it is about.
@@ -30,10 +31,10 @@ from agents.aggregator import inputs
 from agents.aggregator.actions import (
     Action,
     Actions,
-    Answered,
     AskForReport,
     AskForShares,
     AskForUnacknowledged,
+    EndInstant,
     Finish,
     Log,
     Save,
@@ -53,9 +54,9 @@ from agents.aggregator.versions import Versions
 from agents.config import Named
 from agents.models import buffers
 from agents.models.buffers import Buffers
-from agents.models.vectors import Vector
+from agents.models.vectors import Vector, unfit
 from agents.pipeline import ServerSteps
-from agents.pipeline.secure.server import Asked, Lost, Opened, SecureSums
+from agents.pipeline.secure.server import SecureSums, SumBegun, SumLost, SumOpened
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import Request, Rule, Send, Server, State, SumUp
@@ -202,52 +203,53 @@ class AggregatorCore:
             if reaction is Reaction.ILLEGAL:
                 raise IllegalInputError(event, self._phase)
             return []
-        actions = self._handle(event)
-        end = self._ending.end
-        if self._phase is not RunPhase.ENDED or self._evaluations or end is None:
-            return actions
-        return [*actions, *(self._evaluate(end.at) or self._finish(end))]
-
-    def _handle(self, event: inputs.Input) -> Actions:
+        actions: Actions
         match event:
             case inputs.UpdateArrived():
-                return self._update_arrived(event)
+                actions = self._update_arrived(event)
             case inputs.InstantOver(at):
-                return self._sending.instant_over(at)
+                actions = self._sending.instant_over(at)
             case inputs.SharesSummed(at, client, message):
-                return self._shares_summed(client, message, at)
+                actions = self._shares_summed(client, message, at)
             case inputs.TimersDue(at):
-                return self._fire_due_timers(at)
+                actions = self._fire_due_timers(at)
             case inputs.StatusChanged(at, client, state):
-                return self._status_changed(client, state, at)
+                actions = self._status_changed(client, state, at)
             case inputs.PartEvaluated():
-                return [self._evaluations.part(event)]
+                actions = [self._evaluations.part(event)]
             case inputs.EvaluationDone():
-                return self._evaluation_done(event)
+                actions = self._evaluation_done(event)
             case inputs.Reported():
-                return self._reported(event)
+                actions = self._reported(event)
             case inputs.Reconnected(at, since):
-                return self._reports.disrupted(
+                actions = self._reports.disrupted(
                     "the aggregator had no connection to the broker", since, at
                 )
             case inputs.Restarted(at, since):
                 self.progress.went_on(at)
                 away = events.Disrupted(to_seconds(at), to_seconds(since), "the aggregator was away")
-                return [Log(away)]
+                actions = [Log(away)]
             case inputs.Stalled(at, since):
-                return self._stalled(since, at)
+                actions = self._stalled(since, at)
             case inputs.Unreadable(at, sender, reason):
-                return self._intake.stray(sender, reason, at)
+                actions = self._intake.stray(sender, reason, at)
             case inputs.Written(line):
-                return self._write(line)
+                actions = self._write(line)
             case inputs.EndRequested(at, reason):
-                return self._interrupt(reason, at)
+                actions = self._interrupt(reason, at)
             case inputs.Started():
-                return self._resume(event) if self._phase is RunPhase.SUSPENDED else self._start(event)
+                change = self._resume if self._phase is RunPhase.SUSPENDED else self._start
+                actions = change(event)
             case inputs.Suspended():
-                return self._suspend()
+                actions = self._suspend()
             case _:
                 assert_never(event)
+        if self._outgoing.waits and self._phase is RunPhase.RUNNING:
+            return [*actions, EndInstant()]
+        end = self._ending.end
+        if self._phase is not RunPhase.ENDED or self._evaluations or end is None:
+            return actions
+        return [*actions, *(self._evaluate(end.at) or self._finish(end))]
 
     def _fire_due_timers(self, at: Nanoseconds) -> Actions:
         """Fire every timer that is due at time `at`, the earliest first."""
@@ -384,7 +386,7 @@ class AggregatorCore:
         self._reports.expect_none(client)
         unanswered: list[Action] = [*self._sending.unanswered(client, at)]
         self._sending.forget(client)
-        for lost in [] if self._sums is None else self._sums.gone(client):
+        for lost in [] if self._sums is None else self._sums.remove_client(client):
             unanswered += self._settle(lost, at)
         return [*unanswered, *self._carry_out(self._rule.leave(client), at)]
 
@@ -401,7 +403,7 @@ class AggregatorCore:
         told = message.run, message.client, message.sequence
         if told != (self._settings.run, sender, acknowledged) or self._sums is not None:
             return []
-        if acknowledged and (problem := self._intake.unfit(message.vector)) is not None:
+        if acknowledged and (problem := unfit(message.vector, self._server.w)) is not None:
             return self._intake.reject(sender, problem, at)
         self._sending.retire(sender)
         memory = message.vector if acknowledged else None
@@ -454,7 +456,9 @@ class AggregatorCore:
         for action in actions:
             match action:
                 case rules.Aggregated():
-                    done += self._version_made(action, at)
+                    done += self._versions.made(action, at)
+                    if self._versions.are_enough:
+                        done += self._end("updates", at)
                 case rules.Ignored(reason) if update is not None:
                     if self._sums is not None:
                         self._sums.drop(update.client, update.dispatch)
@@ -480,11 +484,6 @@ class AggregatorCore:
                     self._timers.set_periodic(("rule", name), period, at)
         return done
 
-    def _version_made(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
-        made, limit = self._versions.made(aggregated, at), self._settings.stop.updates
-        is_enough = limit is not None and self._versions.applied >= limit
-        return [*made, *self._end("updates", at)] if is_enough else made
-
     def _unused(self, client: str, dispatch: int, reason: str, at: Nanoseconds) -> list[Action]:
         """Nothing comes of the update of `client` that answered `dispatch`."""
         return [
@@ -497,7 +496,7 @@ class AggregatorCore:
     def _sum_up(self, wanted: SumUp, sums: SecureSums, at: Nanoseconds) -> list[Action]:
         """Ask those who hold shares of the masks of these updates for their sums."""
         begun = sums.begin(wanted, self._server.clients.keys())
-        if not isinstance(begun, Asked):
+        if not isinstance(begun, SumBegun):
             return self._settle(begun, at)
         self._timers.set(("shares", begun.number), at + sums.timeout)
         asked = self._server.in_order(begun.holders)
@@ -508,20 +507,19 @@ class AggregatorCore:
         sums, shares = self._sums, message.words
         if sums is None:  # only a run with secure aggregation has the topic
             return []
-        answered: list[Action] = [Answered(client)] if sums.note_answer(client, message.number) else []
-        if not sums.awaits(client, message.number):
-            return answered
-        if shares is not None and (problem := sums.unfit(shares)) is not None:
-            return [*self._intake.stray(client, problem, at), *answered]
+        if not sums.is_waiting_for(client, message.number):
+            return []
+        if shares is not None and (problem := sums.problem_with_shares(shares)) is not None:
+            return self._intake.stray(client, problem, at)
         settled = sums.answer(message.number, client, shares)
-        return answered if settled is None else [*self._settle(settled, at), *answered]
+        return [] if settled is None else self._settle(settled, at)
 
-    def _settle(self, settled: Opened | Lost, at: Nanoseconds) -> list[Action]:
+    def _settle(self, settled: SumOpened | SumLost, at: Nanoseconds) -> list[Action]:
         """A sum waits no longer: the model moves by it, or nothing comes of its updates."""
         self._timers.cancel(("shares", settled.number))
         wanted = settled.wanted
-        if isinstance(settled, Opened):
-            return self._version_made(self._rule.summed(wanted, settled.total), at)
+        if isinstance(settled, SumOpened):
+            return self._carry_out([self._rule.summed(wanted, settled.total)], at)
         lost: list[Action] = []
         for used in wanted.contributions:
             lost += self._unused(used.client, used.dispatch, f"its buffer {settled.reason}", at)

@@ -25,7 +25,7 @@ from agents.disk import files
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
 from agents.rules.interface import Server
-from agents.texts import counted
+from agents.texts import quantity
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 from agents.wire import payloads
 
@@ -136,7 +136,7 @@ class DurableCore:
         SnapshotError."""
         path = self._waiting(version)
         try:
-            w, _, buffers = payloads.unpack(bytes(files.unsealed(path.read_bytes())))
+            w, _, buffers = payloads.unpack(bytes(files.without_checksum(path.read_bytes())))
         except (OSError, ValueError, payloads.WireError) as error:
             raise SnapshotError(
                 f"{path}, a model that waits for its evaluation, cannot be read: {error}"
@@ -157,15 +157,16 @@ class DurableCore:
             state.evaluating.remove(event.version)
             self._evaluated.append(self._waiting(event.version))
         actions = state.core.handle(event)
+        self._journal.write(*[action.record for action in actions if isinstance(action, act.Log)])
         for action in actions:
             match action:
-                case act.Log(record):
-                    self._journal.write(record)
                 case act.Evaluate(version):
                     state.evaluating.append(version)
                     if self._keeps:
                         with self._waiting(version).open("wb") as file:
-                            file.writelines(files.sealed(payloads.pack(server.w, {}, server.buffers)))
+                            file.writelines(
+                                files.with_checksum(payloads.pack(server.w, {}, server.buffers))
+                            )
                 case act.Save(version, final) as save:
                     folder, schema = self._directory / "models", self._schema
                     storage.save_model(folder, save.name, server.w, server.buffers, version, schema)
@@ -225,7 +226,7 @@ class DurableCore:
             if undone and extent is not None:
                 raise RecordingError(
                     f"{self._log_path} ends with entry {extent.last} of the run, and "
-                    f"{self._journal_path} has {counted(undone, 'update')} beyond what follows from "
+                    f"{self._journal_path} has {quantity(undone, 'update')} beyond what follows from "
                     "these: the end of the log is missing"
                 )
             on_error.pop_all()
@@ -237,7 +238,7 @@ class DurableCore:
             self.handle(inputs.Suspended(state.at, segment))
             self._due = not self._logs
         if undone:
-            lost = counted(undone, "update, applied since, is", "updates, applied since, are")
+            lost = quantity(undone, "update, applied since, is", "updates, applied since, are")
             self._note(f"the run goes on from its last checkpoint: {lost} lost")
         if differs and self._logs:
             self._note("events.jsonl was damaged behind the checkpoint; the log has given it again")
@@ -287,7 +288,7 @@ class DurableCore:
         whole = []
         with suppress(SnapshotError, OSError):
             state: State = snapshot.load(self._checkpoint)
-            entries = counted(state.entries, "entry", "entries")
+            entries = quantity(state.entries, "entry", "entries")
             whole.append(f"{self._checkpoint.name} ({entries} of the run, {to_seconds(state.at):.1f} s)")
             self._kept_journal(state).abandon()
             whole.append(self._journal_path.name)

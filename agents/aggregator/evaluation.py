@@ -13,11 +13,11 @@ import torch
 
 from agents.aggregator.evaluation_parts import NO_PARTS, Part, Parts
 from agents.aggregator.inputs import EvaluationDone, PartEvaluated
-from agents.config import FROM_TASK, Start
+from agents.config import FROM_TASK, InitialModel
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, build
 from agents.models.vectors import Vector
-from agents.shards import Shard, inputs
+from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task
 from agents.timing.nanoseconds import Nanoseconds
 
@@ -62,7 +62,7 @@ class Evaluator:
         kept: Callable[[int], tuple[Vector, Buffers]] | None = None,
         until_released: bool = False,
         cpus: Sequence[int] = (),
-        start: Start = FROM_TASK,
+        start: InitialModel = FROM_TASK,
         parts: Parts = NO_PARTS,
     ) -> None:
         self._flat = FlatModule(build(task, start), trained=False)
@@ -151,7 +151,7 @@ _Samples = tuple[torch.Tensor, torch.Tensor]
 
 def _tensors(shard: Shard) -> _Samples:
     """Inputs and labels."""
-    return inputs(torch.from_numpy(shard.x), shard.scale), torch.from_numpy(shard.y)
+    return model_inputs(torch.from_numpy(shard.x), shard.scale), torch.from_numpy(shard.y)
 
 
 def _part(part: str, name: str, figures: Sequence[Vector], penalty: float) -> Part:

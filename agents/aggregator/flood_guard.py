@@ -6,12 +6,16 @@ too much is refused before it is decoded, and who goes on is shut out: the contr
 
 from __future__ import annotations
 
+from collections import Counter
+
 from agents.mqtt.rate_limit import RateLimit
 
 _MESSAGE_RATE = 100, 10.0
-"""At once, and a second of the host: what one client may send beside an answer to each dispatch."""
+"""At once, and a second of the host: what one client may send beside the answers it was asked for."""
 _FLOOD_MESSAGES = 1000
 """A client that has sent so many messages more than it may floods."""
+_MAX_ASKED = 256
+"""Answers that a client may owe: of those that it will never give none add up."""
 _TRICKLE_MESSAGES = 10
 """Messages of who is shut out between two looks: statuses of one that starts anew, but no flood."""
 
@@ -19,23 +23,29 @@ _TRICKLE_MESSAGES = 10
 class FloodGuard:
     def __init__(self) -> None:
         self._rate_limit = RateLimit(*_MESSAGE_RATE)
+        self._asked: Counter[str] = Counter()
+        """Answers that each client owes."""
         self._shut_out: set[str] = set()
         self._since_look = 0
         self._refused = 0
         """Messages of who is shut out: of the flood that goes on."""
         self._flooded = False
 
-    def passes(self, sender: str, at: float) -> bool:
+    def asked(self, client: str) -> None:
+        """`client` is sent something that it is to answer: one answer passes at any rate."""
+        if self._asked[client] < _MAX_ASKED:
+            self._asked[client] += 1
+
+    def passes(self, sender: str, at: float, *, is_answer: bool = False) -> bool:
         """Whether a message of `sender`, at `at` seconds of the host, is to be looked at."""
         if sender in self._shut_out:
             self._since_look += 1
             self._refused += 1
             return False
+        if is_answer and self._asked[sender]:
+            self._asked[sender] -= 1
+            return True
         return self._rate_limit.admits(sender, at)
-
-    def answers(self, sender: str) -> None:
-        """The message that has just passed answers an open dispatch: it does not count."""
-        self._rate_limit.refund(sender)
 
     def floods(self, sender: str) -> bool:
         """Whether `sender` is to be shut out, and is not yet."""
@@ -51,6 +61,7 @@ class FloodGuard:
             return False
         self._shut_out.remove(sender)
         self._rate_limit.forget(sender)
+        del self._asked[sender]
         return True
 
     def subsided(self) -> int | None:

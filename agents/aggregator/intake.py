@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from agents import events
-from agents.aggregator.actions import Acknowledge, Action, Answered, Log
+from agents.aggregator.actions import Acknowledge, Action, Log
 from agents.aggregator.dispatches import Dispatched, NoAnswer
 from agents.aggregator.ending import Ending
 from agents.aggregator.inputs import UpdateArrived
@@ -14,11 +14,10 @@ from agents.aggregator.progress import Progress
 from agents.aggregator.sending import Sending, unfinished
 from agents.aggregator.settings import Settings
 from agents.aggregator.validation import MAX_COUNT, Validation
-from agents.models.vectors import Vector
 from agents.mqtt.rate_limit import RateLimit
 from agents.pipeline import ServerSteps
 from agents.rules.interface import Kind, Server, Update
-from agents.texts import visible
+from agents.texts import make_printable
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _NO_FACTS: dict[str, Any] = {}
@@ -61,71 +60,34 @@ class Intake:
         self._bounds_norm = settings.bounds.norm is not None
         self._strays = RateLimit(*_STRAYS)
 
-    def unfit(self, vector: Vector) -> str | None:
-        """Why `vector` cannot go into this run's model, or None."""
-        return self._validation.unfit(vector)
-
     def judge(self, event: UpdateArrived, epoch: Nanoseconds, *, clock_runs: bool) -> Verdict:
         """Decide about an update. `epoch` is what its client's clock showed at time 0."""
-        at, sender, message = event.at, event.sender, event.message
-        number, end = message.dispatch, self._ending.end
+        at, sender, message, number = event.at, event.sender, event.message, event.message.dispatch
         is_ours = (message.run, message.client) == (self._settings.run, sender)
-        is_present, is_update = sender in self._server.clients, message.sequence > 0
-        answer = self._dispatches.answer(
-            sender, number, is_valid=is_update and is_ours, is_taken=is_present and end is None
-        )
-        if answer is NoAnswer.DUPLICATE:
-            return Verdict([Acknowledge(sender, number)])
-        known = 0 if answer is NoAnswer.NEVER_SENT else number
-        acknowledged = (Acknowledge(sender, number),) if is_update and is_ours and known else ()
-        if end is not None:
-            late = "arrived after the run had ended"
-            record = events.UpdateRejected(to_seconds(end.at), sender, late, known)
-            return Verdict([Log(record), *acknowledged])
-        if isinstance(answer, Dispatched):
-            last = (Answered(sender), *acknowledged)
-            return self._use(event, answer, epoch, last, clock_runs=clock_runs)
-        if is_update:
-            self._outgoing.request_again(sender)
-        if not is_present:
-            why = "from a client that is not present"
-        elif not is_ours:
-            why = f"says it is from {message.client} in run {message.run}"
-        elif not is_update:
-            why = f"duplicate: sequence {message.sequence}"
-        else:
-            why = f"answers dispatch {number}, which is not open"
-        return Verdict([*self.stray(sender, why, at, known), *acknowledged])
-
-    def _use(
-        self,
-        event: UpdateArrived,
-        dispatch: Dispatched,
-        epoch: Nanoseconds,
-        last: tuple[Action, ...],
-        *,
-        clock_runs: bool,
-    ) -> Verdict:
-        """Prepare the answer to `dispatch` for the rule, if it can be used."""
-        at, sender, number = event.at, event.sender, event.message.dispatch
+        is_valid = is_ours and message.sequence > 0
+        is_taken = sender in self._server.clients and self._ending.end is None
+        dispatch = self._dispatches.answer(sender, number, is_valid=is_valid, is_taken=is_taken)
+        if not isinstance(dispatch, Dispatched):
+            return self._unasked(event, dispatch, is_ours=is_ours)
+        last = (Acknowledge(sender, number),)
         # While the clock stands still a client that outlived it is ahead of it.
         end = epoch + event.arrived if clock_runs else MAX_COUNT
         base, begin = self._sending.bases.get(dispatch.version), epoch + dispatch.at
-        message = self._validation.usable(event, dispatch, base, begin, end)
+        usable = self._validation.usable(event, dispatch, base, begin, end)
         stall = self._progress.arrived(sender, event.arrived - dispatch.at, at)
-        if isinstance(message, str):
+        if isinstance(usable, str):
             record = unfinished(sender, dispatch, number, at, event.arrived)
-            rejected = [*stall, *self.reject(sender, message, at, number), record]
+            rejected = [*stall, *self.reject(sender, usable, at, number), record]
             if not self._dispatches.has_open(sender):
                 return Verdict(rejected, last=last, is_model_due=True)
             self._outgoing.request_again(sender)
             return Verdict(rejected, last=last)
-        vector, first = message.vector, cast(list[Action], stall)
-        if self._bounds_norm and (length := self._validation.over_norm(message)) is not None:
-            vector = self._validation.clipped(message, length)
+        vector, first = usable.vector, cast(list[Action], stall)
+        if self._bounds_norm and (length := self._validation.over_norm(usable)) is not None:
+            vector = self._validation.clipped(usable, length)
             first.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._outgoing.satisfied(sender)
-        facts = _NO_FACTS if self._sums is None else self._sums.facts(sender, number)
+        facts = _NO_FACTS if self._sums is None else self._sums.record_fields(sender, number)
         self._sending.arrivals.add(event, dispatch, epoch, self._server.w.size, facts)
         update = Update(
             client=sender,
@@ -141,6 +103,30 @@ class Intake:
         )
         return Verdict(first, update, last)
 
+    def _unasked(self, event: UpdateArrived, answer: NoAnswer, *, is_ours: bool) -> Verdict:
+        """Decide about an update that answers no open dispatch. `is_ours`: it names this run and its
+        sender."""
+        sender, message, number = event.sender, event.message, event.message.dispatch
+        if answer is NoAnswer.DUPLICATE:
+            return Verdict([Acknowledge(sender, number)])
+        known, is_update = 0 if answer is NoAnswer.NEVER_SENT else number, message.sequence > 0
+        acknowledged = (Acknowledge(sender, number),) if is_ours and is_update and known else ()
+        if (end := self._ending.end) is not None:
+            late = "arrived after the run had ended"
+            record = events.UpdateRejected(to_seconds(end.at), sender, late, known)
+            return Verdict([Log(record), *acknowledged])
+        if is_update:
+            self._outgoing.request_again(sender)
+        if sender not in self._server.clients:
+            why = "from a client that is not present"
+        elif not is_ours:
+            why = f"says it is from {message.client} in run {message.run}"
+        elif not is_update:
+            why = f"duplicate: sequence {message.sequence}"
+        else:
+            why = f"answers dispatch {number}, which is not open"
+        return Verdict([*self.stray(sender, why, event.at, known), *acknowledged])
+
     # Rejections
 
     def reject(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
@@ -148,7 +134,7 @@ class Intake:
         that is unknown."""
         if self._ending.end is not None:
             return []
-        why = visible(reason, _MAX_REASON)
+        why = make_printable(reason, _MAX_REASON)
         return [Log(events.UpdateRejected(to_seconds(at), sender, why, dispatch))]
 
     def stray(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:

@@ -4,7 +4,7 @@
 
 Updates are handled in batches: all that has arrived is applied, the log of inputs is synced once, and
 only then do the replies and acknowledgements leave. So whatever a client hears of is on disk, at one
-sync for many updates (docs/guarantees.md).
+sync for many updates (docs/concepts/durability.md).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.evaluation_parts import Parts
 from agents.aggregator.flood_guard import FloodGuard
+from agents.aggregator.outbox import Outbox
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.run_phase import RunPhase
 from agents.aggregator.settings import LastEvaluation, Settings
@@ -37,12 +38,12 @@ from agents.aggregator.snapshot import SnapshotError
 from agents.config import AggregatorConfig
 from agents.device_actions import Crash, Join, Restart, to_json
 from agents.models.flat import first_model
-from agents.mqtt import chunks, topics
+from agents.mqtt import topics
 from agents.mqtt.inbox import Inbox
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.rules import RULES
-from agents.rules.interface import Request, Rule
+from agents.rules.interface import Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.clock import Clock
@@ -76,9 +77,8 @@ class _StoodStill:
     at: float
 
 
-_Request = messages.Request | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
-_Other = Future[Evaluation] | messages.Stop | _Reconnected | _StoodStill
-_Input = Received | _Other
+_Other = Future[Evaluation] | messages.StopOrder | _Reconnected | _StoodStill
+_Input = ReceivedMessage | _Other
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
     if cfg.evaluation_cpus:  # a container has both
         os.sched_setaffinity(0, cfg.cpus)
     process.keep_freed_memory()
-    own_code.use(cfg.code)
+    own_code.use_folder(cfg.code)
     code = 1
     try:
         aggregator = Aggregator(cfg)
@@ -97,12 +97,12 @@ def main() -> None:
     except (ConnectionFailedError, RecordingError, SnapshotError) as error:
         sys.stderr.write(f"aggregator: {error}\n")
     except Exception as error:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
-        if own_code.caused(error, cfg.task.name):
+        if own_code.is_own_fault(error, cfg.task.name):
             code = own_code.FAILED
-            sys.stderr.write(f"{own_code.told(error)}\n")
+            sys.stderr.write(f"{own_code.own_traceback(error)}\n")
         else:
             traceback.print_exc()
-    process.end(code)
+    process.exit_now(code)
 
 
 class Aggregator:
@@ -187,9 +187,9 @@ class Aggregator:
         )
         self._connection.open()
         self._connection.publish_status(status, _READY)
-        self._outbox: list[tuple[str, bytes | chunks.Messages]] = []
-        self._newest: tuple[int, chunks.Body] | None = None
-        """Version and body of the model that was sent last."""
+        self._outbox = Outbox(names, self._clients, self._schema, self._server)
+        self._has_deferred = False
+        """Whether the core waits for the end of the instant."""
         self._finished: str | None = "before" if self._core.phase is RunPhase.FINISHED else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
         self._flood_guard = FloodGuard()
@@ -198,7 +198,7 @@ class Aggregator:
 
     def run(self) -> None:
         """Serve until the core ends the run; what was recorded by then is kept also after an error."""
-        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.Stop()))
+        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.StopOrder()))
         disturbances.watch(lambda since, at: self._inbox.put(_StoodStill(since, at)))
         try:
             self._serve()
@@ -212,36 +212,36 @@ class Aggregator:
         if self._epoch is not None:  # it was started again within the run
             self._handle(inputs.Restarted(self._now(), self._durable.at))
         while self._finished is None:
-            for event in self._wait():
+            timer = self._core.next_timer
+            for event in self._wait(timer):
                 self._receive(event)
             now = self._now()
-            timer = self._core.next_timer
             if timer is not None and timer <= now:
                 self._handle(inputs.TimersDue(now))
-            self._handle(inputs.InstantOver(now))
-            self._watch()
-            self._durable.sync(told=bool(self._outbox))
-            for topic, payload in self._outbox:
-                self._connection.publish(topic, payload)
-            self._outbox.clear()
+            if self._has_deferred:
+                self._has_deferred = False
+                self._handle(inputs.InstantOver(now))
+            if time.monotonic() >= self._watched + _WATCH_EVERY_S:
+                self._watched = time.monotonic()
+                self._watch(now)
+            self._durable.sync(told=bool(self._outbox.waiting))
+            self._outbox.send(self._connection)
 
-    def _watch(self) -> None:
-        """Look now and then whether the run goes on, and whether a flood is over."""
-        if time.monotonic() >= self._watched + _WATCH_EVERY_S:
-            self._watched, now = time.monotonic(), self._now()
-            if (since := self._core.silent_since(now)) is not None:
-                self._handle(inputs.Stalled(now, since))
-            overdue = self._core.overdue(now)
-            for client in overdue.keys() - self._overdue.keys():
-                self._note(
-                    f"{client} has not answered the model that it was sent at "
-                    f"{to_seconds(overdue[client]):.1f} s: it takes far longer than its rounds took so "
-                    "far, and may hang"
-                )
-            self._overdue = overdue
-            if (refused := self._flood_guard.subsided()) is not None:
-                self._note(f"a flood is over: {refused:,} messages of it were refused")
-                self._connection.subscribe_again()  # statuses and updates may be lost in it
+    def _watch(self, now: Nanoseconds) -> None:
+        """Look whether the run goes on, and whether a flood is over."""
+        if (since := self._core.silent_since(now)) is not None:
+            self._handle(inputs.Stalled(now, since))
+        overdue = self._core.overdue(now)
+        for client in overdue.keys() - self._overdue.keys():
+            self._note(
+                f"{client} has not answered the model that it was sent at "
+                f"{to_seconds(overdue[client]):.1f} s: it takes far longer than its rounds took so "
+                "far, and may hang"
+            )
+        self._overdue = overdue
+        if (refused := self._flood_guard.subsided()) is not None:
+            self._note(f"a flood is over: {refused:,} messages of it were refused")
+            self._connection.subscribe_again()  # statuses and updates may be lost in it
 
     def _now(self) -> Nanoseconds:
         """Device time; while the run clock stands still, that of the last input."""
@@ -252,18 +252,17 @@ class Aggregator:
         now, ended = self._now(), self._core.ended
         return now if ended is None else min(now, ended)
 
-    def _wait(self) -> list[_Input]:
-        """All inputs that are there: waits for the first, or until the next timer is due or the next
-        look at the run."""
-        timer = self._core.next_timer
+    def _wait(self, timer: Nanoseconds | None) -> list[_Input]:
+        """Wait for the first input, until `timer` is due or the run is looked at next. Return all inputs
+        that are there."""
         timeout = _WATCH_EVERY_S
         if timer is not None:
             timeout = min(timeout, self._clock.takes(max(0, timer - self._now())))
-        return self._inbox.take(timeout)
+        return self._inbox.drain(timeout)
 
     def _receive(self, event: _Input) -> None:
         match event:
-            case Received(topic, payload, arrived):
+            case ReceivedMessage(topic, payload, arrived):
                 self._receive_message(topic, payload, arrived)
             case Future():
                 done = event.result()
@@ -275,33 +274,30 @@ class Aggregator:
                     self._handle(inputs.Reconnected(self._now(), lost))
             case _StoodStill(since, at):
                 self._disrupted(since, at, "the aggregator stood still")
-            case messages.Stop():  # SIGTERM
+            case messages.StopOrder():  # SIGTERM
                 self._carry_out(event)
 
     def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
-        kind, sender = self._topics.kind_in(topic), self._topics.name_in(topic)
-        if sender != topics.AGGREGATOR and not self._flood_guard.passes(sender, time.monotonic()):
+        at = self._now()
+        arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
+        kind, sender = self._topics.split(topic)
+        if sender != topics.AGGREGATOR and not self._flood_guard.passes(
+            sender, time.monotonic(), is_answer=kind in ("update", "sums")
+        ):
             self._refuse(topic, sender)
-            return
-        if kind == "update":
-            self._receive_update(sender, payload, arrived)
+        elif kind == "update":
+            try:
+                message = payloads.decode_update(payload)
+            except payloads.WireError as error:
+                self._handle(inputs.Unreadable(at, sender, str(error)))
+                return
+            self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
         elif kind == "sums":
             self._receive_sum(sender, payload)
         else:
-            self._receive_control_message(topic, payload)
+            self._receive_control_message(at, topic, payload)
 
-    def _receive_update(self, sender: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
-        at = self._now()
-        arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
-        try:
-            message = payloads.decode_update(payload)
-        except payloads.WireError as error:
-            self._handle(inputs.Unreadable(at, sender, str(error)))
-            return
-        self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
-
-    def _receive_control_message(self, topic: str, payload: bytes | bytearray) -> None:
-        at = self._now()
+    def _receive_control_message(self, at: Nanoseconds, topic: str, payload: bytes | bytearray) -> None:
         try:
             match messages.decode(self._topics, topic, payload):
                 case messages.Status(client, state):
@@ -338,24 +334,24 @@ class Aggregator:
 
     def _carry_out(self, order: messages.AggregatorOrder) -> None:
         match order:
-            case messages.Start():
+            case messages.StartOrder():
                 if self._epoch is None:
                     self._start()
-            case messages.Stop():
+            case messages.StopOrder():
                 if self._epoch is None:
                     self._finished = "interrupted"
                 self._handle(inputs.EndRequested(self._now(), "interrupted"))
-            case messages.Log(at, device, source, lateness, details):
+            case messages.LogOrder(at, device, source, lateness, details):
                 ended = self._core.ended
                 if self._finished is None and (ended is None or at <= to_seconds(ended)):
                     acted = events.Acted(at, device, source, lateness, details)
                     self._record(acted)
                     if isinstance(acted.action, Restart | Join) and self._flood_guard.let_in(device):
                         self._connection.subscribe_again()  # it may have said that it is ready
-            case messages.Note(message):
+            case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)
-            case messages.Disrupt(at, since, reason):
+            case messages.DisruptOrder(at, since, reason):
                 self._disrupted(since, at, reason)
             case _:
                 assert_never(order)
@@ -388,55 +384,31 @@ class Aggregator:
         """Hand `event`, decoded of `payload`, to the core, and carry out all that it wants."""
         for action in self._durable.handle(event, payload):
             match action:
-                case act.Dispatch(client, version, number):
-                    model = self._model(version, number, action)
-                    self._outbox.append((self._topics.model(client), model))
-                case act.Broadcast(version, number):
-                    self._outbox.append((self._topics.broadcast, self._model(version, number)))
-                case Request(client, what):
-                    self._send(messages.Request(client, what))
-                case act.AskForReport(client, about):
-                    self._send(messages.ReportRequest(client, about))
-                case act.AskForUnacknowledged(client):
-                    self._send(messages.ReportRequest(client, 0))
-                case act.AskForShares(client, number, updates):
-                    self._send(messages.UnmaskRequest(client, number, updates))
-                case act.Acknowledge(client, number):
-                    self._send(messages.Acknowledgement(client, number))
-                case act.Answered(client):
-                    self._flood_guard.answers(client)
+                case act.Log() | act.Save():
+                    pass  # the durable core has done it
+                case act.EndInstant():
+                    self._has_deferred = True
                 case act.Evaluate(version):
                     self._evaluator.submit(version, self._server.w, self._server.buffers)
                 case act.StopClients():
                     self._evaluator.release()
                     self._connection.publish_status(self._topics.status(topics.AGGREGATOR), _OVER)
                     for name in self._clients:
-                        self._send(messages.Request(name, "stop"))
+                        self._outbox.stop(name)
                 case act.Finish(reason):
                     self._finished = reason
-                case act.Log() | act.Save():
-                    pass  # the durable core has done it
-
-    def _send(self, request: _Request) -> None:
-        """Send a client something on its topic of requests."""
-        self._outbox.append((self._topics.request(request.client), messages.encode(request)))
-
-    def _model(self, version: int, number: int, dispatch: act.Dispatch | None = None) -> chunks.Messages:
-        head, views = payloads.laid_out(
-            payloads.ModelMessage(
-                run=self._topics.run,
-                version=version,
-                dispatch=number,
-                schema=self._schema,
-                vector=self._server.w,
-                buffers=self._server.buffers,
-                **({} if dispatch is None else dispatch.to_client),
-            )
-        )
-        if self._newest is None or self._newest[0] != version:
-            self._newest = None  # not two at once
-            self._newest = version, chunks.cut([bytes(view) for view in views])  # the rule changes w
-        return chunks.messages(head, self._newest[1])
+                case act.Dispatch(client):
+                    self._flood_guard.asked(client)
+                    self._outbox.add_model(action)
+                case act.Broadcast():
+                    for client in self._server.clients:
+                        self._flood_guard.asked(client)
+                    self._outbox.add_model(action)
+                case act.AskForShares(client):
+                    self._flood_guard.asked(client)
+                    self._outbox.add(action)
+                case _:
+                    self._outbox.add(action)
 
 
 def _largest(parameters: int, buffers: int, answer: int | None) -> dict[str, int]:

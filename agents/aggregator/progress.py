@@ -71,7 +71,7 @@ class Progress:
 
     def acted(self, client: str, action: Action) -> None:
         """The emulator did `action` to the device of `client`."""
-        self._states[client] = self._states.get(client, DeviceState()).after(action)
+        self._states[client] = self._states.get(client, DeviceState()).with_action(action)
         self._changed.add(client)
 
     def silent_since(
@@ -108,7 +108,7 @@ class Progress:
 
     def _is_held(self, client: str) -> bool:
         """Whether the emulator keeps `client` from working."""
-        return client in self._states and self._states[client].held
+        return client in self._states and self._states[client].is_held
 
     def _patience(self, client: str) -> float:
         if client in self._changed:

@@ -38,6 +38,7 @@ from agents.disk.checksum import PACKED, Checksum
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.wire import payloads
 
+_Bytes = bytes | bytearray | memoryview
 _MAGIC = b"inputs2\n"
 """A file of 0.2.0 cannot begin with it: read as the length of a text, it is above the limit."""
 _HEAD = struct.Struct("<IQQQ")
@@ -81,10 +82,11 @@ class Recording:
 
     def __init__(self, path: Path, begin: Setup) -> None:
         """Replace the file by one whose first entry is `begin`."""
-        self._begin(path, last=-1, size=0)
-        self._file.write(_MAGIC)
-        self.size += len(_MAGIC)
-        self._write(_JSON.encode(dataclasses.asdict(begin)))
+        self._begin(path, last=0, size=0)
+        setup = _JSON.encode(dataclasses.asdict(begin)).encode()
+        pieces: tuple[_Bytes, ...] = (_MAGIC, *_pieces(0, setup))
+        self._file.writelines(pieces)
+        self.size = sum(map(len, pieces))
 
     @classmethod
     def continued(cls, path: Path, extent: Extent) -> Recording:
@@ -105,10 +107,13 @@ class Recording:
         """Append `event`; of an update, `payload` is what it was decoded of, where that is at hand."""
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
+        message: tuple[_Bytes, ...] = ()
         if isinstance(event, UpdateArrived | SharesSummed):
-            self._write(text, *(_laid_out(event) if payload is None else (payload,)))
-        else:
-            self._write(text)
+            message = _laid_out(event) if payload is None else (payload,)
+        self._last += 1
+        pieces = _pieces(self._last, text.encode(), *message)
+        self._file.writelines(pieces)  # a model's worth of bytes is not copied to be joined
+        self.size += sum(map(len, pieces))
 
     def flush(self) -> None:
         """Hand all to the operating system."""
@@ -123,33 +128,24 @@ class Recording:
         """Remove all entries. A crash leaves the file as it was, or the new one."""
         self._file.close()
         marker = _JSON.encode(dataclasses.asdict(Cut(self._last))).encode()
-        files.save(self._path, (_MAGIC, _head(marker, self._last), marker), secret=True)
+        files.save(self._path, (_MAGIC, *_pieces(self._last, marker)), secret=True)
         self._file = files.open_private(self._path, "ab")
         self.size = self._file.tell()
 
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, text: str, *payload: bytes | bytearray | memoryview) -> None:
-        encoded = text.encode()
-        self._last += 1
-        self._file.write(head := _head(encoded, self._last, *payload))
-        self._file.write(encoded)
-        for chunk in payload:  # a model's worth of bytes is not copied to be put together
-            self._file.write(chunk)
-        self.size += len(head) + len(encoded) + sum(map(len, payload))
+
+def _pieces(number: int, text: bytes, *payload: _Bytes) -> tuple[_Bytes, ...]:
+    """Entry `number` of the run: its head, its text and the pieces of its payload."""
+    head = _HEAD.pack(len(text), sum(map(len, payload)), number, checksum.checksum_of(text, *payload))
+    return head + PACKED.pack(checksum.checksum_of(head)), text, *payload
 
 
-def _head(text: bytes, number: int, *payload: bytes | bytearray | memoryview) -> bytes:
-    head = _HEAD.pack(len(text), sum(map(len, payload)), number, checksum.of(text, *payload))
-    return head + PACKED.pack(checksum.of(head))
-
-
-def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[bytes | memoryview, ...]:
+def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[_Bytes, ...]:
     if isinstance(event, SharesSummed):
         return (secure_wire.encode_sum(event.message.number, event.message.words),)
-    head, views = payloads.laid_out(event.message)
-    return head, *views
+    return payloads.lay_out(event.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +199,7 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
             if count > 0 and head.number <= skip:
                 continue
             text, payload = file.read(head.text), file.read(head.payload)
-            if head.summed is not None and checksum.of(text, payload) != head.summed:
+            if head.summed is not None and checksum.checksum_of(text, payload) != head.summed:
                 raise _damaged(path, head)
             try:
                 entry = _entry(text, payload)
@@ -245,7 +241,7 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
         if len(packed) < length:
             yield Torn(at)
             return
-        if checksum.of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
+        if checksum.checksum_of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
             raise RecordingError(
                 f"{path}, the entry at byte {at} of {end:,}, behind {_counted(expected)}, is damaged: "
                 "the checksum of its head is wrong"

@@ -10,11 +10,11 @@ from agents.aggregator.inputs import Reported
 from agents.aggregator.sending import Sending, unfinished
 from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timers
-from agents.config import silence
+from agents.config import silence_timeout
 from agents.rules.interface import Send, Server
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 
-_SILENCE = from_seconds(silence())
+_SILENCE = from_seconds(silence_timeout())
 
 
 class Reports:

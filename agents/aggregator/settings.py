@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.config import Bounds, Named, Stop
+from agents.config import Named, StopConditions, UpdateBounds
 from agents.rules.interface import ClientSide
 from agents.timing.nanoseconds import Nanoseconds
 
@@ -34,13 +34,13 @@ class Settings:
     samples: Mapping[str, int] = field(default_factory=dict)
     """Of each client's shard: what its updates must say, as a rule may weight with it. Of a client that
     is not here, any number is taken."""
-    stop: Stop
+    stop: StopConditions
     evaluate_every: Nanoseconds
     checkpoint_every: Nanoseconds | None = None
     """None for no checkpoints but the first model and the last."""
     keeps_models: bool = False
     """Clients send models as encoded differences: those that they trained from are needed."""
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: UpdateBounds = field(default_factory=UpdateBounds)
     steps: Sequence[Named] = field(default_factory=list)
     """What clients do to their updates: one of each step of the run, in the order of
     `agents.pipeline.STEPS`."""

@@ -25,7 +25,7 @@ from agents.disk import checksum, files
 from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQQ")
-_MAGIC = b"testbed5"
+_MAGIC = b"testbed6"
 """Of this version: what the state is made of changes with the code."""
 _MODULES = {
     "agents.aggregator.arrivals",
@@ -91,8 +91,8 @@ def save(state: object, path: Path) -> int:
     pickled = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
     raw = [one.raw() for one in buffers]
     lengths = struct.pack(f"<{len(raw)}Q", *map(len, raw))
-    head = _HEAD.pack(_MAGIC, len(pickled), len(raw), checksum.of(lengths, pickled, *raw))
-    with files.whole(path) as partial, files.open_private(partial, "wb") as file:
+    head = _HEAD.pack(_MAGIC, len(pickled), len(raw), checksum.checksum_of(lengths, pickled, *raw))
+    with files.atomic_write(path) as partial, files.open_private(partial, "wb") as file:
         file.write(head + lengths + pickled)
         for buffer in raw:
             file.write(buffer)
@@ -132,7 +132,7 @@ def load(path: Path) -> Any:
                 raise SnapshotError(f"{path} is not whole")
             pickled = file.read(size)
             buffers = [_read(file, length) for length in lengths]
-            if checksum.of(head, pickled, *buffers) != summed:
+            if checksum.checksum_of(head, pickled, *buffers) != summed:
                 raise SnapshotError(f"{path} is damaged: its checksum is wrong")
             return _Reader(pickled, buffers).load()
     except _UNREADABLE as error:
@@ -151,7 +151,7 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         ours = module in _MODULES or module.startswith("agents.pipeline.")
-        if ours or (module, name) in _OTHERS or own_code.provides(module):
+        if ours or (module, name) in _OTHERS or own_code.has_module(module):
             found = super().find_class(module, name)
             if (module, name) in _OTHERS or (isinstance(found, type) and found.__module__ == module):
                 return found

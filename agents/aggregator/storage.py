@@ -33,8 +33,8 @@ class Journal:
         self._lines: list[str] = []
         """Not in the file yet: it must not have what the log of inputs, written first, lacks."""
 
-    def write(self, record: events.Record) -> None:
-        self._lines.append(events.to_line(record))
+    def write(self, *records: events.Record) -> None:
+        self._lines.extend(map(events.to_line, records))
 
     def flush(self) -> None:
         """Hand all to the operating system: readers see it, the disk may not have it yet."""

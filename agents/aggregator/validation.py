@@ -8,7 +8,7 @@ from dataclasses import replace
 from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.settings import Settings
-from agents.models.vectors import Vector, finite, norm
+from agents.models.vectors import Vector, norm, unfit
 from agents.pipeline import ServerSteps
 from agents.rules.interface import Server
 from agents.timing.nanoseconds import Nanoseconds
@@ -41,24 +41,7 @@ class Validation:
         """The update with its vector, or why the rule cannot be given it. It answers `dispatch`, whose
         model is `base`, if that is kept; `begin` is when that was sent, `end` when the update arrived,
         on the client's clock."""
-        message = event.message
-        problem = self._unusable(event.sender, message, dispatch) or _impossible(message, begin, end)
-        if problem is None and self._is_bounded:
-            problem = self._too_stale(dispatch)
-        if problem is not None:
-            return problem
-        vector = self._steps.vector(event.sender, message, base)
-        if isinstance(vector, str):
-            return vector
-        if vector is not message.vector:
-            message = replace(message, vector=vector)
-        if self._steps.sums is not None:  # there is no vector to be judged
-            return message
-        return self.unfit(vector) or (self._is_bounded and self._too_long(message)) or message
-
-    def _unusable(self, sender: str, message: UpdateMessage, dispatch: Dispatched) -> str | None:
-        """Why the update of `sender` is no answer to `dispatch` in this run, or None."""
-        settings = self._settings
+        message, settings = event.message, self._settings
         if message.kind not in self._kinds:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
         if message.schema != settings.schema:
@@ -68,10 +51,26 @@ class Validation:
             return problem
         if message.base_version != dispatch.version:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
-        planned = settings.samples.get(sender, message.samples)
+        planned = settings.samples.get(event.sender, message.samples)
         if message.samples != planned:
             return f"{message.samples} samples, its shard has {planned}"
-        return None
+        problem = _impossible(message, begin, end)
+        if problem is None and self._is_bounded:
+            problem = self._too_stale(dispatch)
+        if problem is not None:
+            return problem
+        if message.encoded is None:
+            if self._steps.plain_problem is not None:
+                return self._steps.plain_problem
+        else:
+            vector = self._steps.decode(event.sender, message, message.encoded, base)
+            if isinstance(vector, str):
+                return vector
+            message = replace(message, vector=vector)
+            if self._steps.sums is not None:  # there is no vector to be judged
+                return message
+        problem = unfit(message.vector, self._server.w)
+        return problem or (self._is_bounded and self._too_long(message)) or message
 
     def _too_stale(self, dispatch: Dispatched) -> str | None:
         """Why the answer to `dispatch` is dropped, or None."""
@@ -107,14 +106,6 @@ class Validation:
         vector *= share
         vector += w
         return vector
-
-    def unfit(self, vector: Vector) -> str | None:
-        """Why `vector` cannot go into this run's model, or None."""
-        if vector.shape != self._server.w.shape:
-            return f"another model: {vector.size} parameters, expected {self._server.w.size}"
-        if not finite(vector):
-            return "not finite, or its norm is above 1.8e19: local training diverged"
-        return None
 
 
 def _impossible(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:

@@ -23,18 +23,23 @@ class Versions:
         self.arrivals = Arrivals()
         self.applied = 0
         """Number of updates in all versions."""
+        self.are_enough = False
+        """Whether these are as many as the run is to have (`stop.updates`)."""
 
     def made(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
         """The rule has moved the model; noise, buffers and records follow."""
         version, used = aggregated.version, aggregated.contributions
         if used:
-            self._steps.add_noise(self._server.w, version, used)
-        if used and self._server.buffers:
+            for step in self._steps.halves:
+                step.add_noise(self._server.w, version, max(one.weight for one in used))
+        if used and self._server.buffers.nbytes:
             self._server.buffers = self.arrivals.averaged_buffers(
                 self._server.buffers, used, shares=self._settings.side.kind in ("model", "residual")
             )
         records: list[Action] = [self.arrivals.applied(one, version, at) for one in used]
         self.applied += len(used)
+        limit = self._settings.stop.updates
+        self.are_enough = limit is not None and self.applied >= limit
         records.append(Log(events.VersionMade(to_seconds(at), version, len(used))))
         return records
 

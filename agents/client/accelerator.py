@@ -1,6 +1,6 @@
-"""The GPU of a client, where it has one: its memory's limit, and what a client says of it.
+"""The GPU of a client, if it has one: the memory limit, and messages about the GPU.
 
-torch is imported where it is needed: it takes a second, and a client joins before."""
+torch is imported inside the functions because the import takes a second and a client joins before it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def prepare(cfg: ClientConfig) -> None:
-    """Limit what PyTorch takes of the GPU's memory, and log which GPU it is: under MPS it has as many
-    multiprocessors as the client may use. Ends the process, with the reason, where there is none."""
+    """Limit the GPU memory that PyTorch allocates, and log which GPU is used. Exit with a message if
+    there is no GPU.
+
+    Under MPS the logged number of multiprocessors is the number that this client may use."""
     if cfg.device == "cpu":
         return
     import torch
@@ -29,25 +31,25 @@ def prepare(cfg: ClientConfig) -> None:
         )
     gpu = torch.cuda.get_device_properties(0)
     if cfg.gpu_memory is not None:
-        torch.cuda.set_per_process_memory_fraction(fraction(cfg.gpu_memory, gpu.total_memory))
-    sys.stderr.write(f"client {cfg.setup.client}: {told(gpu, cfg.gpu_memory)}\n")
+        torch.cuda.set_per_process_memory_fraction(memory_fraction(cfg.gpu_memory, gpu.total_memory))
+    sys.stderr.write(f"client {cfg.setup.client}: {describe_gpu(gpu, cfg.gpu_memory)}\n")
 
 
-def fraction(limit: int, total: int) -> float:
-    """Share of `total` bytes that `limit` bytes are, at most 1."""
+def memory_fraction(limit: int, total: int) -> float:
+    """Return `limit` as a share of `total` bytes, at most 1."""
     return min(1.0, limit / total)
 
 
-def told(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> str:
-    """`trains on NVIDIA A2, 5 multiprocessors, 2048 of 15102 MiB`."""
+def describe_gpu(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> str:
+    """Return text for the log: `trains on NVIDIA A2, 5 multiprocessors, 2048 of 15102 MiB`."""
     total = gpu.total_memory >> 20
     memory = f"{total} MiB" if limit is None else f"{limit >> 20} of {total} MiB"
     return f"trains on {gpu.name}, {gpu.multi_processor_count} multiprocessors, {memory}"
 
 
 @contextmanager
-def memory_named(cfg: ClientConfig) -> Iterator[None]:
-    """Inside, a lack of the GPU's memory ends the process with what to do about it."""
+def exit_when_out_of_memory(cfg: ClientConfig) -> Iterator[None]:
+    """Context in which running out of GPU memory ends the process with advice for the user."""
     try:
         yield
     except RuntimeError as error:

@@ -4,10 +4,11 @@
                        ▲                                         │
                        └──── a model that came meanwhile ────────┘
 
-*Receive buffer*, one place: a model that arrives while the client is busy waits; a newer one overwrites
-it. *Send buffer*, one place, if the rule requires one: what is done waits to be pulled, and a newer one
-overwrites it (or, with `hold`, nothing is trained before it was fetched). Without one, what is done is
-sent. An interrupt ends the training after its current step and sends what there is.
+*Receive buffer*: one model that arrived while the client was busy; a newer model replaces it.
+*Send buffer*, if the rule requires one: one finished update that waits until the server pulls it; a
+newer update replaces it (or, with `hold`, no training begins before the update is pulled). Without a
+send buffer each update is sent when it is finished. An interrupt ends the training after its current
+step, and the unfinished training's update is sent.
 """
 
 from __future__ import annotations
@@ -32,60 +33,64 @@ _NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What local training came to."""
+    """Result of local training."""
 
     end: Vector
-    """w_i^K, shape (d,), not to be changed any more; for a `gradient` rule the gradient at the start."""
+    """w_i^K, shape (d,), read-only; for a `gradient` rule the gradient at the start."""
     loss: float
-    """Mean over the steps; NaN without any."""
+    """Mean loss over the steps; NaN if no step was done."""
     buffers: Buffers = NONE
-    """As the training left them."""
+    """Buffers of the model after the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Local training is done. Times are the client's own clock."""
+    """A finished local training. Times are those of the client's own clock."""
 
     outcome: Callable[[], Outcome]
-    """Asked for only if the update is sent: in virtual time, what nobody fetches is never computed."""
+    """Called only if the update is sent: in virtual time, an update that is never sent is never
+    computed."""
     steps: int
+    """Number of local steps that were done."""
     started: Nanoseconds
     ended: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Run local training from `model`, with the randomness of update `sequence`."""
+    """Train from `model`, with the random generator of update `sequence`."""
 
     model: ModelMessage
     sequence: int
+    """Sequence number of the update: 1, 2, … over the client's life."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutShort:
-    """End the training that goes on after its current step, then call `trained`."""
+    """End the running training after its current step, then call `on_trained`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """Wait `duration` of device time, then call `thought`. A newer one replaces it."""
+    """Wait `duration` of device time, then call `on_thought`. A newer `Think` replaces this one."""
 
     duration: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """Put this on the disk before the update that follows leaves."""
+    """Write `memory` to the disk before the next update is sent."""
 
     memory: SavedVectors
 
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Send what `message` makes of training `sequence`; it may be called later, once."""
+    """Send the update of training `sequence`."""
 
     sequence: int
     message: Callable[[], UpdateMessage]
+    """Makes the message; called at most once, possibly later."""
 
 
 Action = Train | CutShort | Think | Remember | SendUpdate
@@ -93,12 +98,13 @@ Actions = Sequence[Action]
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Who a client is."""
+class ClientIdentity:
+    """Run and name of a client, and the number of its training samples."""
 
     run: str
     client: str
     samples: int
+    """Number of the client's training samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +118,16 @@ class _Done:
 
 
 class ClientCore:
-    """One client.
+    """State machine of one client.
 
-    `think` gets the time since the client could begin the training that has ended (the model was there,
-    and the work before it done), and gives the delay before its update is sent. `rule` is the rule's
-    half here, and `steps` are what is done to its updates, in order.
+    `think` returns the delay before the update of a finished training is sent. Its argument is the time
+    since the training could begin: the model had arrived, and the client was free. `rule` is the client
+    half of the rule. `steps` are the steps of the update pipeline, in order.
     """
 
     def __init__(
         self,
-        identity: Identity,
+        identity: ClientIdentity,
         think: Callable[[Nanoseconds], Nanoseconds],
         rule: ClientState,
         steps: Sequence[ClientStep] = (),
@@ -136,51 +142,54 @@ class ClientCore:
         self._received: tuple[ModelMessage, Nanoseconds] | None = None
         self._working_on: tuple[ModelMessage, Nanoseconds] | None = None
         self._free_since: Nanoseconds = 0
-        """When the work before was done, and fetched where the rule wants that."""
+        """When the previous update was finished and, if the rule requires it, pulled."""
         self._trained: Trained | None = None
         self._send_buffer: _Done | None = None
         self._wanted: Literal["pull", "interrupt"] | None = None
 
-    def model(self, message: ModelMessage, at: Nanoseconds) -> Actions:
-        """A dispatch arrived, complete at time `at`; one that MQTT delivers a second time is dropped."""
+    def on_model(self, message: ModelMessage, at: Nanoseconds) -> Actions:
+        """Handle a model that had arrived completely at time `at`. A repeated delivery by MQTT is
+        ignored."""
         if message.dispatch <= self._newest:
             return []
         self._newest, self._schema = message.dispatch, message.schema
         self._rule.acknowledge(message)
-        # Numbers of a former life, and with them what was drawn for them, are not used again.
+        # Numbers of an earlier process are not reused: each fixes the random draws of its update.
         self._sequence = max(self._sequence, message.acknowledged)
         self._received = (message, at)
         return self._begin()
 
     @property
     def sends_gradients(self) -> bool:
-        """Whether the rule takes gradients in place of trainings."""
+        """Whether the rule uses gradients instead of trained models."""
         return self._rule.side.kind == "gradient"
 
     @property
     def works_on(self) -> int:
-        """The newest dispatch that an update will answer; 0 for none: it waits for a model."""
+        """The newest dispatch that an update of this client will answer; 0 if the client waits for a
+        model."""
         held = [at_hand[0] for at_hand in (self._received, self._working_on) if at_hand is not None]
         if self._send_buffer is not None:
             held.append(self._send_buffer.model)
         return max((model.dispatch for model in held), default=0)
 
-    def trained(self, result: Trained) -> Actions:
-        """The training that `Train` requested is done, or was cut short."""
+    def on_trained(self, result: Trained) -> Actions:
+        """Handle the end of the training that `Train` requested, finished or interrupted."""
         if self._working_on is None:
-            raise RuntimeError("trained() without a training")
+            raise RuntimeError("on_trained() without a training")
         self._trained = result
         if self._wanted == "interrupt":
             return self._finish(result.ended)
         begun = max(self._working_on[1], self._free_since)
         return [Think(self._think(result.ended - begun))]
 
-    def thought(self, at: Nanoseconds) -> Actions:
-        """The delay that `Think` requested is over, at time `at`; no news after an interrupt."""
+    def on_thought(self, at: Nanoseconds) -> Actions:
+        """Handle the end, at time `at`, of the delay that `Think` requested. Does nothing if an
+        interrupt has sent the update already."""
         return [] if self._trained is None else self._finish(at)
 
     def pull(self, at: Nanoseconds) -> Actions:
-        """The server wants what lies in the send buffer, or what comes into it next."""
+        """Send the update in the send buffer or, if there is none, the next one when it is finished."""
         if self._send_buffer is None:
             self._wanted = self._wanted or "pull"
             return []
@@ -190,7 +199,7 @@ class ClientCore:
         return [*self._send(done, at), *self._begin()]
 
     def interrupt(self, at: Nanoseconds) -> Actions:
-        """The server wants what is done by now."""
+        """Send what has been trained so far; a running training ends after its current step."""
         if self._send_buffer is not None:
             return self.pull(at)
         if self._working_on is None:
@@ -199,8 +208,8 @@ class ClientCore:
         return [CutShort()] if self._trained is None else self._finish(at)
 
     def leave(self, at: Nanoseconds) -> list[SendUpdate]:
-        """The client says goodbye, at time `at`, and hands in what the rule asks for: not where the
-        server is to learn no single model."""
+        """Return the farewell messages of a client that leaves at time `at`: the vectors that the rule
+        asks for. Empty if the server must not learn single updates."""
         if any(step.as_sent is not None for step in self._steps):
             return []
         return [
@@ -238,7 +247,7 @@ class ClientCore:
         return [Train(self._working_on[0], self._sequence)]
 
     def _finish(self, at: Nanoseconds) -> Actions:
-        """The update is done: send it, or put it into the send buffer."""
+        """Send the finished update, or put it into the send buffer."""
         if self._working_on is None or self._trained is None:
             raise RuntimeError("no update to finish")
         done = _Done(self._sequence, *self._working_on, self._trained)
@@ -295,7 +304,7 @@ class ClientCore:
         return progress if self.sends_gradients else done.model.vector + progress
 
     def _processed(self, done: _Done, form: Form) -> tuple[Vector, Encoded | None]:
-        """The vector of the update, or what it is encoded as."""
+        """Return the update after all steps: as a vector, or empty with its encoded form."""
         vector = form.vector()
         if not self._steps:
             return vector, None

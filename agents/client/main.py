@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents import config, own_code, process, shards
-from agents.client import accelerator, core, making, memory_file, randomness
-from agents.client.outbox import Outbox, written
+from agents.client import accelerator, core, factory, memory_file, randomness
+from agents.client.outbox import Outbox, retry_while_disk_full
 from agents.client.pace import Pace
 from agents.config import ClientConfig
-from agents.imports import uncollected
+from agents.imports import without_garbage_collection
 from agents.mqtt import chunks, topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.pipeline.interface import Exchange, PeerError
 from agents.rules.client_half import SavedVectors
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.texts import counted
+from agents.texts import quantity
 from agents.timing.clock import Clock
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire import messages, payloads
@@ -40,41 +40,43 @@ if TYPE_CHECKING:
 def main() -> None:
     cfg = config.load(ClientConfig, Path(sys.argv[1]))
     process.keep_freed_memory()
-    own_code.use(cfg.code)
+    own_code.use_folder(cfg.code)
     try:
-        client = Client(cfg)
+        client = ClientProcess(cfg)
     except ConnectionFailedError as error:
         sys.exit(f"client {cfg.setup.client}: {error}")
     client.run()
-    process.end(0)
+    process.exit_now(0)
 
 
-class Client:
-    """Connects first, so that everyone sees the client joining while torch is being imported."""
+class ClientProcess:
+    """The client process: connection, core, trainer and outbox.
+
+    It connects first, so that the client is seen as joining while torch is being imported."""
 
     def __init__(self, cfg: ClientConfig) -> None:
         self._config, self._setup, self._name = cfg, cfg.setup, cfg.setup.client
         self._clock = Clock(cfg.dilation, cfg.clock)
         self._topics = topics.Topics(self._setup.run)
         self._stopped = threading.Event()
-        self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
         self._thinking_until: Nanoseconds | None = None
         self._leaving = self._ready = False
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(self._name), names.broadcast, names.request(self._name)]
         largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers)}
-        steps = making.steps(self._setup, cfg.parameters)
+        steps = factory.steps(self._setup, cfg.parameters)
         self._exchange = next((step.exchange for step in steps if step.exchange is not None), None)
-        """What is said to other clients. Keys and shares are handed to it in paho's thread, so that they
-        do not pile up during a training."""
+        """Messages between clients; None if no step needs any. Keys and shares are handled in paho's
+        thread, so that they do not pile up during a training."""
         if self._exchange is not None:
             subscriptions += [names.key("+"), names.share(self._name, "+")]
             largest["share"] = self._exchange.share_size
         self._models = names.model(self._name), names.broadcast
         stop = messages.encode(messages.Request(self._name, "stop"))
         self._stop_request = names.request(self._name), stop
-        self._refusals = messages.Refusals(self._tell)
+        self._refusals = messages.Refusals(self._warn)
         will = (names.status(self._name), messages.encode(messages.Status(self._name, "offline")))
         keepalive = self._clock.takes(from_seconds(cfg.keepalive))
         self._connection = Connection(
@@ -84,32 +86,32 @@ class Client:
             will=will,
             keepalive=keepalive,
             largest=largest,
-            reconnected=lambda _: self._publish_key(),  # a broker that was started anew has forgotten it
+            reconnected=lambda _: self._publish_key(),  # a restarted broker has lost it
         )
-        self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox), self._tell)
+        self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox), self._warn)
         self._connection.open(cfg.timeout_s)
-        self._resend()  # an update of a former process comes before it is known that that has ended
+        self._resend()  # before `joining`: updates of an earlier process still count
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
-        with own_code.running(cfg.task.name), accelerator.memory_named(cfg):
+        with own_code.exit_if_own_code_fails(cfg.task.name), accelerator.exit_when_out_of_memory(cfg):
             self._trainer = _trainer(cfg, shard)
         self._cut = False
         self._memory = None if cfg.memory is None else Path(cfg.memory)
         known = None if self._memory is None else _remembered(self._memory, self._name)
         self._begun = None if cfg.begun is None else Path(cfg.begun)
         begun = 0 if self._begun is None else memory_file.count(self._begun)
-        self._timing = making.timing(self._setup, begun)
+        self._timing = factory.timing(self._setup, begun)
         self._publish_key()
-        with own_code.running(self._setup.rule.name):
-            self._core = making.core(self._setup, len(shard), self._wait, steps, known)
+        with own_code.exit_if_own_code_fails(self._setup.rule.name):
+            self._core = factory.core(self._setup, len(shard), self._wait, steps, known)
         self._pace = Pace()
         self._busy_since = time.monotonic()
-        """The host's clock when there was something to do after the last pause."""
+        """Host's monotonic time in seconds since which the client has had work without a pause."""
         self._ready = True
         self._publish_state("ready")
 
     def _wait(self, elapsed: Nanoseconds) -> Nanoseconds:
-        """Return the delay before the update is sent; `elapsed`: time since its training could begin."""
+        """Return the delay before the update is sent. `elapsed`: time since its training could begin."""
         return max(0, self._timing.floor - elapsed) + self._timing.thinking
 
     def run(self) -> None:
@@ -123,8 +125,9 @@ class Client:
             self._outbox.close()
 
     def _next_actions(self) -> core.Actions:
-        """What comes next: all that has arrived goes before the end of a thinking time, so that of
-        several models that came during training only the newest is trained."""
+        """Wait for the next event and return the core's actions. Messages that have arrived are handled
+        before the end of a thinking time: of several models that came during a training only the newest
+        is trained."""
         until, idle = self._thinking_until, time.monotonic()
         try:
             left = None if until is None else self._clock.takes(max(0, until - self._clock.now()))
@@ -132,16 +135,16 @@ class Client:
         except queue.Empty:
             self._thinking_until = None
             self._busy_since = time.monotonic()
-            return self._core.thought(self._clock.now())
+            return self._core.on_thought(self._clock.now())
         self._busy_since = idle if event is None else to_seconds(event.at)
         return self._handle(event)
 
-    def _handle(self, message: Received | None) -> core.Actions:
+    def _handle(self, message: ReceivedMessage | None) -> core.Actions:
         if message is None:
             return []
         at = self._clock.at(message.at)
         if message.topic != self._topics.request(self._name):
-            return self._core.model(payloads.decode_model(message.payload), at)
+            return self._core.on_model(payloads.decode_model(message.payload), at)
         return self._requested(message.topic, message.payload, at)
 
     def _requested(self, topic: str, payload: bytes | bytearray, at: Nanoseconds) -> core.Actions:
@@ -153,7 +156,7 @@ class Client:
                     return self._core.interrupt(at)
                 case messages.Acknowledgement(_, dispatch):
                     if self._outbox is not None:
-                        self._outbox.acknowledged(dispatch)
+                        self._outbox.discard(dispatch)
                 case messages.UnmaskRequest(client, number, updates) if self._exchange is not None:
                     answer = self._exchange.answer(number, updates)
                     self._connection.publish(self._topics.sums(client), answer)
@@ -162,21 +165,21 @@ class Client:
                     report = messages.encode(messages.Report(client, self._core.works_on, about))
                     self._connection.publish(self._topics.report(client), report)
                 case _:
-                    raise messages.MessageError("it is no request that waits for its turn")
+                    raise messages.MessageError("unexpected request: this client cannot answer it now")
         except messages.MessageError as error:
             self._refusals.add(topic, error)
         except PeerError as error:
             self._refusals.add(topic, messages.MessageError(str(error)))
         return []
 
-    def _take_from_peer(self, message: Received, exchange: Exchange) -> None:
-        """Take, or refuse, what another client has sent."""
-        sender = self._topics.name_in(message.topic)
+    def _take_from_peer(self, message: ReceivedMessage, exchange: Exchange) -> None:
+        """Handle a key or a share of another client; an invalid one is refused."""
+        kind, sender = self._topics.split(message.topic)
         try:
-            if self._topics.kind_in(message.topic) == "key":
-                exchange.meet(sender, bytes(message.payload))
+            if kind == "key":
+                exchange.add_peer(sender, bytes(message.payload))
             else:
-                exchange.take(sender, message.payload)
+                exchange.receive_share(sender, message.payload)
         except PeerError as error:
             self._refusals.add(message.topic, messages.MessageError(str(error)))
 
@@ -185,11 +188,11 @@ class Client:
             self._connection.publish(self._topics.key(self._name), self._exchange.public, retain=True)
 
     def _prepare(self, exchange: Exchange, dispatch: int) -> None:
-        """Prepare the update that will answer `dispatch`, and send the other clients what they get."""
+        """Prepare the update that will answer `dispatch`, and send the other clients their shares."""
         begun = self._clock.now()
         for name, share in exchange.prepare(dispatch):
             self._connection.publish(self._topics.share(name, self._name), share)
-        exchange.prepared(dispatch, self._clock.now() - begun)
+        exchange.note_preparation_time(dispatch, self._clock.now() - begun)
 
     def _execute(self, actions: core.Actions) -> None:
         for action in actions:
@@ -201,21 +204,21 @@ class Client:
                 case core.Think(duration):
                     self._thinking_until = self._clock.now() + duration
                 case core.Remember(known) if (path := self._memory) is not None:
-                    written(partial(memory_file.save, known, path), self._stopped.wait)
+                    retry_while_disk_full(partial(memory_file.save, known, path), self._stopped.wait)
                 case core.SendUpdate(_, message):
                     self._send(message())
 
     def _send(self, update: payloads.UpdateMessage) -> None:
-        head, views = payloads.laid_out(update)
+        head, *views = payloads.lay_out(update)
         if self._outbox is not None and update.kind != payloads.FAREWELL:
             put = partial(self._outbox.put, update.dispatch, (head, *views))
-            if not written(put, self._stopped.wait):
+            if not retry_while_disk_full(put, self._stopped.wait):
                 return
-        payload = chunks.messages(head, chunks.cut(views))
+        payload = chunks.chunk_messages(head, chunks.cut(views))
         self._connection.publish(self._topics.update(self._name), payload)
 
     def _resend(self) -> None:
-        """Send once more what is not acknowledged."""
+        """Send all updates again that are not acknowledged."""
         if self._outbox is not None:
             for payload in self._outbox.payloads():
                 update = chunks.split(payload)
@@ -225,14 +228,14 @@ class Client:
         self._cut = False
         self._timing.begin()
         if self._begun is not None:
-            written(partial(memory_file.count_one_more, self._begun), self._stopped.wait)
+            retry_while_disk_full(partial(memory_file.count_one_more, self._begun), self._stopped.wait)
         self._log(f"round {sequence} begins, from version {model.version}")
         self._pace.begin(self._busy_since)
         if self._exchange is not None:
             self._prepare(self._exchange, model.dispatch)
-        started, rng = self._clock.now(), making.rng(self._setup, randomness.TRAINING, sequence)
+        started, rng = self._clock.now(), factory.rng(self._setup, randomness.TRAINING, sequence)
         name = self._config.task.name
-        with own_code.running(name), accelerator.memory_named(self._config):
+        with own_code.exit_if_own_code_fails(name), accelerator.exit_when_out_of_memory(self._config):
             if self._core.sends_gradients:
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
@@ -242,14 +245,14 @@ class Client:
                 )
         self._keep_pace()
         how = "is cut short" if self._cut or self._stopped.is_set() else "ends"
-        self._log(f"round {sequence} {how}: {counted(result.steps, 'step')}, loss {result.loss:.4g}")
+        self._log(f"round {sequence} {how}: {quantity(result.steps, 'step')}, loss {result.loss:.4g}")
         if self._stopped.is_set():
             return
         outcome = core.Outcome(result.end, result.loss, result.buffers)
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
-        self._execute(self._core.trained(trained))
+        self._execute(self._core.on_trained(trained))
 
-    def _tell(self, what: str) -> None:
+    def _warn(self, what: str) -> None:
         sys.stderr.write(f"client {self._name}: {what}\n")
 
     def _log(self, what: str) -> None:
@@ -257,25 +260,26 @@ class Client:
             sys.stderr.write(f"{time.strftime('%H:%M:%SZ', time.gmtime())} {what}\n")
 
     def _keep_pace(self) -> None:
-        """Wait until this training has taken as long as it does at the device's share, or must end."""
+        """Wait until the training has taken as long as at the device's CPU share, or until it must
+        end. Messages are handled meanwhile."""
         until = time.monotonic() + self._pace.end()
         while not (self._cut or self._stopped.is_set()) and (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 self._execute(self._handle(self._inbox.get(timeout=left)))
 
     def _interrupted(self) -> bool:
-        """Handle messages that have arrived between two steps. Returns whether this training must
+        """Handle the messages that have arrived, between two steps. Return whether the training must
         end."""
         while not self._inbox.empty():
             self._execute(self._handle(self._inbox.get()))
         return self._cut or self._stopped.is_set()
 
-    def _sink(self, message: Received) -> None:
-        """In paho's thread: a stop goes before all that waits. Models that come before the client is
-        ready are for others, or for its former life; it is sent one when it joins."""
+    def _sink(self, message: ReceivedMessage) -> None:
+        """Receive a message, in paho's thread. A stop request overtakes all messages that wait. Models
+        are ignored until the client is ready: it is sent one when it joins."""
         if (message.topic, message.payload) == self._stop_request:
             self._stop()
-        elif self._exchange is not None and self._topics.kind_in(message.topic) in ("key", "share"):
+        elif self._exchange is not None and self._topics.split(message.topic)[0] in ("key", "share"):
             self._take_from_peer(message, self._exchange)
         elif self._ready or message.topic not in self._models:
             self._inbox.put(message)
@@ -297,24 +301,25 @@ def _remembered(path: Path, client: str) -> SavedVectors:
     try:
         return memory_file.load(path)
     except (OSError, ValueError, payloads.WireError) as error:
-        sys.exit(f"client {client}: {path}, what it remembers of its updates, cannot be read: {error}")
+        sys.exit(f"client {client}: its saved vectors in {path} cannot be read: {error}")
 
 
 def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
-    """Import torch, build the model, and train once to nowhere: start-up costs come before `ready`.
+    """Import torch, build the model, and run one training step that is discarded, so that start-up
+    costs come before `ready`.
 
-    What is there then is there to stay, garbage too, of which there is next to none. To look for it
-    through torch's 170,000 objects takes 100 ms of a core, at start-up as well as later, when it would
-    make one training of a device of 0.04 cores 2.5 s longer."""
-    with uncollected():
+    The objects that exist then are excluded from garbage collection: a search through torch's 170,000
+    objects takes 100 ms of a core, which would make a training of a device with 0.04 cores 2.5 s
+    longer."""
+    with without_garbage_collection():
         import torch
 
-        from agents.client.training import trainer_of
+        from agents.client.training import make_trainer
 
         torch.set_num_threads(cfg.threads)
         accelerator.prepare(cfg)
         task = own_code.build(cfg.task, TASKS, Task)
-        trainer = trainer_of(task, shard, cfg.setup.local, cfg.start, cfg.device)
+        trainer = make_trainer(task, shard, cfg.setup.local, cfg.start, cfg.device)
         trainer.warm_up()
         gc.freeze()
     return trainer

@@ -1,4 +1,4 @@
-"""Files with a client's memory, which outlive its process."""
+"""Files in which a client keeps vectors and a count over restarts of its process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from agents.wire import payloads
 
 
 def save(memory: SavedVectors, path: Path) -> None:
-    """Write `memory`, which is not empty, to the disk; a crash leaves the old file or the new one."""
+    """Write `memory`, which must not be empty, to the disk. A crash leaves the old file or the new
+    one."""
     metadata = {name: str(number) for name, (number, _) in memory.items()}
     vectors = np.concatenate([vector for _, vector in memory.values()], dtype="<f4")
-    files.save(path, files.sealed(payloads.pack(vectors, metadata)), secret=True)
+    files.save(path, files.with_checksum(payloads.pack(vectors, metadata)), secret=True)
 
 
 def load(path: Path) -> SavedVectors:
@@ -24,7 +25,7 @@ def load(path: Path) -> SavedVectors:
     if not path.exists():
         return {}
     with files.open_regular(path) as file:
-        vectors, metadata, _ = payloads.unpack(bytes(files.unsealed(file.read())))
+        vectors, metadata, _ = payloads.unpack(bytes(files.without_checksum(file.read())))
     parts = np.split(vectors, len(metadata))
     return {name: (int(metadata[name]), part) for name, part in zip(metadata, parts, strict=True)}
 
@@ -35,6 +36,6 @@ def count(path: Path) -> int:
 
 
 def count_one_more(path: Path) -> None:
-    """Count by a file's length, which is whole whenever the process is killed."""
+    """Count one more, by appending a byte: the count is correct whenever the process is killed."""
     with path.open("ab") as file:
         file.write(b"\n")

@@ -1,9 +1,8 @@
-"""Updates that a client has finished and the aggregator has not acknowledged, as files in one folder.
+"""Outbox: updates that a client has finished and the aggregator has not acknowledged, one file each.
 
-They outlive the process, but are not synced: the disk of a device that loses its power is not emulated.
-Each file is an update as it is sent, and a checksum. What else is in the folder under the name of an
-update, or is damaged, is set aside under another name, and reported: it keeps no other update from being
-sent.
+The files survive a crash of the process. They are not fsynced, because a power loss of a device is not
+emulated. Each file has the update as it is sent and a checksum. A damaged file, or another file with the
+name of an update, is renamed and reported, so that it does not block other updates.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ _MAX_BYTES = 2**33
 
 
 class Outbox:
-    """`report` is called with a sentence for each file that is set aside."""
+    """The outbox in `folder`. `report` is called with a sentence for each file that is set aside."""
 
     def __init__(self, folder: Path, report: Callable[[str], object]) -> None:
         self._folder, self._report = folder, report
         self._open: list[int] = []
-        """Dispatches that the updates in the folder answer, which are in the order of time."""
+        """Dispatches that the updates in the folder answer, oldest first."""
         self._spare = folder / _SPARE
-        """The file of an update that was acknowledged, for the next one: to write where pages are there
-        already takes less than half of the time."""
+        """File of an acknowledged update, reused for the next one: writing into pages that exist already
+        takes less than half of the time."""
         for path in sorted(folder.iterdir()):
             if path.name != _SPARE and (path.suffix != _SUFFIX or path.name.startswith(".")):
                 continue
             if path.is_symlink() or not path.is_file():
-                self._set_aside(path, "it is no regular file")
+                self._set_aside(path, "it is not a regular file")
             elif path.name != _SPARE and not _is_number(path.stem):
                 self._set_aside(path, "its name is not the number of a dispatch")
             elif path.name != _SPARE:
@@ -45,32 +44,32 @@ class Outbox:
         self._open.sort()
 
     def put(self, dispatch: int, pieces: Iterable[bytes | memoryview]) -> None:
-        """Keep the update that answers `dispatch`, whose payload is `pieces`, one after the other."""
-        with files.whole(self._file(dispatch)) as partial:
+        """Store the update that answers `dispatch`; its payload is the concatenation of `pieces`."""
+        with files.atomic_write(self._file(dispatch)) as partial:
             try:
                 self._spare.rename(partial)
             except FileNotFoundError:
                 partial.touch(0o600)
             with partial.open("r+b") as file:
-                file.writelines(files.sealed(pieces))
+                file.writelines(files.with_checksum(pieces))
                 file.truncate()
-        if dispatch in self._open:  # by an aggregator that has lost its last dispatches (durability)
+        if dispatch in self._open:  # an aggregator that lost its last dispatches reuses numbers
             self._open.remove(dispatch)
         self._open.append(dispatch)
 
-    def acknowledged(self, dispatch: int) -> None:
-        """The aggregator has the update that answers `dispatch`."""
+    def discard(self, dispatch: int) -> None:
+        """Remove the update that answers `dispatch`, because the aggregator has it."""
         if dispatch in self._open:
             self._open.remove(dispatch)
             self._file(dispatch).replace(self._spare)
 
     def close(self) -> None:
-        """Leave nothing but what is not acknowledged."""
+        """Remove the spare file; unacknowledged updates stay."""
         self._spare.unlink(missing_ok=True)
 
     def payloads(self) -> Iterator[memoryview]:
-        """All that is not acknowledged, in the order in which it was put; views of the files, to be read
-        before the next is put."""
+        """Yield all updates that are not acknowledged, oldest first, as views of their files. A view is
+        valid until the next `put`."""
         for dispatch in [*self._open]:
             try:
                 payload = _payload(self._file(dispatch))
@@ -91,19 +90,19 @@ class Outbox:
         try:
             path.rename(aside)
         except OSError as error:
-            self._report(f"{path} is ignored, and stays ({error.strerror}): {why}")
+            self._report(f"{path} is ignored, and cannot be renamed ({error.strerror}): {why}")
         else:
             self._report(f"{path} is set aside as {aside.name}: {why}")
 
 
 def set_aside(folder: Path) -> list[str]:
-    """Set aside the files in the outbox `folder` that are no updates, of a client that is not running.
-    Returns a sentence for each."""
-    told: list[str] = []
+    """Set aside the files in the outbox `folder` that are not valid updates, while its client is not
+    running. Return a sentence for each."""
+    reports: list[str] = []
     if folder.is_dir():
-        for _ in Outbox(folder, told.append).payloads():
+        for _ in Outbox(folder, reports.append).payloads():
             pass
-    return told
+    return reports
 
 
 def _is_number(text: str) -> bool:
@@ -111,18 +110,20 @@ def _is_number(text: str) -> bool:
 
 
 def _payload(path: Path) -> memoryview:
-    """The update in a file. Raises OSError, and ValueError where it is damaged."""
+    """Return the update in a file. Raises OSError, and ValueError if it is damaged."""
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > _MAX_BYTES:
             raise ValueError(f"it has {size:,} bytes")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        return files.unsealed(data)
+        return files.without_checksum(data)
 
 
-def written(write: Callable[[], object], wait: Callable[[float], bool]) -> bool:
-    """Whether `write` was done: while the disk is full, it is tried again every second. `wait` waits for
-    so many seconds and says whether to give up. Raises OSError for what is no full disk."""
+def retry_while_disk_full(write: Callable[[], object], wait: Callable[[float], bool]) -> bool:
+    """Call `write`, again each second while the disk is full. Return whether it succeeded.
+
+    `wait` waits for a number of seconds and returns whether to give up. Raises OSError for every other
+    error than a full disk."""
     while True:
         try:
             write()

@@ -1,7 +1,7 @@
-"""The pace of a device: work of c seconds of CPU time takes c ÷ share on the clock, never less.
+"""Pace of a device: work of c seconds of CPU time takes at least c/share seconds on the clock.
 
-A quota deals out a share of the CPU in slices. What begins with a whole slice at hand would be done up
-to a period too early: much of a training of a few slices.
+A CPU quota is granted in slices, one per period. A piece of work that begins with a full slice would end
+up to one period too early, which is a large error for a training of a few slices.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from agents.device.control_group import ControlGroup
 
 
 class Pace:
-    """Says when a piece of work of this process may be over.
+    """Computes how long a piece of work of this process must be extended.
 
-    All CPU time of the process since the end of the piece before counts, so that what an update costs
-    beside its training is part of the next one; and the piece begins where the work on it does, with the
-    model that came, so that no CPU time is waited for twice.
+    A piece of work includes all CPU time of the process since the previous piece ended, so the cost of
+    sending an update counts with the next training. It begins with the arrival of the model, so that no
+    CPU time is waited for twice.
+
+    `share`: returns the CPU share in cores, None if it is not limited; the control group's by default.
+    `cpu` and `clock`: return CPU time and time of the host, in seconds.
     """
 
     def __init__(
@@ -33,17 +36,17 @@ class Pace:
         self._ended = self._began
 
     def begin(self, since: float | None = None) -> None:
-        """A piece of work begins; it has since the time `since` of the clock, where there was no other
-        piece then."""
+        """Begin a piece of work at `since` seconds of the clock, but not before the previous piece
+        ended; None: now."""
         now = self._clock()
         self._began = now if since is None else min(now, max(since, self._ended))
         self._share_then = self._share()
 
     def end(self) -> float:
-        """It is done; for how many seconds of the host its device would still be at it, or 0. Where the
-        share was changed meanwhile, by the larger one.
+        """End the piece of work; return the host seconds that the emulated device would still need,
+        0 if none. If the share was changed meanwhile, the larger share counts.
 
-        To be asked once: to wake up and ask again costs CPU time too, and so more waiting, without end.
+        Call it once per piece: each further call costs CPU time, and so more waiting, without end.
         """
         cpu = self._cpu()
         used, self._paid = cpu - self._paid, cpu

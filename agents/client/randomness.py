@@ -1,19 +1,21 @@
-"""A client's own randomness: fixed by run seed, client and purpose, whatever happened before."""
+"""Random generators of a client, fixed by the run's seed, the client's name and a purpose."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.random import SeedSequence
 
-from agents import keys
+from agents import generator_keys
 
 TRAINING, THINKING, TIMING, ATTACKING, ROUNDING, NOISE = 1, 2, 3, 4, 5, 6
-"""Purposes. The mini-batches of each training have a generator of their own, by its sequence number, and
-so has what an attack draws, and the rounding of its update. Its noise has one by the dispatch that it
-answers. The durations of all trainings have one, of which the k-th draw is that of the k-th training
-begun (`agents.client.training_times`)."""
+"""Purposes. There is one generator per training, by its sequence number, for mini-batches, one for the
+attack, and one for rounding the update; one per update, by the dispatch that it answers, for noise; and
+one per client for thinking times and one for durations, whose k-th draw belongs to the k-th training
+that was begun (`agents.client.training_times`)."""
 
 
 def generator(seed: int, client: str, *purpose: int) -> np.random.Generator:
-    key = (*keys.of(client), *purpose)
+    """Return the generator of `client` for `purpose`: one of the purposes above, then a number if the
+    purpose has one generator per training or dispatch."""
+    key = (*generator_keys.key_of(client), *purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

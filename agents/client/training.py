@@ -11,44 +11,46 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from agents.config import FROM_TASK, Local, Start
+from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.models.vectors import Vector, norm
-from agents.shards import Shard, inputs
+from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, mean_loss
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """Result of a training or of a gradient computation."""
+
     end: Vector
     """Shape (d,): the trained parameters; the gradient, if that was requested."""
     steps: int
-    """Done before it was cut short."""
+    """Steps that were done, also if the training was interrupted."""
     loss: float
-    """Mean over the steps, regularisation included; NaN without any."""
+    """Mean loss over the steps, regularisation included; NaN if no step was done."""
     buffers: Buffers = NONE
-    """As the training left them."""
+    """Buffers of the model after the training."""
 
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Types of torch's autocast, by the setting's name."""
+"""Types for torch's autocast, by the value of `precision`."""
 _FIRST_SCALE = 2.0**16
-"""Of the loss in float16, whose least number is 6e-8: without it small gradients would be 0."""
+"""First loss scale in float16. Its smallest number is 6e-8: unscaled, small gradients would be 0."""
 
 
 class Trainer:
-    """Trainer of `task`'s model, which begins as `start` says, on `shard`, with the settings `local`.
+    """Trainer of `task`'s model on `shard`, with the settings `local`. `start`: the initial model.
 
-    Model and shard are on `device`, and stay there; what comes in and goes out is on the CPU.
+    Model and shard stay on `device`; arguments and results are on the CPU.
     """
 
     def __init__(
         self,
         task: Task,
         shard: Shard,
-        local: Local,
-        start: Start = FROM_TASK,
+        local: LocalTraining,
+        start: InitialModel = FROM_TASK,
         device: str | torch.device = "cpu",
     ) -> None:
         self._device = torch.device(device)
@@ -56,23 +58,23 @@ class Trainer:
         self._task = task
         self.assign(shard, local)
 
-    def assign(self, shard: Shard, local: Local) -> None:
-        """From now on train on `shard`, with the settings `local`."""
+    def assign(self, shard: Shard, local: LocalTraining) -> None:
+        """Use `shard` and the settings `local` from now on."""
         self._local = local
         bound = local.proximal or local.clip is not None
         self._start = self.flat.w.clone() if bound else None
-        """What training starts from, where it has to stay near."""
+        """Parameters at the start of the training, if `proximal` or `clip` needs them; else None."""
         self._scale = 1.0
-        """Of the loss."""
+        """Scale of the loss; 1 unless `precision` is float16."""
         self._skipped: Sequence[slice] = []
-        """Parts of the vector that the next step leaves as they are: parameters that the loss does not
-        depend on."""
-        self._x = inputs(torch.from_numpy(shard.x).to(self._device), shard.scale)
+        """Parts of the vector that the next step must not change, because the loss does not depend on
+        them."""
+        self._x = model_inputs(torch.from_numpy(shard.x).to(self._device), shard.scale)
         self._y = torch.from_numpy(shard.y).to(self._device)
         self._optimizer = _optimizer(local, self.flat)
 
     def warm_up(self) -> None:
-        """Run one step, so that the first measured training does not pay for torch's lazy set-up."""
+        """Run one step, so that the first training does not pay for torch's lazy initialisation."""
         self._gradient(torch.arange(min(len(self._y), self._local.batch_size)))
         self._descend(self._local.lr)
 
@@ -85,11 +87,11 @@ class Trainer:
         *,
         buffers: Buffers = NONE,
     ) -> Result:
-        """Train from `start`, shape (d,), and `buffers` to the end, or until `stopped` becomes true
-        after a step.
+        """Train from `start`, shape (d,), and `buffers`. `stopped` is called before each step; the
+        training ends early when it returns true.
 
-        Mini-batches come from a fresh permutation of the shard, drawn anew when it is used up. `lr` is
-        the step size before `lr_by_step`, the local one by default.
+        Mini-batches come from a random permutation of the shard; after each pass a new one is drawn.
+        `lr`: step size before `lr_by_step` is applied; None: that of the local settings.
         """
         lr = self._local.lr if lr is None else lr
         schedule = self._local.lr_by_step
@@ -109,14 +111,14 @@ class Trainer:
         return Result(vector_of(end), steps, mean, buffers_of(self.flat.module))
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
-        """The gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
+        """Return the gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
         self._load(start, buffers, rng)
         order = batches(len(self._y), self._local.batch_size, rng, self._device)
         loss = self._gradient(next(order))
         return Result(vector_of(self.flat.gradient), 1, loss, buffers_of(self.flat.module))
 
     def _load(self, start: Vector, buffers: Buffers, rng: np.random.Generator) -> None:
-        # What the model draws, as dropout does, follows from `rng`, too; that itself is left as it is.
+        # A child of `rng` seeds the model's own random draws (dropout); `rng` itself does not advance.
         seed = int(rng.spawn(1)[0].integers(2**63))
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
@@ -128,12 +130,12 @@ class Trainer:
         self._scale = _FIRST_SCALE if self._local.precision == "float16" else 1.0
 
     def _gradient(self, batch: torch.Tensor) -> float:
-        """The local objective on `batch`, its gradient in `flat`: FedProx's and the ℓ2 term included,
-        clipped."""
+        """Return the local objective on `batch` and put its gradient into `flat`: with the ℓ2 and
+        FedProx terms, clipped."""
         flat, local, l2 = self.flat, self._local, self._task.l2
         value = self._differentiate(batch)
         unreached = flat.without_gradient()
-        self._skipped = [] if l2 or local.proximal else unreached  # terms that depend on all parameters
+        self._skipped = [] if l2 or local.proximal else unreached  # those terms reach all parameters
         with torch.no_grad():
             if l2:
                 value += 0.5 * l2 * float(flat.w @ flat.w)
@@ -148,10 +150,11 @@ class Trainer:
         return value
 
     def _differentiate(self, batch: torch.Tensor) -> float:
-        """The task's loss on `batch`, its gradient in `flat`.
+        """Return the task's loss on `batch` and put its gradient into `flat`.
 
-        In float16 the loss is scaled, so that small gradients are not lost. Where large ones overflow,
-        the batch is done again with half the scale, which stays (BatchNorm then counts it twice).
+        In float16 the loss is scaled, so that small gradients are not lost. If the gradient overflows,
+        the scale is halved for the rest of the training and the batch is repeated (BatchNorm then counts
+        the batch twice).
         """
         flat, half = self.flat, _HALF.get(self._local.precision)
         x, y = self._x[batch], self._y[batch]
@@ -175,20 +178,21 @@ class Trainer:
 
 
 class FitTrainer(Trainer):
-    """Of a task that trains by itself (`Task.fits`): its `fit` is one step, whose rate is `lr`."""
+    """Trainer of a task that trains by itself (`Task.fits`): one call of its `fit` is one step, with
+    step size `lr`."""
 
-    def assign(self, shard: Shard, local: Local) -> None:
+    def assign(self, shard: Shard, local: LocalTraining) -> None:
         self._local, self._shard = local, shard
         self._start = self.flat.w.clone() if local.clip is not None else None
 
     def warm_up(self) -> None:
-        """Load what the task's code is likely to need, before the run clock goes: it evaluates a sample,
-        and torch's optimizers import for seconds at their first step. A `fit` itself may take long."""
+        """Evaluate one sample and take one step of a torch optimizer, so that their imports, which take
+        seconds, come before the run clock starts. `fit` itself is not called: it may take long."""
         weight = torch.nn.Parameter(torch.zeros(1))
         weight.grad = torch.zeros(1)
         torch.optim.SGD([weight], lr=0.1).step()
         with torch.no_grad():
-            self.flat.module(inputs(torch.from_numpy(self._shard.x[:1]), self._shard.scale))
+            self.flat.module(model_inputs(torch.from_numpy(self._shard.x[:1]), self._shard.scale))
 
     def train(
         self,
@@ -206,7 +210,7 @@ class FitTrainer(Trainer):
         if self._start is not None:
             fill(self._start, start)
         self.flat.load(start, buffers)
-        self.flat.module.zero_grad()  # a module that was never trained has none
+        self.flat.module.zero_grad()  # as in a module that was never trained
         loss = self._task.fit(self.flat.module, self._shard, self._local.lr if lr is None else lr)
         if self._local.clip is not None and self._start is not None:
             with torch.no_grad():
@@ -214,17 +218,17 @@ class FitTrainer(Trainer):
         return Result(vector_of(self.flat.w), 1, loss, buffers_of(self.flat.module))
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
-        raise NotImplementedError("a task that trains by itself has no gradient")
+        raise NotImplementedError("a task with its own fit has no gradient")
 
 
-def trainer_of(
+def make_trainer(
     task: Task,
     shard: Shard,
-    local: Local,
-    start: Start = FROM_TASK,
+    local: LocalTraining,
+    start: InitialModel = FROM_TASK,
     device: str | torch.device = "cpu",
 ) -> Trainer:
-    """A `Trainer` of the kind that the task needs."""
+    """Return a `Trainer`, or a `FitTrainer` if the task has its own `fit`."""
     return (FitTrainer if task.fits else Trainer)(task, shard, local, start, device)
 
 
@@ -238,32 +242,32 @@ def _clip(end: torch.Tensor, start: torch.Tensor, bound: float) -> None:
 
 
 def _length(tensor: torch.Tensor) -> float:
-    """‖tensor‖, summed in float64: torch's `norm` sums in float32, and 30 million equal elements come to
-    1.6 % less."""
+    """Return ‖tensor‖, summed in float64. In float32, torch's `norm` of 30 million equal elements is
+    1.6 % too small."""
     if tensor.is_cpu:
         return norm(tensor.numpy())
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
 class _Optimizer(Protocol):
-    """What makes a step of the gradient in a FlatModule."""
+    """Optimizer of the parameters of a FlatModule, by the gradient in it."""
 
     def reset(self) -> None:
-        """A new training begins."""
+        """Forget the state of the previous training."""
 
     def step(self, lr: float, skipped: Sequence[slice]) -> None:
-        """Change the parameters, except the parts `skipped`, which also do not count this step. The
+        """Update the parameters, except the parts `skipped`, for which the step does not count. The
         gradient may be overwritten."""
 
 
-def _optimizer(local: Local, flat: FlatModule) -> _Optimizer:
+def _optimizer(local: LocalTraining, flat: FlatModule) -> _Optimizer:
     return _Sgd(local, flat) if local.optimizer == "sgd" else _Adam(local, flat)
 
 
 class _Sgd:
     """w ← w − lr·g, with weight decay and heavy-ball momentum."""
 
-    def __init__(self, local: Local, flat: FlatModule) -> None:
+    def __init__(self, local: LocalTraining, flat: FlatModule) -> None:
         self._local, self._flat = local, flat
         self._velocity = torch.zeros_like(flat.w) if local.momentum else None
 
@@ -289,14 +293,14 @@ class _Sgd:
 
 
 class _Adam:
-    """torch's Adam or AdamW, on the flat vector. From the first step that skips a parameter it is on
-    single parameters: each has a number of steps of its own then."""
+    """torch's Adam or AdamW on the flat vector. From the first step that skips a parameter on, it works
+    on single parameters, because each then has its own number of steps."""
 
-    def __init__(self, local: Local, flat: FlatModule) -> None:
+    def __init__(self, local: LocalTraining, flat: FlatModule) -> None:
         self._local, self._flat = local, flat
         self._whole = self._optimizer = self._on([flat.w])
         self._parts: list[torch.Tensor] = []
-        """Parameters as single tensors, after the first step that skips one; empty before."""
+        """Parameters as single tensors; empty until a step skips a parameter."""
 
     def _on(self, tensors: list[torch.Tensor]) -> torch.optim.Adam:
         local = self._local
@@ -330,9 +334,10 @@ class _Adam:
 def batches(
     samples: int, size: int, rng: np.random.Generator, device: str | torch.device = "cpu"
 ) -> Iterator[torch.Tensor]:
-    """Endless mini-batches of indices, shape (≤ size,); an epoch's last batch may be smaller."""
+    """Yield mini-batches of indices, shape (at most `size`,), without end; the last batch of a pass may
+    be smaller."""
     while True:
-        # A full batch is taken as it is: plain gradient descent, to the bit.
+        # A batch of all samples is not shuffled: the sum is then bit-identical to gradient descent's.
         order = torch.from_numpy(rng.permutation(samples) if size < samples else np.arange(samples))
         order = order.to(device)
         yield from (order[start : start + size] for start in range(0, samples, size))

@@ -1,4 +1,4 @@
-"""How long a client's trainings take at least, and how long it thinks after each. Pure."""
+"""Minimum durations of a client's trainings, and thinking times after them. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from agents.client.randomness import THINKING, TIMING
-from agents.config import Duration
+from agents.config import DrawnDuration
 from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
 
@@ -15,16 +15,16 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds
 class Timing:
     """Durations of one client's trainings in a run.
 
-    Each training that begins takes the next value of `timing` and of `think`, also one that is done
-    again after a crash: with the same value, a long one would be begun until no crash comes during it.
-    `rng` makes the generator for a purpose; `begun` is how many trainings the client's former processes
-    began.
+    Each training that begins draws the next value of `timing` and of `think`, also one that is repeated
+    after a crash: with the same value again, a long training might never end between two crashes.
+    `rng` returns the generator for a purpose. `speed` divides the values of `timing`. `begun`: trainings
+    that the client's earlier processes began. None for `timing` or `think`: always 0.
     """
 
     def __init__(
         self,
-        timing: Duration | None,
-        think: Duration | None,
+        timing: DrawnDuration | None,
+        think: DrawnDuration | None,
         rng: Callable[[int], np.random.Generator],
         *,
         speed: float = 1.0,
@@ -36,14 +36,14 @@ class Timing:
             for duration, purpose in ((timing, TIMING), (think, THINKING))
         )
         self.floor: Nanoseconds = 0
-        """Least time from when the training could begin to its end, of the newest training."""
+        """Minimum duration of the newest training, measured from the time when it could begin."""
         self.thinking: Nanoseconds = 0
-        """Time from its end to when its update is sent, of the newest training."""
+        """Delay between the end of the newest training and the sending of its update."""
         for _ in range(begun):
             self.begin()
 
     def begin(self) -> None:
-        """A training begins: draw its durations."""
+        """Draw the durations of a training that begins."""
         if self._timing is not None:
             self.floor = from_seconds(self._timing() / self._speed)
         if self._think is not None:

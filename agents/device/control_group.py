@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.wire.messages import NO_LIMIT, Limits
+from agents.wire.messages import NO_LIMIT, CgroupLimits
 
 _PROC, _MEMINFO = Path("/proc"), Path("/proc/meminfo")
 _UNIFIED = ""
@@ -45,19 +45,19 @@ class ControlGroup:
                         found[controller] = folder
         return cls(found)
 
-    def limits(self) -> Limits | None:
+    def limits(self) -> CgroupLimits | None:
         """Return the limits that the kernel enforces now; None if they cannot be read."""
         try:
             return self._limits_v1() if "cpu" in self.folders else self._limits_v2()
         except (OSError, ValueError, KeyError):
             return None
 
-    def _limits_v1(self) -> Limits:
+    def _limits_v1(self) -> CgroupLimits:
         quota, period = self._quota()
         cpu, memory = self.folders["cpu"], self.folders.get("memory")
         most = None if memory is None else _bytes(memory / "memory.limit_in_bytes")
         both = None if memory is None else _bytes(memory / "memory.memsw.limit_in_bytes")
-        return Limits(
+        return CgroupLimits(
             quota=quota,
             period=period,
             shares=int(_read(cpu / "cpu.shares")),
@@ -66,11 +66,11 @@ class ControlGroup:
             swap=_swap(both if most is None or both in (None, NO_LIMIT) else both - most),
         )
 
-    def _limits_v2(self) -> Limits:
+    def _limits_v2(self) -> CgroupLimits:
         quota, period = self._quota()
         folder = self.folders[_UNIFIED]
         cpus = folder / "cpuset.cpus"
-        return Limits(
+        return CgroupLimits(
             quota=quota,
             period=period,
             weight=int(_read(folder / "cpu.weight")),

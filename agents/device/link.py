@@ -25,7 +25,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device.backlog import PACKET, Backlog
 from agents.device.netlink import Netlink
 from agents.wire.messages import QueueUse
@@ -58,7 +58,7 @@ def burst(rate: int) -> int:
 
 
 def commands(
-    link: Link, interface: str, before: Link | None = None, *, netem: bool = False
+    link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
 ) -> list[list[str]]:
     """What is to be executed, in order, for `link` on `interface`, where it is now as `before` (None:
     nothing was ever made). Without `netem` its rates alone; with it all of it.
@@ -69,7 +69,7 @@ def commands(
     """
     if netem:
         link, before = _complete(link), before and _complete(before)
-    was = before or Link()
+    was = before or AccessLink()
     impaired = netem and (before is None or _impairment(link) != _impairment(before))
     lines: list[str] = []
     for device, rate, old in ((interface, link.up, was.up), (_IFB, link.down, was.down)):
@@ -87,7 +87,9 @@ def commands(
     return [line.split() for line in lines]
 
 
-def apply(link: Link, interface: str, before: Link | None = None, *, netem: bool = False) -> None:
+def apply(
+    link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
+) -> None:
     """Shape `interface` as `link` asks, and read it back. Raises LinkError."""
     if before is None:
         _limit_packets(interface)
@@ -108,7 +110,7 @@ class Usage:
         self._interfaces = {"up": interface, "down": _IFB}
         self._backlogs = {way: Backlog() for way in self._interfaces}
 
-    def look(self, link: Link, at: float) -> bool:
+    def look(self, link: AccessLink, at: float) -> bool:
         """Read the counters; `link` is the one from now on, `at` seconds of the monotonic clock. Returns
         whether packets wait. Raises OSError."""
         queues, waits = self._netlink.queues(), False
@@ -179,12 +181,12 @@ def _limit_packets(interface: str) -> None:
         run(["ip", "link", "set", "dev", interface, "mtu", str(_MTU)])
 
 
-def _complete(link: Link) -> Link:
+def _complete(link: AccessLink) -> AccessLink:
     """`link` with a rate each way."""
     return replace(link, up=link.up or LIFTED, down=link.down or LIFTED)
 
 
-def _impairment(link: Link) -> tuple[float, float, float]:
+def _impairment(link: AccessLink) -> tuple[float, float, float]:
     """Of each way: delay and jitter in seconds, share of packets lost."""
     return link.rtt / 2, link.jitter, link.loss
 
@@ -199,7 +201,7 @@ def _redirect(interface: str) -> list[str]:
     ]
 
 
-def slowness(link: Link | None) -> float:
+def slowness(link: AccessLink | None) -> float:
     """Seconds that full queues of both directions take."""
     rates = () if link is None else [rate for rate in (link.up, link.down) if rate is not None]
     return sum(8 * _queue(rate) / rate for rate in rates)
@@ -216,7 +218,7 @@ def _tbf(rate: int) -> str:
     )
 
 
-def _netem(link: Link) -> str:
+def _netem(link: AccessLink) -> str:
     """Delay uniform in delay ± jitter, independent losses, and packets in order.
 
     The `rate`, which is never met, makes netem time a packet after the one before it. Without one it
@@ -235,7 +237,7 @@ def _netem(link: Link) -> str:
     )
 
 
-def _check(link: Link, rate: int, device: str, *, netem: bool) -> None:
+def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
     """Raises LinkError unless `device`'s egress is as `link` asks."""
     qdiscs = json.loads(run(["tc", "-j", "qdisc", "show", "dev", device]))
     options = {qdisc["kind"]: qdisc["options"] for qdisc in qdiscs}

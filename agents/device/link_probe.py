@@ -18,7 +18,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.links import packet_times, packet_train, probe_server
 from agents.mqtt.retry import retry
 from agents.wire.messages import LinkFigures
@@ -45,7 +45,7 @@ _TRIES_AHEAD = 5
 """Tries to have one echo answered before those that count."""
 
 
-def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigures:
+def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> LinkFigures:
     """Figures of the link `requested` to the router `host`: `rtt` and `jitter` (their standard
     deviation) in seconds and `loss` (share), all of round trips; `up` and `down` in bit/s on the wire
     where rates are requested. `shared` names the link, which only one device measures at a time;
@@ -69,7 +69,7 @@ def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigu
     return LinkFigures(**found)
 
 
-def pace(requested: Link, size: int) -> tuple[int, float]:
+def pace(requested: AccessLink, size: int) -> tuple[int, float]:
     """Number of round trips of `size` bytes on the wire to make through `requested`, and seconds between
     them: far enough apart that none queues behind another or, as order is kept, is delayed by the jitter
     of the one before."""
@@ -78,7 +78,7 @@ def pace(requested: Link, size: int) -> tuple[int, float]:
     return min(_MAX_ROUND_TRIPS, max(5, int(_ROUND_TRIPS_SECONDS / interval))), interval
 
 
-def round_trip_figures(requested: Link, trips: Sequence[float]) -> dict[str, float]:
+def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[str, float]:
     """`rtt` and `jitter`, in seconds, of round trips through `requested`; empty without round trips.
 
     `rtt` is the median under jitter, else the minimum: anything above that is delay of a busy host, not
@@ -109,7 +109,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
     sent: list[int] = []
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
-        packet_times.timestamp(sock)
+        packet_times.enable_timestamps(sock)
         sock.connect((host, 0))
         for _ in range(_TRIES_AHEAD):
             _send_echo(sock, count)
@@ -127,7 +127,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
                 data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, packet_times.ANCILLARY_BYTES)
                 kind, _, _, _, number = _ECHO_HEADER.unpack_from(data)
                 if kind == _REPLY and number < len(sent):
-                    found[number] = (packet_times.in_ancillary(ancillary) - sent[number]) / 1e9
+                    found[number] = (packet_times.timestamp_in(ancillary) - sent[number]) / 1e9
     return found
 
 

@@ -28,7 +28,7 @@ from typing import Any, assert_never
 from msgspec import structs
 
 from agents import config
-from agents.config import DeviceConfig, Link
+from agents.config import AccessLink, DeviceConfig
 from agents.device import link, resource_usage
 from agents.device.control_group import ControlGroup
 from agents.device.netlink import Netlink
@@ -45,11 +45,11 @@ from agents.device_actions import (
 )
 from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
 from agents.mqtt import topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.clock import Clock
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire import messages
-from agents.wire.messages import DeviceOrder, Limits, LimitsRequest, MessageError, RemoteAction
+from agents.wire.messages import CgroupLimits, DeviceOrder, LimitsRequest, MessageError, RemoteAction
 
 _NO_NEW_PRIVILEGES = 38
 """PR_SET_NO_NEW_PRIVS: not every engine can be asked for it."""
@@ -72,7 +72,7 @@ class Init:
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
         self._clock = Clock(1.0, cfg.clock)
-        self._link: Link | None = None
+        self._link: AccessLink | None = None
         """The link last applied; None: the interface has not been changed."""
         self._interface = link.interface()
         self._usage: link.Usage | None = None
@@ -86,7 +86,7 @@ class Init:
         self._disturbances = Ongoing()
         self._netlink = Netlink()
         self._group = ControlGroup.of()
-        self._limits: Limits | None = None
+        self._limits: CgroupLimits | None = None
         """Limits last sent to the controller; None before the first."""
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
@@ -98,7 +98,7 @@ class Init:
         self._stopped = False
         self._unknown = False
         """The link could not be measured."""
-        self._orders: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
         """None: a child process has ended, or SIGTERM has arrived."""
         self._topics = topics.Topics(cfg.run)
         control = self._topics.control(cfg.device)
@@ -138,7 +138,7 @@ class Init:
             self._connection.close()
             self._netlink.close()
 
-    def _probe(self, requested: Link) -> None:
+    def _probe(self, requested: AccessLink) -> None:
         """Measure the link while the client starts, and publish the result."""
         from agents.device import link_probe  # which devices without a link do not need
 
@@ -150,7 +150,7 @@ class Init:
             self._unknown = True
             os.kill(os.getpid(), signal.SIGTERM)
         else:  # the barrier waits for it, and may not even have subscribed yet
-            result = messages.Probe(cfg.device, self._now(), found)
+            result = messages.LinkProbe(cfg.device, self._now(), found)
             telemetry = self._topics.telemetry(cfg.device)
             self._connection.publish(telemetry, messages.encode(result), retain=True)
 
@@ -212,7 +212,7 @@ class Init:
         found = messages.Disturbance(device, self._now(), begin, reason)
         self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
-    def _send_limits(self, limits: Limits | None) -> None:
+    def _send_limits(self, limits: CgroupLimits | None) -> None:
         """Publish the limits that the kernel enforces: an engine may have set others than asked."""
         self._limits = limits
         if limits is not None:
@@ -259,7 +259,7 @@ class Init:
             )
         return int(code) if code >= 0 else 128 - code
 
-    def _carry_out(self, message: Received | None) -> None:
+    def _carry_out(self, message: ReceivedMessage | None) -> None:
         """Carry out an order. One that is invalid or fails is reported; the device stays as it is."""
         if message is None:
             return
@@ -309,7 +309,7 @@ class Init:
                 lifted: dict[str, Any] = {
                     name: link.LIFTED if value is None else value for name, value in changes.items()
                 }
-                self._shape(replace(self._link or Link(), **lifted))
+                self._shape(replace(self._link or AccessLink(), **lifted))
             case Disconnect():
                 self._plug(up=False)
             case Reconnect():
@@ -326,7 +326,7 @@ class Init:
         self._paused = False
         self._signal(signal.SIGCONT)
 
-    def _shape(self, wanted: Link) -> None:
+    def _shape(self, wanted: AccessLink) -> None:
         self._look()
         link.apply(wanted, self._interface, self._link, netem=self._config.netem)
         self._link = wanted

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from agents.device.control_group import ControlGroup
-from agents.wire.messages import Sample
+from agents.wire.messages import UsageSample
 
 
 def sample(
     device: str, group: ControlGroup, pid: int | None, now: Callable[[], float] = time.monotonic
-) -> Sample:
+) -> UsageSample:
     """Return what `device` has used since its start. `group` is its control group, `pid` its client's
     process. Raises OSError, KeyError."""
     received, sent = _traffic()
     at = now()
     demand = {} if pid is None else schedstat(pid)
-    return Sample(
+    return UsageSample(
         device=device,
         at=at,
         **_cpu(group),
@@ -32,8 +32,8 @@ def sample(
 
 
 def schedstat(pid: int) -> dict[str, Any]:
-    """`ran` and `waited` of the process's main thread, in seconds (see `agents.wire.messages.Sample`);
-    empty where it has ended, or the kernel does not count them."""
+    """`ran` and `waited` of the process's main thread, in seconds (see
+    `agents.wire.messages.UsageSample`); empty where it has ended, or the kernel does not count them."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""Files: written whole, checked by checksums, read though anybody may have written them."""
+"""Files: atomic writing, checksums, and safe reading of files from untrusted sources."""

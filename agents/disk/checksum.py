@@ -1,5 +1,5 @@
-"""Checksum of files: XXH3 with 64 bits, in a sixth of the time that zlib's CRC-32 takes. It finds
-accidental damage, not changes by an attacker."""
+"""Checksum of files: XXH3 with 64 bits, which takes a sixth of the time of zlib's CRC-32. It detects
+accidental damage, not an attack."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import struct
 from xxhash import xxh3_64
 
 PACKED = struct.Struct("<Q")
-"""A checksum in a file."""
+"""Format of a checksum in a file."""
 Checksum = xxh3_64
-"""`update` it with pieces; `intdigest` is the checksum of all of them, one after the other."""
+"""Class that computes a checksum: `update` adds bytes, `intdigest` returns the checksum of all bytes."""
 
 
-def of(*pieces: bytes | bytearray | memoryview) -> int:
-    """The checksum of `pieces`, one after the other."""
+def checksum_of(*pieces: bytes | bytearray | memoryview) -> int:
+    """Return the checksum of the concatenation of `pieces`."""
     found = Checksum()
     for piece in pieces:
         found.update(piece)

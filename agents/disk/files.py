@@ -1,5 +1,5 @@
-"""Files that a reader sees whole or not at all, whenever the writer dies; and reading files that anybody
-may have written or damaged."""
+"""Atomic writing of files, so that a crash never leaves a partial file, and safe reading of files that
+may be damaged or come from untrusted sources."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from agents.disk.checksum import PACKED, Checksum
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to, which becomes `path` in one step where nothing is raised. Also
-    when two do this at once."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Context that yields a temporary path to write to. At its end the file is renamed to `path` in one
+    step; after an exception it is removed. Safe for concurrent writers."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield partial
@@ -30,17 +30,20 @@ def whole(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def save(path: Path, pieces: Iterable[bytes | memoryview], *, secret: bool = False) -> None:
-    """Write `pieces`, one after the other; all of them are on the disk as `path` when this returns.
-    `secret`: for this user alone."""
-    with whole(path) as partial, open_private(partial, "wb") if secret else partial.open("wb") as file:
+def save(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, secret: bool = False) -> None:
+    """Write the concatenation of `pieces` to `path` atomically, and flush it to the disk. `secret`: only
+    this user may read the file."""
+    with (
+        atomic_write(path) as partial,
+        open_private(partial, "wb") if secret else partial.open("wb") as file,
+    ):
         file.writelines(pieces)
         file.flush()
         os.fdatasync(file.fileno())
 
 
-def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """`pieces` and, behind them, their checksum: what `unsealed` reads."""
+def with_checksum(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Yield `pieces`, then their checksum, as `without_checksum` reads them."""
     found = Checksum()
     for piece in pieces:
         found.update(piece)
@@ -48,18 +51,19 @@ def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
     yield PACKED.pack(found.intdigest())
 
 
-def unsealed(data: bytes | mmap.mmap) -> memoryview:
-    """Return the bytes that `sealed` was given, joined. Raises ValueError if they were changed."""
+def without_checksum(data: bytes | mmap.mmap) -> memoryview:
+    """Return the bytes in front of the checksum of `with_checksum`. Raises ValueError if the checksum is
+    wrong."""
     view = memoryview(data)
     content, found = view[: -PACKED.size], view[-PACKED.size :]
-    if len(view) < PACKED.size or checksum.of(content) != PACKED.unpack(found)[0]:
-        raise ValueError("its checksum is wrong: it is damaged, or not whole")
+    if len(view) < PACKED.size or checksum.checksum_of(content) != PACKED.unpack(found)[0]:
+        raise ValueError("its checksum is wrong: it is damaged or incomplete")
     return content
 
 
 def open_private(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
-    """Open a file to write it, which other users may neither read nor write; nor one that is there
-    already from now on."""
+    """Open a file for writing that only this user may read or write; an existing file's permissions are
+    changed accordingly."""
     return open(path, mode, opener=_private)
 
 
@@ -70,8 +74,8 @@ def _private(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it. Raises OSError, also for what is no regular file: one would wait for ever
-    for the other end of a pipe, and a device such as /dev/zero has no end."""
+    """Open a regular file for reading. Raises OSError, also for other kinds of files: opening a pipe
+    might wait for ever, and a device such as /dev/zero has no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -80,7 +84,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read(path: Path, most: int) -> bytes:
-    """What is in a regular file. Raises OSError, also where that is more than `most` bytes."""
+    """Return the content of a regular file. Raises OSError, also if it has more than `most` bytes."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -89,8 +93,8 @@ def read(path: Path, most: int) -> bytes:
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for any other text, and for one with half of a
-    surrogate pair, which no file can hold and nobody can print."""
+    """Return the value of a JSON text. Raises ValueError if it is invalid, nested too deeply, or
+    contains half of a surrogate pair, which cannot be written or printed."""
     try:
         value = json.loads(text)
         if (r"\u" in text) if isinstance(text, str) else (rb"\u" in text):

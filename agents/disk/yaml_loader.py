@@ -1,6 +1,6 @@
-"""Loader of YAML files that anybody may have written: fast, and bounded in memory and depth.
+"""Fast loader of untrusted YAML files, limited in memory and depth.
 
-Scalars are read as YAML 1.2 does: `1e-3` is a number, `no` and `on` are texts, `010` is not eight.
+Scalars are read as in YAML 1.2: `1e-3` is a number, `no` and `on` are strings, `010` is not eight.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from yaml.composer import Composer
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
-try:  # libyaml is many times as fast
+try:  # libyaml is many times faster
     from yaml.cyaml import CParser as _Parser  # type: ignore[attr-defined]
 except ImportError:
     from yaml.parser import Parser
@@ -28,13 +28,13 @@ except ImportError:
 
 
 MAX_VALUES = 200_000
-"""Of a file, keys and values together; what an alias stands for counts as if it were written out."""
+"""Maximum number of keys and values in a file; an alias counts as much as the values it stands for."""
 
 
 class Loader(Composer, _Parser, SafeConstructor, Resolver):
-    """A safe loader. It raises YAMLError, and RecursionError for what is nested too deeply.
+    """A safe loader. Raises YAMLError, and RecursionError for a file that is nested too deeply.
 
-    The composer is Python's: libyaml's own would overflow its stack in a deeply nested file.
+    The composer is Python's, because libyaml's overflows its stack in a deeply nested file.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (declared so by PyYAML)
@@ -45,7 +45,7 @@ class Loader(Composer, _Parser, SafeConstructor, Resolver):
             part.__init__(self)
         self._values = 0
         self._sizes: dict[int, int] = {}
-        """By id of a node, how many values it has."""
+        """Number of values in each node, by the node's id."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()

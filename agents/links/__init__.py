@@ -1,1 +1,1 @@
-"""Measurement of links: trains of packets, the kernel's timestamps, the server to measure against."""
+"""Measurement of links: packet trains, timestamps of the kernel, and the server for measurements."""

@@ -1,5 +1,5 @@
-"""When packets arrived, by the kernel's timestamps: when a process gets to read them depends on how busy
-it is, and on the slices of its share of the CPU."""
+"""Arrival times of packets, from the kernel's timestamps. The time at which a process reads a packet
+would depend on the host's load and on the process's CPU quota."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from collections.abc import Iterable
 from agents.timing.nanoseconds import Nanoseconds
 
 ANCILLARY_BYTES = 64
-"""Room for the timestamp in `recvmsg`."""
+"""Buffer size for the timestamp in `recvmsg`."""
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("=qq")
 _BYTES_MOVED, _MOVED_OFFSET = struct.Struct("=QQ"), 120
 """tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
 _ROOM = bytearray(2**20)
-"""Bytes that are looked through for the last one; none is copied."""
+"""Buffer for MSG_PEEK; its size limits how far ahead is read for the last packet's timestamp."""
 _LONGEST: Nanoseconds = 10**9
-"""A slice comes after a second at the latest, as the kernel has no longer periods. Where more seems to
-have passed, the process was paused or a clock was set."""
+"""Longest plausible wait in ns: a period of a CPU quota is at most a second. A longer one means that the
+process was paused or a clock was set."""
 
 
-def timestamp(sock: socket.socket) -> None:
-    """Have the kernel note when the packets of `sock` arrive."""
+def enable_timestamps(sock: socket.socket) -> None:
+    """Let the kernel record the arrival times of packets at `sock`."""
     sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 
 
-def moved(sock: socket.socket) -> int:
-    """Bytes of `sock` that the other side has acknowledged, and that it has sent; 0 where the kernel
-    does not say: it does of TCP on Linux."""
+def bytes_moved(sock: socket.socket) -> int:
+    """Return the bytes that the other side of `sock` has acknowledged or sent; 0 unless it is TCP on
+    Linux."""
     if sys.platform != "linux" or sock.family == socket.AF_UNIX:
         return 0
     try:
@@ -43,9 +43,9 @@ def moved(sock: socket.socket) -> int:
     return sum(_BYTES_MOVED.unpack_from(info, _MOVED_OFFSET)) if len(info) > _MOVED_OFFSET else 0
 
 
-def in_ancillary(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
-    """The kernel's timestamp in the ancillary data of `recvmsg`: ns of the real-time clock. Without one,
-    the current time."""
+def timestamp_in(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
+    """Return the kernel's timestamp in the ancillary data of `recvmsg`, in ns of the real-time clock;
+    the current time if there is none."""
     for level, kind, value in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
             seconds, rest = _TIMESPEC.unpack(value[: _TIMESPEC.size])
@@ -53,16 +53,16 @@ def in_ancillary(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
     return time.clock_gettime_ns(time.CLOCK_REALTIME)
 
 
-def of_waiting(sock: socket.socket) -> Nanoseconds:
-    """The monotonic time at which all that waits in `sock` to be read had arrived; the current time
-    where nothing waits, or the kernel does not say: it does of TCP on Linux, below TLS too."""
+def arrival_time(sock: socket.socket) -> Nanoseconds:
+    """Return the monotonic time at which the last of the data waiting in `sock` arrived. The current
+    time if no data waits, or unless it is TCP on Linux (TLS included)."""
     waited = 0
     if sys.platform == "linux" and sock.family != socket.AF_UNIX:
         flags = socket.MSG_PEEK | socket.MSG_TRUNC | socket.MSG_DONTWAIT
         try:
-            # The class's own method: an SSLSocket does not allow its own.
+            # The base class's method, because SSLSocket forbids recvmsg_into.
             _, ancillary, _, _ = socket.socket.recvmsg_into(sock, [_ROOM], ANCILLARY_BYTES, flags)
         except OSError:
             return time.monotonic_ns()
-        waited = time.clock_gettime_ns(time.CLOCK_REALTIME) - in_ancillary(ancillary)
+        waited = time.clock_gettime_ns(time.CLOCK_REALTIME) - timestamp_in(ancillary)
     return time.monotonic_ns() - (waited if 0 < waited < _LONGEST else 0)

@@ -1,11 +1,11 @@
-"""Server that devices measure their links against, in the aggregator's container.
+"""Server in the aggregator's container with which devices measure their links.
 
     python -m agents.links.probe_server COMMAND ...
 
-listens on this container's address in a process of its own, and then executes COMMAND in its place.
-UDP carries the packet trains (agents.links.packet_train). TCP serialises devices that share a link: a
-device sends a line with the link's name, receives one byte once it has the link to itself, and keeps it
-until it closes the connection.
+starts the server on this container's address in a child process, and replaces itself by COMMAND. UDP
+carries the packet trains (agents.links.packet_train). TCP serialises the measurements of devices that
+share a link: a device sends a line with the link's name, receives one byte when the link is reserved for
+it, and releases the link by closing the connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agents.links import packet_train
 PORT = packet_train.PORT
 _CONNECT_TIMEOUT_SECONDS = 30.0
 _RESERVATION_TIMEOUT_SECONDS = 600.0
-"""Limit on waiting for a link, and on holding it."""
+"""Maximum seconds of waiting for a link, and of holding it."""
 
 
 def main() -> None:
@@ -38,12 +38,12 @@ def main() -> None:
 
 @contextmanager
 def reserved_link(host: str, name: str) -> Iterator[None]:
-    """Exclusive use of the link `name`, granted by the server at `host`. Raises OSError."""
+    """Context with exclusive use of the link `name`, granted by the server at `host`. Raises OSError."""
     with closing(socket.create_connection((host, PORT), _CONNECT_TIMEOUT_SECONDS)) as sock:
         sock.settimeout(_RESERVATION_TIMEOUT_SECONDS)
         sock.sendall(f"{name}\n".encode())
         if not sock.recv(1):
-            raise ConnectionError(f"{host} does not grant this device the link")
+            raise ConnectionError(f"{host} does not grant the link {name} to this device")
         yield
 
 
@@ -55,18 +55,18 @@ class ProbeServer(socketserver.ThreadingTCPServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int]) -> None:
-        super().__init__(address, _Handler)
+        super().__init__(address, _ReservationHandler)
         self.link_locks: defaultdict[bytes, threading.Lock] = defaultdict(threading.Lock)
-        """By name of the link."""
+        """Lock of each link, by its name."""
 
 
-class _Handler(socketserver.StreamRequestHandler):
+class _ReservationHandler(socketserver.StreamRequestHandler):
     server: ProbeServer
     timeout = _CONNECT_TIMEOUT_SECONDS
 
     def handle(self) -> None:
         with suppress(OSError):  # the device has disconnected
-            if name := self.rfile.readline(512):  # empty: a check whether the server is up
+            if name := self.rfile.readline(512):  # empty if somebody checks whether the server is up
                 with self.server.link_locks[name]:
                     self.wfile.write(b"!")
                     self.connection.settimeout(_RESERVATION_TIMEOUT_SECONDS)

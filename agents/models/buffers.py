@@ -6,7 +6,7 @@ Rules never see them. The aggregator's core averages those of the updates that a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,11 @@ class Buffers:
     integers: NDArray[np.int64]
     """Shape (i,); booleans among them as 0 and 1."""
 
-    def __bool__(self) -> bool:
-        return bool(self.floats.size or self.integers.size)
+    nbytes: int = field(init=False)
+    """0 of a model without buffers."""
 
-    @property
-    def nbytes(self) -> int:
-        return self.floats.nbytes + self.integers.nbytes
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", self.floats.nbytes + self.integers.nbytes)
 
     def equals(self, other: Buffers) -> bool:
         """Whether both are the same to the bit."""

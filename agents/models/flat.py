@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.parameter import is_lazy
 
-from agents.config import FROM_TASK, Start
+from agents.config import FROM_TASK, InitialModel
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, finite
 from agents.tasks.interface import Task
@@ -26,7 +26,7 @@ _EXACT = {torch.float32, torch.float16, torch.bfloat16}
 """Types of floating buffers that a float32 holds."""
 
 
-def build(task: Task, start: Start = FROM_TASK) -> torch.nn.Module:
+def build(task: Task, start: InitialModel = FROM_TASK) -> torch.nn.Module:
     """The task's module as a run begins with it; what `start` freezes requires no gradient."""
     module = task.model()
     if start.weights is not None:
@@ -42,7 +42,7 @@ def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]
     parameters do not travel, where those that `frozen` names are frozen; how many of the numbers are
     buffers; and the names of all parameters. Raises ValueError as `check` does."""
     with torch.random.fork_rng(devices=[]):  # what is drawn here changes no other draws
-        module = build(task, Start(frozen=tuple(frozen)))
+        module = build(task, InitialModel(frozen=tuple(frozen)))
     check(module)
     count = sum(p.numel() for _, p in learned(module))
     others = sum(p.numel() for p in module.parameters()) - count
@@ -59,7 +59,7 @@ def write_start(
 
     Returns in words how that differs from what the module wants; nothing is written then.
     """
-    module = first_module(task, seed, Start(frozen=tuple(frozen)))
+    module = first_module(task, seed, InitialModel(frozen=tuple(frozen)))
     if initial is not None:
         found = load_file(initial)
         if wrong := list(_differences(found, module.state_dict())):
@@ -133,7 +133,7 @@ class FlatModule:
     def load(self, vector: Vector, buffers: Buffers = NONE) -> None:
         """Copy `vector`, shape (d,), into the parameters, and `buffers` where they are any."""
         fill(self.w, vector)
-        if buffers:
+        if buffers.nbytes:
             load_buffers(self.module, buffers)
 
 
@@ -303,14 +303,14 @@ def schema_hash(module: torch.nn.Module) -> str:
     return hashlib.sha256(json.dumps(schema).encode()).hexdigest()[:12]
 
 
-def first_module(task: Task, seed: int, start: Start = FROM_TASK) -> torch.nn.Module:
+def first_module(task: Task, seed: int, start: InitialModel = FROM_TASK) -> torch.nn.Module:
     """The module that the run with this seed begins with."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return build(task, start)
 
 
-def first_model(task: Task, seed: int, start: Start = FROM_TASK) -> tuple[Vector, Buffers, str]:
+def first_model(task: Task, seed: int, start: InitialModel = FROM_TASK) -> tuple[Vector, Buffers, str]:
     """The model that the run with this seed begins with: its parameters, shape (d,), its buffers, and
     its schema's hash."""
     module = first_module(task, seed, start)

@@ -102,3 +102,12 @@ def finite(vector: Vector) -> bool:
     float32 that of a norm up to 1.8e19. In one pass, faster than `norm`."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.dot(vector, vector))
+
+
+def unfit(vector: Vector, w: Vector) -> str | None:
+    """Why `vector` cannot go into the model `w`, shape (d,); None if it can."""
+    if vector.shape != w.shape:
+        return f"another model: {vector.size} parameters, expected {w.size}"
+    if not finite(vector):
+        return "not finite, or its norm is above 1.8e19: local training diverged"
+    return None

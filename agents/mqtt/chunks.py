@@ -1,9 +1,9 @@
-"""Payloads as messages of MQTT: a large one goes as several messages of one topic.
+"""Payloads as MQTT messages: a large payload is sent as several messages, its chunks, on one topic.
 
-A chunk is `HEAD` (magic number; which body of the sender's; its number; how many there are; bytes that
-follow chunk 0) and its share of the payload: chunk 0 has the header and the beginning of the body. MQTT
-keeps the order of a topic's messages, and may repeat some after a reconnect; where one is lost, the
-payload is, until it is sent once more.
+A chunk is `HEAD` (magic number; number of the sender's body; index of the chunk; number of chunks; bytes
+in all chunks but the first) and its part of the payload. Chunk 0 has the payload's header and the
+beginning of its body. MQTT keeps the order of a topic's messages, and may repeat some after a reconnect.
+If a chunk is lost, the whole payload is lost, until it is sent again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from agents.mqtt.topics import Topics
 
 CHUNK_BYTES = 2**20
-"""Bytes that one message carries. MQTT's own limit is 268 MB. But nothing else gets through in between,
-not even the ping that keeps a connection."""
+"""Maximum bytes of payload in one message. MQTT's own limit is 268 MB, but nothing else can be sent in
+the middle of a message, not even the ping that keeps the connection alive."""
 _MAGIC = b"testbed\xff"
-"""No message of ours begins like this: a header of safetensors would be longer than any."""
+"""No other message of ours begins with this: read as a safetensors header, it would be far too long."""
 HEAD = struct.Struct("<8sQIIQ")
 _MAX_CHUNKS = 4096
 _GROWTH = 8
@@ -28,32 +28,34 @@ reserve memory by announcing a size. A larger multiple copies less."""
 
 
 class Chunk(bytes):
-    """What a chunk begins with. Its share of the payload is not copied to it, but is sent after it."""
+    """Beginning of a chunk; its part of the payload is sent after it without being copied."""
 
     share: memoryview
-    """Not to change before the message is sent."""
+    """The chunk's part of the payload; must not change before the message is sent."""
 
 
 Messages = Sequence[bytes]
-"""What carries one payload, in order; some may be a `Chunk`."""
+"""MQTT messages that make up one payload, in order; each may be a `Chunk`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What follows a payload's header, as messages that all payloads with this body share."""
+    """The part of a payload after its header, cut into chunks that payloads with equal bodies share."""
 
     whole: bytes = b""
-    """All of it, where it is small."""
+    """The body if it fits into one message; else empty."""
     number: int = 0
+    """Random number that identifies the body."""
     chunks: Sequence[Chunk] = ()
-    """All but the first."""
+    """All chunks but the first."""
     first: memoryview | None = None
-    """The share of that one, which goes with the header; None where the body is small."""
+    """The body's part of the first chunk, which also has the header; None if the body fits into one
+    message."""
 
 
 def cut(views: Sequence[bytes | memoryview], most: int = CHUNK_BYTES) -> Body:
-    """The body that `views` make, one after the other. They are not copied, and not to change before all
-    that carries them is sent."""
+    """Cut the concatenation of `views` into chunks of at most `most` bytes. The views are not copied
+    and must not change before the messages are sent."""
     if sum(map(len, views)) <= most:
         return Body(b"".join(views))
     first, *others = (
@@ -64,8 +66,8 @@ def cut(views: Sequence[bytes | memoryview], most: int = CHUNK_BYTES) -> Body:
     return Body(b"", number, tuple(map(_chunk, heads, others)), first)
 
 
-def messages(head: bytes, body: Body) -> Messages:
-    """What carries `head` and, after it, `body`."""
+def chunk_messages(head: bytes, body: Body) -> Messages:
+    """Return the messages of the payload `head` + `body`."""
     if body.first is None:
         return (head + body.whole,)
     size = sum(len(chunk.share) for chunk in body.chunks)
@@ -80,26 +82,30 @@ def _chunk(head: bytes, share: memoryview) -> Chunk:
 
 
 def split(payload: bytes | bytearray | memoryview, most: int = CHUNK_BYTES) -> Messages:
-    """What carries a `payload` that is there in one piece, and may change."""
-    return messages(b"", cut([bytes(payload)], most))
+    """Return the messages of `payload`, which is copied."""
+    return chunk_messages(b"", cut([bytes(payload)], most))
 
 
 @dataclass(slots=True)
 class _Unfinished:
+    """A payload of which not all chunks have arrived."""
+
     topic: str
     number: int
+    """Number of the body."""
     count: int
+    """Number of chunks."""
     size: int
-    """Bytes of the whole payload, as was announced."""
+    """Bytes of the whole payload, as announced."""
     payload: bytearray = field(default_factory=bytearray)
-    """Room for some of it, in the end for all."""
+    """Buffer for the payload; it grows as chunks arrive."""
     following: int = 0
-    """Number of the chunk that comes next."""
+    """Index of the next chunk."""
     filled: int = 0
-    """Bytes that are there."""
+    """Bytes that have arrived."""
 
     def room(self, size: int) -> memoryview:
-        """The place of the next `size` bytes."""
+        """Return the place for the next `size` bytes."""
         end = self.filled + size
         if end > len(self.payload):
             grown = bytearray(min(self.size, _GROWTH * end))
@@ -110,16 +116,17 @@ class _Unfinished:
 
 @dataclass(slots=True)
 class Joiner:
-    """Puts the chunks together again: of each sender, the last level of a topic, one payload at a time.
-    (One that is in order sends a payload as a whole before the next, on whatever topic.)"""
+    """Joins received chunks to payloads, one payload per sender at a time. The sender is the last level
+    of a topic. (A correct sender finishes a payload before it sends the next, on any topic.)"""
 
     most: Callable[[str], int]
-    """Bytes of a payload on a topic, at most; a larger one is dropped."""
+    """Returns the maximum bytes of a payload on a topic; a larger one is dropped."""
     _unfinished: dict[str, _Unfinished] = field(default_factory=dict)
-    """By sender."""
+    """Unfinished payload of each sender."""
 
     def add(self, topic: str, message: bytes) -> bytes | bytearray | None:
-        """The payload, once all of it is there; None until then, and for chunks that make none."""
+        """Add a message. Return the payload when it is complete; None before that, and for chunks that
+        do not form a payload."""
         if not is_chunk(message):
             return message
         if len(message) < HEAD.size:
@@ -132,9 +139,9 @@ class Joiner:
         return self.filled(topic, len(share))
 
     def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
-        """Where the share of `size` bytes of the chunk with this `head` is to be put, before `filled` is
-        called; None: nowhere, as it makes no payload."""
-        sender = Topics.name_in(topic)
+        """Return the place for the `size` bytes of the chunk with this `head`. The caller fills it, then
+        calls `filled`. None: the chunk is dropped, because it does not continue a payload."""
+        _, sender = Topics.split(topic)
         _, number, index, count, body = HEAD.unpack(head)
         if not index < count <= _MAX_CHUNKS:
             return None
@@ -145,16 +152,16 @@ class Joiner:
             self._unfinished[sender] = _Unfinished(topic, number, count, size + body)
         found = self._unfinished.get(sender)
         if found is None or (topic, number, index) != (found.topic, found.number, found.following):
-            return None  # repeated, or after one that was lost
+            return None  # repeated, or after a lost chunk
         if found.filled + size > found.size:
             del self._unfinished[sender]
             return None
         return found.room(size)
 
     def filled(self, topic: str, size: int) -> bytearray | None:
-        """The payload on `topic`, where the `size` bytes that have just been put in place are its last
-        ones."""
-        sender = Topics.name_in(topic)
+        """Note that the `size` bytes of a place were filled. Return the payload on `topic` if it is
+        complete now, else None."""
+        _, sender = Topics.split(topic)
         found = self._unfinished[sender]
         found.filled += size
         found.following += 1
@@ -165,5 +172,5 @@ class Joiner:
 
 
 def is_chunk(message: bytes | bytearray) -> bool:
-    """Whether a message that begins like this is a chunk."""
+    """Return whether a message is a chunk; its beginning suffices."""
     return message.startswith(_MAGIC)

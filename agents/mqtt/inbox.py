@@ -1,4 +1,4 @@
-"""Messages that wait to be handled, bounded in bytes."""
+"""Queue of received messages, limited in bytes."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import queue
 import threading
 from typing import Generic, TypeVar
 
-from agents.mqtt.transport import Received
+from agents.mqtt.transport import ReceivedMessage
 
 _OVERHEAD = 512
-"""Bytes that a message takes beside its payload, at most."""
+"""Maximum memory in bytes that a message takes in addition to its payload."""
 
 T = TypeVar("T")
-"""What else than messages waits here."""
+"""Type of items in the queue that are not messages."""
 
 
 class Inbox(Generic[T]):
-    """A queue between a connection's thread and the one that handles what comes. While it is full,
-    nothing is read from the connection: the broker keeps what comes, and limits that too.
+    """Queue between a connection's thread and the thread that handles messages. While it is full,
+    nothing is read from the connection: messages wait at the broker, which limits them too.
 
-    `most`: bytes of messages that may wait before no further one is let in.
+    `most`: bytes of waiting messages at which the queue is full.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._queue: queue.SimpleQueue[Received | T] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ReceivedMessage | T] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._waiting = 0
-        """Bytes."""
+        """Bytes of the messages that wait."""
         self._bounded, self._closed = False, False
 
-    def receive(self, message: Received) -> None:
-        """Put `message`, as soon as there is room: the sink of a connection. Before the first `take`
-        there always is: the connection is being opened, and the broker's answer to that comes among the
-        messages."""
+    def receive(self, message: ReceivedMessage) -> None:
+        """Add `message`; wait while the queue is full. Use it as the sink of a connection.
+
+        The queue is not limited before the first `drain`: the connection is being opened then, and the
+        broker's answer comes among the messages."""
         with self._room:
             self._room.wait_for(lambda: self._waiting < self._most or not self._bounded)
             self._waiting += _size(message)
@@ -41,12 +42,12 @@ class Inbox(Generic[T]):
             self._queue.put(message)
 
     def put(self, thing: T) -> None:
-        """Put what is no message, at once; a signal handler may do so, too."""
+        """Add an item that is not a message, without waiting; also from a signal handler."""
         self._queue.put(thing)
 
-    def take(self, timeout: float) -> list[Received | T]:
-        """All that is there now, and no more than that, however fast more comes; waits up to `timeout`
-        seconds for the first."""
+    def drain(self, timeout: float) -> list[ReceivedMessage | T]:
+        """Remove and return all items that are in the queue now; wait up to `timeout` seconds for the
+        first. Items that arrive meanwhile stay in the queue."""
         self._bounded = not self._closed
         try:
             taken = [self._queue.get(timeout=timeout)]
@@ -54,16 +55,16 @@ class Inbox(Generic[T]):
             return []
         taken += [self._queue.get() for _ in range(self._queue.qsize())]
         with self._room:
-            self._waiting -= sum(_size(each) for each in taken if isinstance(each, Received))
+            self._waiting -= sum(_size(each) for each in taken if isinstance(each, ReceivedMessage))
             self._room.notify()
         return taken
 
     def close(self) -> None:
-        """Take no more messages, so that the connection can end in order."""
+        """Discard all further messages, so that the connection can close in order."""
         with self._room:
             self._bounded, self._closed = False, True
             self._room.notify()
 
 
-def _size(message: Received) -> int:
+def _size(message: ReceivedMessage) -> int:
     return _OVERHEAD + len(message.payload)

@@ -1,4 +1,4 @@
-"""A limit on what each sender causes: one that floods fills no disk, and takes no other's place."""
+"""Rate limit per sender, so that one that floods neither fills the disk nor displaces others."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections import Counter
 
 
 class RateLimit:
-    """A token bucket for each sender: `burst` things at once, `rate` a second in the long run."""
+    """One token bucket per sender: at most `burst` items at once, and `rate` per second on average."""
 
     def __init__(self, burst: int, rate: float) -> None:
         self._burst, self._interval = burst, 1 / rate
         self._full: dict[str, float] = {}
-        """When each sender has all of its burst again."""
+        """Time in seconds when each sender's bucket is full again."""
         self.refused: Counter[str] = Counter()
-        """How much of each sender was too much."""
+        """Number of refused items, by sender."""
 
     def admits(self, sender: str, at: float) -> bool:
-        """Whether one more thing of `sender`, `at` seconds of any clock, is not too much."""
+        """Count one item of `sender` at `at`, in seconds of any clock; return whether it is within the
+        limit."""
         full = max(at, self._full.get(sender, at)) + self._interval
         if full - at > self._burst * self._interval:
             self.refused[sender] += 1
@@ -25,10 +26,6 @@ class RateLimit:
         return True
 
     def forget(self, sender: str) -> None:
-        """`sender` has had nothing so far."""
+        """Reset `sender`, as if it had sent nothing."""
         self._full.pop(sender, None)
         self.refused.pop(sender, None)
-
-    def refund(self, sender: str) -> None:
-        """The latest thing of `sender` was its right, and does not count."""
-        self._full[sender] -= self._interval

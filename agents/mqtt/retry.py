@@ -1,4 +1,4 @@
-"""Trying again what a peer that is still starting refuses."""
+"""Repeated attempts at an operation that fails while a peer is still starting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def retry(attempt: Callable[[], T], timeout_s: float) -> T:
-    """The result of `attempt`, which is called until it raises no OSError, or for `timeout_s`. Raises
+    """Call `attempt` until it raises no OSError, and return its result. After `timeout_s` seconds, raise
     the OSError of the last attempt."""
     deadline = time.monotonic() + timeout_s
     while True:

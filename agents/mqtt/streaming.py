@@ -1,16 +1,15 @@
-"""paho's client, but large messages go straight from the socket to where they stay, and from there back.
+"""paho's client, changed so that large messages are received and sent without being copied.
 
-paho copies what it receives as it comes, to put it together, and three times to take the packet apart;
-and what it sends, and of that all that is left whenever the socket has taken some. For models of
-megabytes that is most of what a message costs a process. By paho's public interface alone (`on_message`
-and `publish`) an update of 2.2 MB each way took 1.33 times the CPU time of all processes (1.17 to 1.48,
-three turns of `benchmarks.endtoend` with `durability: none` on a busy host), a client's process had
-10 MB more, and there was no way to learn when a message arrived in the kernel, or to take a transfer for
-a sign of life.
+paho copies a received packet several times to assemble and parse it, and it copies the unsent rest of a
+packet whenever the socket has accepted a part. For models of megabytes this is most of the CPU time of a
+message. With paho's public interface only (`on_message`, `publish`), an update of 2.2 MB each way took
+1.33 times the CPU time of all processes (1.17 to 1.48, three runs of `benchmarks.endtoend` with
+`durability: none` on a busy host), a client's process needed 10 MB more memory, and neither the arrival
+time in the kernel nor the progress of a transfer was known.
 
-Beside `agents.mqtt.transport` this is the only module that knows paho, and the only one that knows its
-inside: `_in_packet`, the packet that is being read, and the methods that are replaced here
-(paho-mqtt 2.1 and 2.2; tests hold it).
+Only this module and `agents.mqtt.transport` import paho, and only this module uses its internals:
+`_in_packet`, the packet that is being read, and the methods that are overridden here (paho-mqtt 2.1 and
+2.2; tests check them).
 """
 
 from __future__ import annotations
@@ -33,100 +32,104 @@ from agents.mqtt import chunks
 from agents.timing.nanoseconds import Nanoseconds
 
 _LARGE = 2**15
-"""Bytes of a packet from which on it is handled here."""
+"""Minimum bytes of a packet that is handled here instead of by paho."""
 _BEGINNING = 1024
-"""Bytes of it that are read first: topic, identifier and the head of a chunk. As many are sent first."""
+"""Bytes of a large packet that are read first, with topic, identifier and the head of a chunk, and bytes
+of a payload that are sent with the packet's head."""
 _AT_ONCE = 2**14
-"""Bytes of it that wake paho's thread: on a slow link each of its packets would (docs/cpu.md)."""
+"""Received bytes of a large packet that wake paho's thread; otherwise each IP packet of a slow link
+would wake it (docs/concepts/cpu.md)."""
 _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
-"""Bits of a message's first byte: repeated, retained and QoS 1; and the latter."""
+"""Bits of a message's first byte: all flags (repeated, retained, QoS 1), and QoS 1 alone."""
 
 Sink = Callable[[str, bytes | bytearray, Nanoseconds], None]
 
 
 @dataclass(slots=True)
 class _Arriving:
-    """A large packet."""
+    """A large packet that is being received."""
 
     packet: Any
-    """paho's own record of it: a new one for each packet and each connection."""
+    """paho's own record of the packet; paho makes a new one for each packet and each connection."""
     left: int
-    """Bytes to come."""
+    """Bytes that have not arrived yet."""
     place: memoryview
-    """Where to put what comes next."""
+    """Memory for the next bytes."""
     topic: str | None = None
-    """Known once its beginning is there."""
+    """Topic; None until the beginning of the packet has arrived."""
     identifier: int | None = None
-    """Of QoS 1."""
+    """Packet identifier; None unless the QoS is 1."""
     payload: bytearray | None = None
-    """All of it, where it is no chunk."""
+    """Payload of a message that is not a chunk; else None."""
     share: int | None = None
-    """Bytes of a chunk that is wanted."""
+    """Bytes of a chunk that `joiner` accepts; else None."""
 
 
-class Client(paho.Client):
-    """`joiner` puts chunks together. Payloads, of large messages and small, go to `sink` with their
-    topic and the host's monotonic time when all of it had arrived; it is called in paho's thread.
-    `options` are paho's own."""
+class StreamingClient(paho.Client):
+    """paho's client with fast handling of large messages.
+
+    `joiner` joins chunks to payloads. `sink` is called in paho's thread with topic, payload and the
+    host's monotonic time at which the whole payload had arrived. `options` are paho's."""
 
     def __init__(self, joiner: chunks.Joiner, sink: Sink, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._joiner, self._sink = joiner, sink
         self._arriving: _Arriving | None = None
         self._arrived_at: Nanoseconds = 0
-        """When all that is being read had arrived."""
+        """Host's monotonic time at which the data that is being read had arrived."""
         self._left_to_paho: object = None
-        """Its record of a large packet that is none of ours."""
+        """paho's record of a large packet with a foreign topic, which paho handles; None if there is
+        none."""
         self._moved = 0
-        """Bytes that the connection had moved when the last ping was sent."""
+        """Value of `moved` when the last ping was sent."""
         self.on_message = self._on_small
 
     def loop_stop(self) -> MQTTErrorCode:
-        """As paho's, which fails where its thread ends by itself just then."""
+        """Stop paho's thread. paho's own method fails if the thread ends by itself at the same time."""
         thread, self._thread_terminate = self._thread, True
         if thread is not None:
             thread.join()
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def close_sockets(self) -> None:
-        """Once the loop has stopped: the two that wake it, too. paho closes these only when it is
-        deleted, and the garbage collector may delete them first. Nothing may be published meanwhile."""
+        """Close all sockets, also the pair that wakes paho's thread; call it after `loop_stop`. paho
+        closes this pair only when the client is deleted. Nothing may be published meanwhile."""
         self._reset_sockets()
 
     @property
     def moved(self) -> int:
-        """Bytes that the other side has acknowledged, and sent, on this connection; 0 where the kernel
-        does not say."""
+        """Bytes of this connection that the other side has acknowledged or sent; 0 if the kernel does
+        not report them."""
         sock = self._sock
-        return 0 if sock is None else packet_times.moved(cast(Any, sock))
+        return 0 if sock is None else packet_times.bytes_moved(cast(Any, sock))
 
     def _send_pingreq(self) -> MQTTErrorCode:
         self._moved = self.moved
         return super()._send_pingreq()
 
     def _check_keepalive(self) -> None:
-        """Do as paho does, but take a transfer that progresses for a sign of life: a ping waits behind
-        what is under way, and so does its answer."""
+        """Check the keep-alive as paho does, but count the progress of a transfer as a sign of life: a
+        ping and its answer wait behind the transfer."""
         overdue = self._ping_t and time.monotonic() - self._ping_t >= self._keepalive
         if overdue and self.moved - self._moved >= PROGRESS_BYTES:
-            self._ping_t = 0.0  # so the next one is sent, as the broker expects
+            self._ping_t = 0.0  # the next ping is sent, as the broker expects
         super()._check_keepalive()
 
     def _on_small(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        self._take(message.topic, self._joiner.add(message.topic, bytes(message.payload)))
+        self._pass_on(message.topic, self._joiner.add(message.topic, bytes(message.payload)))
 
-    def _take(self, topic: str, payload: bytes | bytearray | None) -> None:
+    def _pass_on(self, topic: str, payload: bytes | bytearray | None) -> None:
         if payload is not None:
             self._sink(topic, payload, self._arrived_at)
 
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._is_large(bufsize):
-            raise BlockingIOError  # to get back to `_packet_read`
+            raise BlockingIOError  # returns to `_packet_read`
         return super()._sock_recv(bufsize)
 
     def _is_large(self, left: int) -> bool:
-        """Whether the packet that arrives is a message that has so many bytes `left`, and is ours."""
+        """Return whether the arriving packet, with `left` bytes to come, is handled here."""
         packet = self._in_packet
         is_message = packet["command"] & ~_FLAGS == MessageType.PUBLISH
         return left >= _LARGE and is_message and packet is not self._left_to_paho
@@ -134,7 +137,7 @@ class Client(paho.Client):
     def _packet_read(self) -> MQTTErrorCode:
         sock = self._sock
         self._arrived_at = (
-            time.monotonic_ns() if sock is None else packet_times.of_waiting(cast(Any, sock))
+            time.monotonic_ns() if sock is None else packet_times.arrival_time(cast(Any, sock))
         )
         code = super()._packet_read()
         packet = self._in_packet
@@ -149,19 +152,19 @@ class Client(paho.Client):
         except ssl.SSLWantWriteError:
             self._call_socket_register_write()
             return MQTTErrorCode.MQTT_ERR_AGAIN
-        except (OSError, AttributeError):  # the latter: it was closed meanwhile
+        except (OSError, AttributeError):  # AttributeError: the socket was closed meanwhile
             return MQTTErrorCode.MQTT_ERR_CONN_LOST
         finally:
             with self._msgtime_mutex:
                 self._last_bytes_received = time.monotonic()
 
     def _read_on(self, arriving: _Arriving) -> MQTTErrorCode:
-        """Read what there is of the packet. Raises OSError where there is no more."""
+        """Read the bytes of the packet that have arrived. Raises OSError if more are missing."""
         sock: socket.socket = cast(Any, self._sock)
         while arriving.left:
             try:
                 count = sock.recv_into(arriving.place)
-            except BlockingIOError:  # not of TLS, which alone knows how many bytes are to come
+            except BlockingIOError:  # not raised by TLS, where the size in the socket is unknown
                 _wake_at(sock, min(arriving.left, _AT_ONCE))
                 raise
             if not count:
@@ -177,11 +180,11 @@ class Client(paho.Client):
         return self._arrived(arriving)
 
     def _begin(self, arriving: _Arriving) -> None:
-        """The beginning of the packet is there: find out what it is, and where the rest goes."""
+        """Parse the beginning of the packet, and choose where the rest is written."""
         beginning: bytearray = cast(Any, arriving.place.obj)
         (length,) = _TWO_BYTES.unpack_from(beginning)
         at = _TWO_BYTES.size + length
-        if at + _TWO_BYTES.size + chunks.HEAD.size > len(beginning):  # a topic as none of ours
+        if at + _TWO_BYTES.size + chunks.HEAD.size > len(beginning):  # a topic longer than all of ours
             self._left_to_paho = arriving.packet
             arriving.packet["packet"] += beginning
             arriving.packet["to_process"] = arriving.left
@@ -204,9 +207,9 @@ class Client(paho.Client):
         arriving.topic, arriving.place = topic, place[there:]
 
     def _arrived(self, arriving: _Arriving) -> MQTTErrorCode:
-        """All of the packet is there."""
+        """Handle a packet that has arrived completely."""
         self._arriving = None
-        self._in_packet = {  # as paho does after each
+        self._in_packet = {  # as paho does after each packet
             "command": 0, "have_remaining": 0, "remaining_count": [], "remaining_mult": 1,
             "remaining_length": 0, "packet": bytearray(), "to_process": 0, "pos": 0,
         }  # fmt: skip
@@ -214,7 +217,7 @@ class Client(paho.Client):
             payload = arriving.payload
             if arriving.share is not None:
                 payload = self._joiner.filled(arriving.topic, arriving.share)
-            self._take(arriving.topic, payload)
+            self._pass_on(arriving.topic, payload)
         if arriving.identifier is None:
             return MQTTErrorCode.MQTT_ERR_SUCCESS
         return self._send_puback(arriving.identifier)
@@ -239,8 +242,8 @@ class Client(paho.Client):
         self._pack_remaining_length(packet, left)
         packet += _TWO_BYTES.pack(len(topic)) + topic + _TWO_BYTES.pack(mid)
         packet += head + share[:_BEGINNING]
-        pieces = filter(len, (packet, share[_BEGINNING:]))  # of a view, what is left is no copy
-        self._out_packet.extend(  # both at once: other threads send, too
+        pieces = filter(len, (packet, share[_BEGINNING:]))  # slicing a view copies nothing
+        self._out_packet.extend(  # both at once, because other threads send too
             [
                 {"command": MessageType.PUBLISH, "mid": mid, "qos": qos, "pos": 0, "info": None,
                  "to_process": len(piece), "packet": cast(Any, piece)}
@@ -253,5 +256,5 @@ class Client(paho.Client):
 
 
 def _wake_at(sock: socket.socket, count: int) -> None:
-    """Let `sock` be readable once `count` bytes are there, or the connection is lost."""
+    """Report `sock` as readable when `count` bytes have arrived or the connection is lost."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)

@@ -1,4 +1,4 @@
-"""MQTT topics of one run (docs/wire.md). Names are checked once, here."""
+"""MQTT topics of one run (docs/concepts/wire.md), and the check of names in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 ROOT = "testbed"
 NAME = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
-"""Pattern of the names of runs, devices and clients."""
+"""Pattern of names of runs, devices and clients."""
 _NAME = re.compile(NAME)
 
 AGGREGATOR = "aggregator"
@@ -16,19 +16,20 @@ ROUTER = "router"
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may name a run, device or client: one MQTT topic level and one host name label."""
+    """Return whether `text` may be the name of a run, device or client: it is one level of an MQTT topic
+    and one label of a host name."""
     return _NAME.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The topics under `testbed/<run>/`. `"+"` in place of a name gives the subscription filter."""
+    """Topics under `testbed/<run>/`. The name `"+"` makes a subscription filter for all names."""
 
     run: str
 
     def __post_init__(self) -> None:
         if not is_name(self.run):
-            raise ValueError(f"{self.run!r} cannot name a run")
+            raise ValueError(f"invalid run name {self.run!r}, expected {NAME}")
 
     def model(self, client: str) -> str:
         """aggregator -> one client: a dispatch of the global model."""
@@ -40,11 +41,12 @@ class Topics:
         return f"{ROOT}/{self.run}/model"
 
     def update(self, client: str) -> str:
-        """client -> aggregator: what local training made."""
+        """client -> aggregator: an update."""
         return f"{ROOT}/{self.run}/update/{client}"
 
     def request(self, client: str) -> str:
-        """aggregator -> one client: the FL protocol's own requests (`agents.wire.messages.Request`)."""
+        """aggregator -> one client: requests of the learning protocol
+        (`agents.wire.messages.Request`)."""
         return f"{ROOT}/{self.run}/request/{client}"
 
     def status(self, client: str) -> str:
@@ -68,32 +70,29 @@ class Topics:
         return f"{ROOT}/{self.run}/sums/{client}"
 
     def control(self, device: str) -> str:
-        """controller -> one device or the aggregator: orders of the emulation, outside of FL."""
+        """controller -> one device, the router or the aggregator: orders of the emulation."""
         return f"{ROOT}/{self.run}/control/{device}"
 
     def telemetry(self, device: str) -> str:
-        """device -> controller: what the device used."""
+        """device -> controller: resource usage of the device."""
         return f"{ROOT}/{self.run}/telemetry/{device}"
 
     def failure(self, device: str) -> str:
-        """device or router -> controller: an order that could not be done, and why."""
+        """device or router -> controller: why an order failed."""
         return f"{ROOT}/{self.run}/failure/{device}"
 
     def kind_and_name(self, topic: str) -> tuple[str, str]:
-        """`status` and `pi-1` of `testbed/<run>/status/pi-1`. Raises ValueError for a topic of another
-        form or run."""
+        """Return `status` and `pi-1` for `testbed/<run>/status/pi-1`. Raises ValueError for a topic of
+        another form or run."""
         match topic.split("/"):
             case [root, run, kind, name] if (root, run) == (ROOT, self.run) and is_name(name):
                 return kind, name
-        raise ValueError(f"{topic!r:.200} is no topic of {self.run}")
+        raise ValueError(f"{topic!r:.200} is not a topic of run {self.run}")
 
     @staticmethod
-    def kind_in(topic: str) -> str:
-        """`share` of `testbed/<run>/share/pi-1/pi-2`; nothing of a topic of no run."""
+    def split(topic: str) -> tuple[str, str]:
+        """Return the kind of a topic of a run, and the client or device that it is addressed to or comes
+        from: `share` and `pi-2` of `testbed/<run>/share/pi-1/pi-2`. Nothing is checked; a topic of no
+        run has the kind ``."""
         levels = topic.split("/")
-        return levels[2] if len(levels) > 2 else ""
-
-    @staticmethod
-    def name_in(topic: str) -> str:
-        """The client or device that `topic` (a topic of a run) is addressed to or comes from."""
-        return topic.rpartition("/")[2]
+        return levels[2] if len(levels) > 2 else "", levels[-1]

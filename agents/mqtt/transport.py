@@ -1,15 +1,15 @@
-"""MQTT 3.1.1 through paho, and nothing else of it: callbacks only pass messages on, to a queue's put.
+"""MQTT 3.1.1 by paho. Callbacks only pass messages on to a sink.
 
-Beside `agents.mqtt.streaming` this is the only module that imports paho. Its quirks, met here:
+Only this module and `agents.mqtt.streaming` import paho. This module works around these properties:
 
-- `connect` blocks and raises OSError where nobody listens, while a refused login is a callback: both
-  become ConnectionFailedError.
-- paho reconnects by itself but does not subscribe again: `on_connect` does, unless the broker has kept
-  our session. It also publishes our status again, as the broker has published the last will meanwhile.
-- After a reconnect paho sends again what was not acknowledged, but only once the broker has answered;
-  what is published before that would overtake it. So it is held until the broker has answered what we
-  send after that. Recovery relies on the order (docs/recovery.md).
-- A callback that raises would end paho's thread silently: ours do nothing that can raise.
+- `connect` blocks and raises OSError if nobody listens, while a refused login is reported by a callback:
+  both become ConnectionFailedError.
+- paho reconnects by itself but does not subscribe again: `on_connect` subscribes, unless the broker has
+  kept our session. It also publishes our status again, because the broker has published the last will.
+- After a reconnect, paho sends unacknowledged messages again only when the broker has answered. Messages
+  published before that would overtake them, so they are held until the broker has answered our
+  subscription. Recovery relies on this order (docs/concepts/recovery.md).
+- An exception in a callback would end paho's thread silently: our callbacks cannot raise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import paho.mqtt.client as paho
 
-from agents.config import KEEPALIVE, Broker
+from agents.config import KEEPALIVE, BrokerAccess
 from agents.links import packet_times
 from agents.mqtt import chunks, streaming
 from agents.mqtt.chunks import Messages
@@ -36,24 +36,26 @@ from agents.mqtt.topics import Topics
 from agents.timing.nanoseconds import Nanoseconds
 
 _MAX_IN_FLIGHT = 64
-"""Messages under way to the broker."""
+"""Maximum number of messages sent to the broker and not acknowledged."""
 
 
 class ConnectionFailedError(Exception):
-    """The broker cannot be reached, or refuses us."""
+    """The broker cannot be reached or refuses the login; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A message; `at` is the host's monotonic time when all of it had arrived, as the kernel saw it."""
+class ReceivedMessage:
+    """A received message."""
 
     topic: str
     payload: bytes | bytearray
     at: Nanoseconds
+    """Host's monotonic time at which the whole message had arrived in the kernel."""
 
 
 class _Patience:
-    """A timeout in seconds, which begins again whenever `moved` has another value."""
+    """A timeout in seconds that starts again whenever the value of `moved` changes; None: it never
+    does."""
 
     def __init__(self, timeout: float, moved: Callable[[], int] | None) -> None:
         self._timeout, self._moved = timeout, moved
@@ -66,14 +68,14 @@ class _Patience:
 
 
 class Connection:
-    """One MQTT connection. Messages go to `sink`, called in paho's thread: while that waits, nothing is
-    read from the connection, and nothing sent."""
+    """One MQTT connection. `sink` is called with each message in paho's thread: while it waits, nothing
+    is read from the connection or sent."""
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerAccess,
         subscriptions: Sequence[str],
-        sink: Callable[[Received], None],
+        sink: Callable[[ReceivedMessage], None],
         *,
         will: tuple[str, bytes] | None = None,
         keepalive: float = KEEPALIVE,
@@ -81,14 +83,16 @@ class Connection:
         largest: Mapping[str, int] = MappingProxyType({}),
         reconnected: Callable[[Nanoseconds], None] | None = None,
     ) -> None:
-        """`will`: topic and payload of our last retained message. `close` publishes it, or the broker,
-        where we end without that or are silent for one and a half times `keepalive` seconds. A transfer
-        that progresses is no silence.
+        """Prepare a connection; `open` opens it.
 
-        `keeps_session`: the broker keeps for us what is published while we are away. `largest`: bytes of
-        what is put together of chunks, at most, by kind of topic (`model`, `share`, …); what is larger,
-        or of another kind, is dropped. `reconnected` is called like `sink`, with the host's monotonic
-        time of the loss, once a connection that was lost is there again.
+        `will`: topic and payload of the last retained message; None for none. `close` publishes it. If
+        this process dies or is silent for 1.5 times `keepalive` seconds, the broker publishes it. A
+        transfer that makes progress does not count as silence.
+
+        `keeps_session`: the broker keeps messages for this client while it is disconnected. `largest`:
+        maximum bytes of a payload that is joined from chunks, by kind of topic (`model`, `share`, …);
+        larger payloads and other kinds are dropped. `reconnected` is called in paho's thread after each
+        reconnect, with the host's monotonic time at which the connection was lost.
         """
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
@@ -100,16 +104,17 @@ class Connection:
         self._keepalive = round(keepalive)
         self._reconnected = reconnected
         self._subscribed = False
-        """Whether the broker, as far as we know, has our subscriptions."""
+        """Whether the broker has confirmed our subscriptions."""
         self._order = threading.Lock()
         self._held: list[tuple[str, bytes | str, bool]] | None = None
-        """What is published before all that is older has been sent again; None: nothing is held."""
+        """Messages held until all older ones have been sent again; None if nothing has to be held."""
         self._lost: Nanoseconds | None = None
-        """When the connection was lost; None while it is there, and before it was."""
-        self._paho = streaming.Client(
-            chunks.Joiner(lambda topic: largest.get(Topics.kind_in(topic), 0)),
+        """Host's monotonic time at which the connection was lost; None while connected, and before the
+        first connection."""
+        self._paho = streaming.StreamingClient(
+            chunks.Joiner(lambda topic: largest.get(Topics.split(topic)[0], 0)),
             self._on_payload,
-            client_id=broker.username,  # as no other's: the broker ends a session for one of its id
+            client_id=broker.username,  # must be unique: the broker ends an older session with this id
             clean_session=not keeps_session,
             protocol=paho.MQTTv311,
             transport="unix" if broker.host.startswith("/") else "tcp",
@@ -125,7 +130,7 @@ class Connection:
         self._paho.on_connect = self._on_connect
         self._paho.on_disconnect = self._on_disconnect
         self._paho.on_subscribe = self._on_subscribe
-        self._paho.on_socket_open = _prompt
+        self._paho.on_socket_open = _set_socket_options
 
     def open(self, timeout: float = 30.0) -> None:
         """Connect and subscribe; `timeout` in seconds. Raises ConnectionFailedError."""
@@ -134,7 +139,7 @@ class Connection:
         try:
             retry(lambda: self._paho.connect(host, port, self._keepalive), timeout)
         except OSError as error:
-            raise ConnectionFailedError(f"no broker at {host}:{port}: {error}") from error
+            raise ConnectionFailedError(f"cannot reach the broker at {host}:{port}: {error}") from error
         self._paho.loop_start()
         answered = self._answered.wait(max(1.0, deadline - time.monotonic()))
         if not answered or self._refusal is not None:
@@ -143,19 +148,20 @@ class Connection:
             raise ConnectionFailedError(f"the broker refused {self._broker.username}: {reason}")
 
     def moved(self, port: int) -> None:
-        """The broker, to which the connection is lost, is to be found at `port` from now on."""
+        """Reconnect to the broker at `port` from now on; call it while the connection is lost."""
         self._paho.connect_async(self._broker.host, port, self._keepalive)
 
     def subscribe_again(self) -> None:
-        """Have the broker send the retained messages once more; then our status is published again."""
-        self._subscribed = False  # where the connection is lost just now, the next one does it
+        """Subscribe again, so that the broker sends all retained messages again; then publish our status
+        again."""
+        self._subscribed = False  # if the connection is lost now, the reconnect subscribes
         self._paho.subscribe(self._subscriptions)
 
     def publish(
         self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False
     ) -> None:
-        """Hand over a payload, in one piece or as the messages that carry it, with QoS 1; it is sent in
-        order, also after a reconnect. Of a large one, which goes in chunks, none can be retained."""
+        """Send a payload, or the messages of one, with QoS 1, in order also after a reconnect. A large
+        payload, which is sent in chunks, cannot be retained."""
         if isinstance(payload, str):
             payload = payload.encode()
         with self._order:
@@ -171,18 +177,24 @@ class Connection:
         self.publish(topic, payload, retain=True)
 
     def publish_lossy(self, topic: str, payload: bytes | str) -> None:
-        """Hand over a message of QoS 0: telemetry, which is not worth a retransmission."""
+        """Send a message with QoS 0: for telemetry, which is not sent again if it is lost."""
         with self._order:
             self._paho.publish(topic, payload, qos=0)
 
     def close(self, timeout: float = 2.0, *, patient: bool = False) -> None:
-        """Publish the last will, after what was published before, and disconnect in order. Where that
-        takes more than `timeout` seconds (if `patient`: where nothing gets through for as long as the
-        keep-alive), the connection is dropped, upon which the broker publishes the will."""
+        """Publish the last will after all earlier messages, and disconnect.
+
+        If this takes more than `timeout` seconds, drop the connection; the broker then publishes the
+        will. `patient`: drop it only after a time without progress, the longer of `timeout` and the
+        keep-alive."""
         patience = _Patience(timeout, None)
         if patient:
             patience = _Patience(max(timeout, self._keepalive), lambda: self._paho.moved)
-        if self._will is None or not self._paho.is_connected() or self._told(self._will, patience):
+        if (
+            self._will is None
+            or not self._paho.is_connected()
+            or self._publish_will(self._will, patience)
+        ):
             self._paho.disconnect()
         elif (left := self._paho.socket()) is not None:
             with suppress(OSError):
@@ -191,9 +203,9 @@ class Connection:
         with self._order:
             self._paho.close_sockets()
 
-    def _told(self, will: tuple[str, bytes], patience: _Patience) -> bool:
-        """Publish `will`; whether the broker has it."""
-        while self._held is not None:  # the connection is new, and something may have to go first
+    def _publish_will(self, will: tuple[str, bytes], patience: _Patience) -> bool:
+        """Publish `will`; return whether the broker has acknowledged it."""
+        while self._held is not None:  # after a reconnect, held messages are sent first
             if patience.is_over():
                 return False
             time.sleep(0.01)
@@ -208,8 +220,8 @@ class Connection:
         with self._order:
             self._held = self._held or []
 
-    def _in_order_again(self) -> None:
-        """All that was published before the connection was lost has been sent again."""
+    def _send_held(self) -> None:
+        """Send the held messages: all older ones have been sent again after the reconnect."""
         with self._order:
             held, self._held = self._held or [], None
             if self._status is not None:
@@ -228,12 +240,12 @@ class Connection:
             self._refusal = str(reason)
             self._answered.set()
             return
-        # A new process subscribes in any case: that brings it the retained messages.
+        # A new process always subscribes, to receive the retained messages.
         self._subscribed &= flags.session_present
-        if self._subscriptions:  # where the broker has them, one for its answer alone
+        if self._subscriptions:  # if the broker has them, subscribe one again, for the answer
             client.subscribe(self._subscriptions[:1] if self._subscribed else self._subscriptions)
         else:
-            self._in_order_again()
+            self._send_held()
 
     def _on_disconnect(
         self, _client: paho.Client, _data: Any, _flags: Any, _reason: Any, _properties: Any
@@ -247,16 +259,16 @@ class Connection:
         if any(reason.is_failure for reason in reasons):
             self._refusal = "a subscription is not allowed"
         self._subscribed = True
-        self._in_order_again()  # now, as our status may bring an answer
+        self._send_held()  # only now: our status may cause an answer
 
     def _on_payload(self, topic: str, payload: bytes | bytearray, at: Nanoseconds) -> None:
-        self._sink(Received(topic, payload, at))
+        self._sink(ReceivedMessage(topic, payload, at))
 
 
-def _prompt(_client: paho.Client, _data: Any, sock: Any) -> None:
-    """Small messages (status, acknowledgements) do not wait for Nagle's algorithm; and it is known when
-    one arrived, however late it is read."""
+def _set_socket_options(_client: paho.Client, _data: Any, sock: Any) -> None:
+    """Switch off Nagle's algorithm, so that small messages are sent at once, and switch on arrival
+    timestamps of the kernel."""
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":
-            packet_times.timestamp(sock)
+            packet_times.enable_timestamps(sock)

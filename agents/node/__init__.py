@@ -1,1 +1,1 @@
-"""What runs once on each host of a run, with more rights than a device."""
+"""Processes that run once per host of a run, with more rights than a device."""

@@ -2,11 +2,11 @@
 
     python -m agents.node.isolation BRIDGE PROCESS,MAC,ADDRESS ...
 
-A device's init may give its interface any address, as it holds NET_ADMIN in its network namespace. So
-the port of a device is closed from outside: nothing passes from one device to another, and nothing gets
-in but what a device sends under its own MAC and IPv4 address, ARP included. And nothing gets from the
-bridge up to the host, whose services may listen on all its addresses. Other ports of the bridge, those
-of broker, aggregator or router, stay as they are. All of it disappears with the bridge.
+A device's init holds NET_ADMIN in its network namespace, so it could give its interface any address.
+Therefore the device's port of the bridge is restricted from outside: no frame passes from one device to
+another, and only frames with the device's own MAC and IPv4 address are accepted, ARP included. No frame
+passes from the bridge to the host, whose services may listen on all addresses. Other ports of the bridge
+(broker, aggregator, router) are not changed. All rules disappear with the bridge.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 _LOAD, _LOAD_HALF, _EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
-"""Instructions of classic BPF, which needs no compiler and is in most kernels."""
+"""Instructions of classic BPF, which needs no compiler and is available in most kernels."""
 _PASS, _DROP = 0, 2
-"""Verdicts of a filter of traffic control."""
+"""Verdicts of a traffic control filter."""
 _SENDER, _KIND, _ARP_SENDER, _ARP_ADDRESS, _IP_ADDRESS = 6, 12, 22, 28, 26
-"""Offsets in a frame."""
+"""Offsets in a frame, in bytes."""
 _IPV4, _ARP = 0x0800, 0x0806
 _NOTHING = f"1,{_RETURN} 0 0 {_DROP}"
 
@@ -39,7 +39,7 @@ _NETLINK_ERROR = struct.Struct("=IHHIIi")
 
 
 class IsolationError(Exception):
-    """The devices cannot be isolated."""
+    """The devices cannot be isolated; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Endpoint:
     """A device on the bridge."""
 
     process: int
-    """Id of a process in its network namespace, in the host's numbers."""
+    """Id, on the host, of a process in the device's network namespace."""
     mac: str
     address: str
-    """IPv4."""
+    """IPv4 address."""
 
     def __str__(self) -> str:
         return f"{self.process},{self.mac},{self.address}"
@@ -66,11 +66,11 @@ def main() -> None:
 
 
 def isolate(bridge: str, endpoints: Sequence[Endpoint]) -> None:
-    """Isolate `endpoints` on `bridge`; processes that have ended are passed over. Needs NET_ADMIN.
+    """Isolate `endpoints` on `bridge`; skip processes that have ended. Needs NET_ADMIN.
 
     Raises IsolationError, OSError.
     """
-    # The ports first: listing them is what has the kernel number their network namespaces.
+    # The ports first: the kernel numbers network namespaces only when the ports are listed.
     ports = ports_by_namespace(_links_on(bridge))
     settings, filters = [], _filter(bridge, _NOTHING)
     for end in endpoints:
@@ -87,7 +87,7 @@ def isolate(bridge: str, endpoints: Sequence[Endpoint]) -> None:
 
 
 def own_frames(mac: str, address: str) -> str:
-    """The program, in the notation of tc, that passes IPv4 and ARP of `mac` and `address` alone."""
+    """Return a BPF program, in tc's notation, that passes only IPv4 and ARP from `mac` and `address`."""
     whole = bytes.fromhex(mac.replace(":", ""))
     first, last = int.from_bytes(whole[:4], "big"), int.from_bytes(whole[4:], "big")
     own = int.from_bytes(socket.inet_aton(address), "big")
@@ -115,7 +115,7 @@ def own_frames(mac: str, address: str) -> str:
 
 
 def _filter(interface: str, program: str) -> list[str]:
-    """Commands of tc that put `program` before all that `interface` receives."""
+    """Return the tc commands that filter all frames received on `interface` by `program`."""
     return [
         f"qdisc add dev {interface} ingress",
         f"filter add dev {interface} parent ffff: protocol all bpf da bytecode '{program}'",
@@ -123,7 +123,7 @@ def _filter(interface: str, program: str) -> list[str]:
 
 
 def _links_on(bridge: str) -> list[dict[str, Any]]:
-    """The interfaces on `bridge`, as `ip -j` prints them."""
+    """Return the interfaces on `bridge` as printed by `ip -j`."""
     done = subprocess.run(
         ["ip", "-j", "link", "show", "master", bridge], capture_output=True, text=True, check=False
     )
@@ -134,18 +134,18 @@ def _links_on(bridge: str) -> list[dict[str, Any]]:
 
 
 def ports_by_namespace(links: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """Names of the bridge's ports, by the id of the network namespace that each one's other end is in.
+    """Return the names of the bridge's ports by the id of the network namespace of their other end.
 
-    The id alone identifies a container's port, as a container is on a bridge once. The number of the
-    other end does not: since Docker 28 it is 2 in every container, as the engine makes it there. A port
-    of a container that is being started has no id yet, as its other end is still in this namespace.
+    The id identifies a container's port because a container is on a bridge only once. The other end's
+    interface number does not: since Docker 28 it is 2 in every container. The port of a starting
+    container has no id yet, because its other end is still in this namespace.
     """
     return {link["link_netnsid"]: link["ifname"] for link in links if link.get("link_netnsid", -1) >= 0}
 
 
 def namespace_id(process: int) -> int:
-    """The kernel's id of the network namespace of `process` as seen from this one; -1 if it has none,
-    because no interface leads there. Raises ProcessLookupError if the process has ended."""
+    """Return the kernel's id, seen from this namespace, of the network namespace of `process`; -1 if it
+    has none, because no interface leads there. Raises ProcessLookupError if the process has ended."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
         size = _NSID_QUESTION.size
         route.send(_NSID_QUESTION.pack(size, _RTM_GETNSID, _REQUEST, 1, 0, 0, 8, _NETNSA_PID, process))

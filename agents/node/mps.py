@@ -1,11 +1,11 @@
-"""NVIDIA's MPS for the devices of a run that share GPUs: runs its control daemon, says when that
-answers, and passes its logs on.
+"""NVIDIA's MPS for the devices of a run that share GPUs: runs its control daemon, reports when the
+daemon answers, and forwards its logs.
 
     python -m agents.node.mps FOLDER
 
-FOLDER is that of the daemon's pipes, which the devices have too. A CUDA program that does not reach the
-daemon runs without it, unlimited, and says nothing: so no device is started before the daemon answers.
-It runs as the user of the devices' clients, since MPS serves one user at a time, and needs no rights.
+FOLDER contains the daemon's pipes and is shared with the devices. A CUDA program that cannot reach the
+daemon silently runs without limits, so no device is started before the daemon answers. The daemon runs
+as the user of the devices' clients, because MPS serves one user at a time; it needs no privileges.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
 READY = "ready"
-"""Name of the file in the folder that says that the daemon answers."""
+"""Name of the file in the folder that is created when the daemon answers."""
 LOGS = "/tmp"  # noqa: S108  # of its container, which others do not see
 _LOGS = ("control.log", "server.log")
 _QUESTION = "get_default_active_thread_percentage"
 _ASK_EVERY, _LOOK_EVERY = 0.1, 1.0
-"""Seconds."""
+"""Seconds between two questions to the daemon, and between two checks of its logs."""
 _ANSWER_TIMEOUT_SECONDS = 5.0
 
 
 def environment(folder: str) -> dict[str, str]:
-    """What daemon and clients have in common."""
+    """Return the environment variables of both daemon and clients."""
     return {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": LOGS}
 
 
-def limits(share: float, memory: int | None, gpus: int) -> dict[str, str]:
-    """What holds a client back to `share` of a GPU's multiprocessors and `memory` bytes of it. `gpus`:
-    how many the daemon has; the limit is for each, whichever number the client's one has there."""
+def limit_variables(share: float, memory: int | None, gpus: int) -> dict[str, str]:
+    """Return the environment variables that limit a client to `share` of a GPU's multiprocessors and to
+    `memory` bytes (None: not limited). `gpus`: number of the daemon's GPUs; the limit is set for each,
+    because the number of the client's GPU at the daemon is not known."""
     found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{100 * share:g}"}
     if memory is not None:
         pinned = ",".join(f"{number}={memory >> 20}M" for number in range(gpus))
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def run(folder: Path, variables: Mapping[str, str], logs: Path, write: Callable[[str], object]) -> int:
-    """Serve until the daemon ends, or SIGTERM ends it; return its exit code."""
+    """Run the daemon until it ends or SIGTERM arrives; return its exit code."""
     try:
         daemon = subprocess.Popen([CONTROL, "-f"], env=variables, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -96,7 +97,7 @@ def _answers(variables: Mapping[str, str]) -> bool:
 
 
 def _pass_on(logs: Path, seen: dict[str, int], write: Callable[[str], object]) -> None:
-    """Write what is new in the daemon's and the server's log."""
+    """Write the new lines of the daemon's and the server's log."""
     for name in _LOGS:
         try:
             with (logs / name).open("rb") as file:

@@ -1,21 +1,21 @@
-"""What the testbed runs on each node of a Swarm beside devices: proxies between Unix sockets and TCP,
-the comparison of the nodes' clocks, and the counters of a node's CPUs.
+"""Agent on each node of a Swarm: proxies between Unix sockets and TCP, comparison of the nodes' clocks,
+and counters of the node's CPUs.
 
     python3 -m agents.node.node_agent CONFIG
 
-It is sent to the nodes as it is, with `agents.timing.clock_sync`, and needs nothing but Python. The
-configuration may have
+The file is sent to the nodes together with `agents.timing.clock_sync`, and needs only Python. Keys of
+the configuration:
 
-    proxies        each {"listen": ADDRESS, "to": ADDRESS}: whoever connects to one is connected to the
-                   other
-    serve_clock    an ADDRESS where whoever asks is told this node's monotonic clock, in nanoseconds
-    compare_clock  {"ask": ADDRESS, "write": FILE}: this node's clock against that one's, estimated all
-                   the time (`agents.timing.clock_sync`) and written to FILE
-    cpu_counters   a FILE, to which the counters of this node's CPUs are written every second
+    proxies        list of {"listen": ADDRESS, "to": ADDRESS}: connections to the first address are
+                   forwarded to the second
+    serve_clock    ADDRESS at which this node's monotonic clock is reported, in nanoseconds
+    compare_clock  {"ask": ADDRESS, "write": FILE}: the offset of this node's clock to that of another
+                   node is estimated continuously (`agents.timing.clock_sync`) and written to FILE
+    cpu_counters   FILE to which the counters of this node's CPUs are written every second
 
-where an ADDRESS is {"path": of a Unix socket} or {"host", "port"}. Over TCP all is TLS, and either side
-has to prove that it is of this run: with `identity` (PEM: certificate and key) where both are nodes, and
-with `trust` (PEM), the certificate of the other one, where that is the broker.
+An ADDRESS is {"path": of a Unix socket} or {"host", "port"}. All TCP connections use TLS, and both sides
+prove that they belong to this run: two nodes with `identity` (PEM: certificate and key), the broker with
+the certificate in `trust` (PEM).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def tls(address: dict[str, Any], purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Of one who trusts those alone whose certificate `address` names, and shows its own, if it has
-    one."""
+    """Return a TLS context that trusts only the certificate named in `address`, and presents its own
+    certificate if there is one."""
     trusted = address.get("trust") or address["identity"]
     context = ssl.create_default_context(purpose, cafile=trusted)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -66,7 +66,7 @@ async def connect(address: dict[str, Any]) -> _Streams:
 
 
 async def listen(address: dict[str, Any], serve: Any) -> None:
-    """Have `serve` handle each connection to `address`, until cancelled."""
+    """Call `serve` for each connection to `address`, until cancelled."""
     if "path" in address:
         path = Path(address["path"])
         path.unlink(missing_ok=True)
@@ -81,11 +81,11 @@ async def listen(address: dict[str, Any], serve: Any) -> None:
 
 
 async def proxy(to: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Connect whoever is at `reader` and `writer` to `to`, until either of them ends."""
+    """Connect the peer at `reader` and `writer` to the address `to`, until one of both disconnects."""
     try:
         other_reader, other_writer = await connect(to)
     except OSError as error:
-        sys.stderr.write(f"node: {to.get('path') or to['host']} does not answer: {error}\n")
+        sys.stderr.write(f"node: cannot connect to {to.get('path') or to['host']}: {error}\n")
         writer.close()
         return
     ways = [
@@ -110,7 +110,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def serve_clock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer each question with this node's clock."""
+    """Answer each question with this node's monotonic clock."""
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
         while await reader.readexactly(1) == _ASK:
             writer.write(time.monotonic_ns().to_bytes(_STAMP_BYTES, "big"))
@@ -119,7 +119,8 @@ async def serve_clock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 
 async def compare_clock(ask: dict[str, Any], write: Path) -> None:
-    """Estimate this node's clock against the one at `ask`."""
+    """Estimate the offset of this node's clock to the clock at the address `ask`, and write it to the
+    file `write`, until cancelled."""
     known = clock_sync.Exchanges()
     while True:
         try:
@@ -140,7 +141,8 @@ async def compare_clock(ask: dict[str, Any], write: Path) -> None:
 
 
 async def write_cpu_counters(write: Path) -> None:
-    """Write what the kernel says of this node's CPUs."""
+    """Write the kernel's counters of this node's CPUs to the file `write` every second, until
+    cancelled."""
     while True:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         _replace(write, "\n".join(line for line in lines if line.startswith("cpu")))

@@ -1,75 +1,74 @@
-"""What is done to an update between local training and the aggregation rule: a pipeline of steps.
+"""Pipeline of the steps that process an update between local training and the aggregation rule.
 
-To add one: a module beside this file (or a folder) with both halves of it, and a row in STEPS.
+To add a step: a module in this folder (or a folder) with its client and server halves, and a row in
+STEPS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from agents.config import Named
 from agents.models.vectors import Vector
-from agents.pipeline.byzantine import Byzantine
-from agents.pipeline.compression import Compression
+from agents.pipeline.byzantine import ByzantineStep
+from agents.pipeline.compression import CompressionStep
 from agents.pipeline.differential import DifferentialRun
 from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, UpdateStep
 from agents.pipeline.secure.server import SecureSums
 from agents.pipeline.secure.step import SecureAggregation
-from agents.rules.interface import Contribution
-from agents.wire.payloads import UpdateMessage
+from agents.wire.payloads import Encoded, UpdateMessage
 
 STEPS: dict[str, type[UpdateStep]] = {
-    "byzantine": Byzantine,
+    "byzantine": ByzantineStep,
     "differential": DifferentialRun,
-    "compression": Compression,
+    "compression": CompressionStep,
     "secure": SecureAggregation,
 }
-"""In the order in which a client does them."""
+"""Class of each step, in the order in which a client applies them."""
 _NOT_MASKED = "not masked, in a run with secure aggregation"
 
 
-def ordered(steps: Iterable[Named]) -> list[Named]:
-    """`steps`, of each kind at most one, in the order in which they are done."""
+def sort_steps(steps: Iterable[Named]) -> list[Named]:
+    """Return `steps`, at most one of each kind, in the order in which clients apply them."""
     return sorted(steps, key=lambda step: [*STEPS].index(step.name))
 
 
-def built(step: Named) -> UpdateStep:
-    """The step with its parameters."""
+def build_step(step: Named) -> UpdateStep:
+    """Return the step that the name and the parameters of `step` describe."""
     return STEPS[step.name](**step.params)
 
 
-def at_client(steps: Iterable[Named], client: ClientContext) -> list[ClientStep]:
-    """The halves of `steps` at a client."""
-    return [built(step).at_client(client) for step in steps]
+def build_client_steps(steps: Iterable[Named], client: ClientContext) -> list[ClientStep]:
+    """Return the client halves of `steps`."""
+    return [build_step(step).at_client(client) for step in steps]
 
 
 class ServerSteps:
-    """The halves of a run's `steps` at the server, for models with so many parameters."""
+    """Server halves of a run's `steps`, for models with `parameters` parameters."""
 
     def __init__(self, steps: Iterable[Named], parameters: int) -> None:
-        self._steps: list[ServerStep] = []
+        self.halves: list[ServerStep] = []
         self._by_field: dict[str, ServerStep] = {}
-        for step in map(built, steps):
+        for step in map(build_step, steps):
             if (half := step.at_server(parameters)) is not None:
-                self._steps.append(half)
+                self.halves.append(half)
                 if step.field is not None:
                     self._by_field[step.field] = half
-        sums = [step for step in self._steps if isinstance(step, SecureSums)]
+        sums = [step for step in self.halves if isinstance(step, SecureSums)]
         self.sums = sums[0] if sums else None
-        """The step with which the server learns sums only; None: it learns every update."""
+        """The secure aggregation step; None if the server learns every single update."""
+        self.plain_problem = None if self.sums is None else _NOT_MASKED
+        """Reason to reject an update that no step encoded; None: it is accepted."""
 
-    def vector(self, client: str, message: UpdateMessage, base: Vector | None) -> Vector | str:
-        """What is known of an update that has passed all other checks, or why it cannot be used; `base`
-        is the model that it was trained from, if that is kept."""
-        encoded = message.encoded
-        if encoded is None:
-            return message.vector if self.sums is None else _NOT_MASKED
+    def decode(
+        self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
+    ) -> Vector | str:
+        """Return the update in `encoded`, shape (d,), or the reason to reject it. With secure
+        aggregation the vector of a `model` is `base`, and that of any other update is empty.
+
+        `message`: the rest of the update, which has passed all other checks. `base`: the model that the
+        update was trained from; None if that is not kept."""
         step = next((self._by_field[name] for name in encoded.fields if name in self._by_field), None)
         if step is None or self.sums not in (None, step):
-            return f"encoded by no step of this run: {', '.join(encoded.fields):.80}"
-        return step.received(client, message, encoded, base)
-
-    def add_noise(self, w: Vector, version: int, used: Sequence[Contribution]) -> None:
-        """Add what the steps add to `w` when `version` was made of the updates in `used`."""
-        for step in self._steps:
-            step.add_noise(w, version, max(one.weight for one in used))
+            return f"encoded by a step that this run does not have: {', '.join(encoded.fields):.80}"
+        return step.receive(client, message, encoded, base)

@@ -1,7 +1,7 @@
-"""Attacks: what a client whose group is `byzantine` makes of its honest training before it sends it.
+"""Attacks: how a client of a `byzantine` group forges its update.
 
-Each changes the progress Δ = end − start of one training (of a rule that wants gradients, the gradient);
-the rest of the message stays as an honest client says it. To add one: a class, and a line in ATTACKS.
+Each attack changes the progress Δ = end − start of one training (or the gradient, if the rule uses
+gradients). The other fields of the message stay honest. To add an attack: a class and a row in ATTACKS.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from agents.pipeline.interface import ClientContext, ClientStep, UpdateStep
 
 
 class Attack(Protocol):
-    """The parameters of an attack: a frozen dataclass whose fields are what a topology may set."""
+    """An attack: a frozen dataclass whose fields are the keys that a topology may set."""
 
     def forge(self, progress: Vector, first: Vector, rng: Callable[[], np.random.Generator]) -> Vector:
-        """What is sent in place of `progress`, shape (d,), float32. `first` is the client's first
-        progress since its process started; `rng` makes the generator of this update."""
+        """Return the forged progress that replaces `progress`, shape (d,), float32. `first` is the
+        client's first progress since its process started; `rng` returns the generator of this update."""
 
 
 @dataclass(frozen=True)
 class SignFlip:
-    """Δ ← −a Δ."""
+    """Send −a Δ instead of Δ."""
 
     factor: Annotated[float, "positive"] = 1.0
-    """a."""
+    """a, factor of the reversed update."""
 
     def forge(self, progress: Vector, first: Vector, rng: Callable[[], np.random.Generator]) -> Vector:
         return progress * np.float32(-self.factor)
@@ -39,22 +39,22 @@ class SignFlip:
 
 @dataclass(frozen=True)
 class Scale:
-    """Δ ← a Δ."""
+    """Send a Δ instead of Δ."""
 
     factor: Annotated[float, "positive"] = 10.0
-    """a."""
+    """a, factor of the update."""
 
     def forge(self, progress: Vector, first: Vector, rng: Callable[[], np.random.Generator]) -> Vector:
-        with np.errstate(over="ignore"):  # the aggregator's to judge
+        with np.errstate(over="ignore"):  # the aggregator rejects an infinite update
             return progress * np.float32(self.factor)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Δ ← Δ + σ z, with z standard normal in each coordinate."""
+    """Send Δ + σ z instead of Δ, with z standard normal in each coordinate."""
 
     std: Annotated[float, "positive"]
-    """σ."""
+    """σ, standard deviation of the noise in each coordinate."""
 
     def forge(self, progress: Vector, first: Vector, rng: Callable[[], np.random.Generator]) -> Vector:
         noise: Vector = rng().standard_normal(progress.size, np.float32)
@@ -65,7 +65,8 @@ class Noise:
 
 @dataclass(frozen=True)
 class StaleReplay:
-    """Δ ← the client's first Δ, time and again. A restart of the client makes it begin anew."""
+    """Send the first Δ of the client in every update. After a restart of its process, the first Δ of
+    the new process is used."""
 
     def forge(self, progress: Vector, first: Vector, rng: Callable[[], np.random.Generator]) -> Vector:
         return first
@@ -80,20 +81,20 @@ ATTACKS: dict[str, type[Attack]] = {
 
 
 @dataclass(frozen=True)
-class Byzantine(UpdateStep):
-    """The attack of a client."""
+class ByzantineStep(UpdateStep):
+    """The attack of a client, as a step."""
 
     kind: str
-    """One of ATTACKS."""
+    """Name in ATTACKS."""
     params: Mapping[str, Any]
-    """Of its dataclass."""
+    """Fields of the attack's dataclass."""
 
     def at_client(self, client: ClientContext) -> Attacker:
         return Attacker(ATTACKS[self.kind](**self.params), partial(client.rng, ATTACKING))
 
 
 class Attacker(ClientStep):
-    """One client's attack over its life. `rng` makes the generator of update `sequence`."""
+    """The attack of one client process. `rng` returns the generator of update `sequence`."""
 
     before_rule: ClassVar[bool] = True
 

@@ -1,9 +1,9 @@
-"""Compression of updates for the way from client to aggregator: float32 vectors of shape (d,) as fewer
+"""Compression of updates on their way from client to aggregator: float32 vectors of shape (d,) as fewer
 bytes, and back. Pure NumPy, no clock, no socket.
 
-`METHODS` are what a topology may ask for. Each makes a `Compressed`, whose arrays travel as they are
-(`agents.wire.payloads.Encoded`); their bytes follow from d alone. Those that came in are views of the
-payload until `dense`, which checks them and allocates d floats, once.
+`METHODS` are the methods that a topology may choose. Each makes a `Compressed`, whose arrays are sent
+unchanged (`agents.wire.payloads.Encoded`); their size in bytes depends on d only. Received arrays are
+views of the payload until `dense` checks them and allocates d floats, once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agents.wire.payloads import Encoded
 
 Array = NDArray[Any]
 _BLOCK = 1 << 15
-"""Elements handled at once, about: they stay in the processor's cache."""
+"""Approximate number of elements processed at once, so that they stay in the processor's cache."""
 _LEVELS = np.float32(127)
 _NORMAL = np.float32(np.finfo(np.float32).tiny)
 _MAX_CHUNK = 1 << 20
@@ -31,71 +31,79 @@ _MAX_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compressed:
-    """An update, compressed."""
+    """A compressed update."""
 
     method: str
-    """One of METHODS."""
+    """Name in METHODS."""
     size: int
-    """d."""
+    """d, number of parameters."""
     chunk: int
-    """Elements that have one scale; 0 where there are no scales."""
+    """Parameters that share one scale; 0 if the method has no scales."""
     arrays: Mapping[str, Array]
-    """As `Method.arrays` says."""
+    """Arrays by name, with the types and lengths that `Method.arrays` returns."""
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())
 
     def dense(self) -> Vector:
-        """The vector that it stands for, shape (d,), float32. Raises ValueError for values that no
-        method makes."""
+        """Return the decompressed vector, shape (d,), float32. Raises ValueError for values that the
+        method cannot have made."""
         vector: Vector = METHODS[self.method].expand(self)
         return vector
 
     @property
     def encoded(self) -> Encoded:
-        """As it travels."""
+        """This update in the form in which it is sent."""
         fields = {"compression": self.method, "parameters": str(self.size), "chunk": str(self.chunk)}
         return Encoded(fields, self.arrays)
 
     @classmethod
-    def of(cls, encoded: Encoded) -> Compressed:
-        """What was `encoded`. Raises ValueError if no method makes arrays of these types and lengths."""
+    def from_encoded(cls, encoded: Encoded) -> Compressed:
+        """Return the compressed update that was `encoded`. Raises ValueError if its method does not
+        make arrays of these types and lengths."""
         fields, arrays = encoded.fields, encoded.arrays
         method = fields["compression"]
         if method not in METHODS:
             raise ValueError(f"compression {method!r:.40}, expected one of {', '.join(METHODS)}")
         if fields.keys() != {"compression", "parameters", "chunk"}:
-            raise ValueError(f"fields {', '.join(fields):.80}")
+            raise ValueError(f"unexpected fields: {', '.join(fields):.80}")
         size, chunk = int(fields["parameters"]), int(fields["chunk"])
         if not 0 < size < 1 << 40 or not 0 <= chunk <= _MAX_CHUNK:
-            raise ValueError("sizes out of range")
+            raise ValueError(f"{size} parameters in chunks of {chunk}: out of range")
         expected = METHODS[method].arrays(size, chunk, encoded.nbytes)
         found = [(name, array.dtype.str, array.size) for name, array in arrays.items()]
         if found != [(name, np.dtype(kind).str, count) for name, (kind, count) in expected.items()]:
-            raise ValueError(f"other arrays than {method} makes of {size} parameters")
+            raise ValueError(f"arrays are not those of {method} for {size} parameters")
         return cls(method, size, chunk, arrays)
 
 
 class Method(Protocol):
-    """Parameters of a method: a frozen dataclass whose fields are what a topology may set."""
+    """A method of compression: a frozen dataclass whose fields are the keys that a topology may set."""
 
     keeps_error: ClassVar[bool] = False
-    """Whether what is lost of an update is added to the client's next one (error feedback)."""
+    """Whether the compression error of an update is added to the client's next one (error feedback)."""
 
-    def compress(self, vector: Vector) -> Compressed: ...
+    def compress(self, vector: Vector) -> Compressed:
+        """Compress `vector`, shape (d,), float32."""
+        ...
+
     @staticmethod
-    def expand(compressed: Compressed) -> Vector: ...
+    def expand(compressed: Compressed) -> Vector:
+        """Return the decompressed vector, shape (d,), float32."""
+        ...
+
     @staticmethod
     def arrays(size: int, chunk: int, nbytes: int) -> dict[str, tuple[str, int]]:
-        """Type and length of each array of `size` values in `nbytes` bytes, in their order."""
+        """Return type and length of each array, in their order, for an update of `size` parameters that
+        has `nbytes` bytes in all."""
         ...
 
 
 @dataclass(frozen=True)
 class Fp16(Method):
-    """Half precision: 2 bytes a parameter. It ends at ±65,504: an update with more is refused as one
-    that diverged."""
+    """Half precision: 2 bytes per parameter. The range is ±65,504; an update with a larger value is
+    rejected as diverged."""
 
     def compress(self, vector: Vector) -> Compressed:
         with np.errstate(over="ignore"):
@@ -112,13 +120,13 @@ class Fp16(Method):
 
 @dataclass(frozen=True)
 class Int8(Method):
-    """8 bits a parameter, rounded to the nearest, and a scale for each chunk c:
+    """8 bits per parameter, rounded to nearest, and one float32 scale per chunk c of parameters:
 
     q_j = round(v_j/s_c),   s_c = max_{j∈c} |v_j| / 127
     """
 
     chunk: Annotated[int, "count"] = 1024
-    """Parameters that have one scale."""
+    """Parameters that share one scale."""
 
     def __post_init__(self) -> None:
         at_least("chunk", self.chunk, 16)
@@ -131,7 +139,7 @@ class Int8(Method):
         scales = np.empty(-(-size // chunk), "<f4")
         for first, part, values in _chunks(vector, chunk):
             scale = np.abs(values).max(axis=1) / _LEVELS
-            scale[scale < _NORMAL] = 0  # so that no quotient is more than 127
+            scale[scale < _NORMAL] = 0  # a subnormal scale could give quotients above 127
             scales[first : first + len(scale)] = scale
             with np.errstate(invalid="ignore"):
                 steps = np.rint(values / np.where(scale, scale, np.float32(1))[:, None])
@@ -144,33 +152,33 @@ class Int8(Method):
         vector = np.empty(compressed.size, np.float32)
         for first, part, values in _chunks(q, compressed.chunk):
             scale = scales[first : first + len(values), None]
-            with np.errstate(invalid="ignore", over="ignore"):  # of a forged scale
+            with np.errstate(invalid="ignore", over="ignore"):  # a forged scale may overflow
                 np.multiply(values, scale, out=vector[part].reshape(values.shape))
         return vector
 
     @staticmethod
     def arrays(size: int, chunk: int, nbytes: int) -> dict[str, tuple[str, int]]:
         if chunk < 16:
-            raise ValueError(f"chunks of {chunk}, expected at least 16")
+            raise ValueError(f"chunks of {chunk} parameters, expected at least 16")
         return {"scales": ("<f4", -(-size // chunk)), "w": ("i1", size)}
 
 
 @dataclass(frozen=True)
 class TopK(Method):
-    """The k parameters of the largest magnitude, at 8 bytes each, with error feedback (Stich,
-    Cordonnier, Jaggi 2018, arXiv 1809.07599): u = Δ + e is sent as top_k(u), and e ← u − top_k(u) is
-    kept for the next update; e = 0 when the client's process starts. Of equal magnitudes the first are
-    taken."""
+    """The k parameters of largest magnitude, 8 bytes each, with error feedback (Stich, Cordonnier, Jaggi
+    2018, arXiv 1809.07599): top_k(u) with u = Δ + e is sent, and the error e ← u − top_k(u) is kept for
+    the next update. e = 0 when the client's process starts. Among equal magnitudes the first ones are
+    sent."""
 
     keeps_error: ClassVar[bool] = True
     share: Annotated[float, "share above 0"] = 0.01
-    """k/d."""
+    """k/d, share of the parameters that are sent."""
 
     def compress(self, vector: Vector) -> Compressed:
         size = vector.size
         k = min(size, max(1, round(self.share * size)))
         magnitude = np.abs(vector)
-        magnitude[np.isnan(magnitude)] = np.inf  # what diverged is to be seen
+        magnitude[np.isnan(magnitude)] = np.inf  # NaN is sent, so that divergence is noticed
         least = np.partition(magnitude, size - k)[size - k]
         larger = np.flatnonzero(magnitude > least)
         equal = np.flatnonzero(magnitude == least)[: k - len(larger)]
@@ -181,7 +189,7 @@ class TopK(Method):
     def expand(compressed: Compressed) -> Vector:
         values, indices = compressed.arrays["values"], compressed.arrays["indices"]
         if indices[-1] >= compressed.size or (indices[1:] <= indices[:-1]).any():
-            raise ValueError("indices that do not ascend, or are beyond the model")
+            raise ValueError(f"top-k indices must ascend and be below {compressed.size}")
         vector = np.zeros(compressed.size, np.float32)
         vector[indices] = values
         return vector
@@ -189,7 +197,7 @@ class TopK(Method):
     @staticmethod
     def arrays(size: int, chunk: int, nbytes: int) -> dict[str, tuple[str, int]]:
         if not 0 < nbytes // 8 <= size < 1 << 32:
-            raise ValueError(f"{nbytes // 8} values of {size}")
+            raise ValueError(f"top-k payload has {nbytes // 8} values, expected 1 to {size}")
         return {"values": ("<f4", nbytes // 8), "indices": ("<u4", nbytes // 8)}
 
 
@@ -197,14 +205,14 @@ METHODS: dict[str, type[Method]] = {"fp16": Fp16, "int8": Int8, "topk": TopK}
 
 
 @dataclass(frozen=True)
-class Compression(UpdateStep):
-    """Compression of a client's updates."""
+class CompressionStep(UpdateStep):
+    """Compression of a client's updates, as a step."""
 
     field: ClassVar[str | None] = "compression"
     kind: str
     """One of METHODS."""
     params: Mapping[str, Any]
-    """Of its dataclass."""
+    """Fields of the method's dataclass."""
 
     def at_client(self, client: ClientContext) -> Compressor:
         return Compressor(METHODS[self.kind](**self.params))
@@ -224,7 +232,7 @@ class Compressor(ClientStep):
         return self.compress(progress).encoded
 
     def compress(self, vector: Vector) -> Compressed:
-        """Of an update, shape (d,), float32."""
+        """Compress an update, shape (d,), float32; keep the error if the method has error feedback."""
         if not self._method.keeps_error:
             return self._method.compress(vector)
         if self._error is not None:
@@ -232,28 +240,28 @@ class Compressor(ClientStep):
         compressed = self._method.compress(vector)
         with np.errstate(invalid="ignore", over="ignore"):
             left = vector - compressed.dense()
-            if math.isfinite(float(left.sum())):  # else it diverged, and is refused: nothing of it stays
+            if math.isfinite(float(left.sum())):  # a diverged update is rejected: drop its error
                 self._error = left
         return compressed
 
 
 class Expander(ServerStep):
-    """The server's half: any of METHODS, of vectors of shape (parameters,)."""
+    """Server half of compression: decodes all METHODS to vectors of shape (parameters,)."""
 
     def __init__(self, parameters: int) -> None:
         self._parameters = parameters
 
-    def decoded(self, encoded: Encoded) -> Vector:
-        """No more memory is taken than a model's."""
-        compressed = Compressed.of(encoded)
+    def decode(self, encoded: Encoded) -> Vector:
+        """Return the decompressed update. It allocates no more memory than one model needs."""
+        compressed = Compressed.from_encoded(encoded)
         if compressed.size != self._parameters:
             raise ValueError(f"another model: {compressed.size} parameters, expected {self._parameters}")
         return compressed.dense()
 
 
 def _chunks(vector: Array, chunk: int) -> Iterator[tuple[int, slice, Array]]:
-    """Number of the first chunk, place in `vector` and values, shape (chunks, ≤ chunk), of some chunks
-    at a time; the last chunk may be shorter, and comes alone."""
+    """Yield blocks of chunks: number of the block's first chunk, its slice of `vector`, and its values,
+    shape (chunks, chunk). A shorter last chunk is a block of its own."""
     rows = max(1, _BLOCK // chunk)
     whole = vector.size // chunk
     for first in range(0, whole, rows):

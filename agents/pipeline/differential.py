@@ -18,19 +18,19 @@ from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, Upd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differential:
-    """Differential privacy of each client (docs/privacy.md): its updates are clipped, and Gaussian noise
-    is added."""
+class DifferentialPrivacy:
+    """Differential privacy of each client (docs/concepts/privacy.md): its updates are clipped, and
+    Gaussian noise is added."""
 
     clip: Positive
-    """C, upper bound of the ℓ2 norm of an update."""
+    """C, maximum ℓ2 norm of an update; longer updates are scaled down to it."""
     noise: Positive
-    """z: noise of standard deviation zC in each coordinate."""
+    """z, noise multiplier: the noise has standard deviation z·C in each coordinate."""
     at: Literal["client", "server"] = "client"
-    """client: on each update, before it is sent. server: once per buffer, on the sum, scaled like the
-    update with the largest weight; the server is trusted then."""
+    """Place of the noise. client: to each update, before it is sent. server: once per buffer, to the
+    sum, scaled by the largest weight of an update; the server must be trusted then."""
     delta: Annotated[float, "below 1"] = 1e-5
-    """δ, for which ε is told."""
+    """δ at which ε is reported."""
 
     def __post_init__(self) -> None:
         if not self.delta > 0:
@@ -38,14 +38,14 @@ class Differential:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DifferentialRun(Differential, UpdateStep):
-    """Differential privacy of one run."""
+class DifferentialRun(DifferentialPrivacy, UpdateStep):
+    """Differential privacy of one run, as a step."""
 
     seed: int
-    """Of the noise at the server."""
+    """Seed of the noise at the server."""
     rounding: float = 0.0
-    """To multiples of this a coordinate is rounded afterwards, up or down (secure aggregation); 0: to
-    none."""
+    """Step size to whose multiples secure aggregation rounds each coordinate, up or down; 0: no
+    rounding."""
 
     def at_client(self, client: ClientContext) -> Privatiser:
         return Privatiser(self, partial(client.rng, NOISE))
@@ -55,28 +55,30 @@ class DifferentialRun(Differential, UpdateStep):
 
 
 class Privatiser(ClientStep):
-    """One client's clipping and noise; `rng` makes the generator of the update that answers a dispatch.
-    (No two updates of a run answer the same one, also where the client was started again between them;
-    with the same noise, their difference would have none.)"""
+    """Clipping and noise of one client. `rng` returns the generator of the update that answers a
+    dispatch.
+
+    No two updates of a run answer the same dispatch, also after a restart of the client. Two updates
+    with equal noise would reveal their exact difference."""
 
     def __init__(self, settings: DifferentialRun, rng: Callable[[int], np.random.Generator]) -> None:
         self._settings, self._rng = settings, rng
         self.hides_loss = settings.at == "client"  # it has no noise
 
     def apply(self, progress: Vector, sequence: int, dispatch: int) -> Vector:
-        """min(1, C/‖Δ‖) Δ, at the client with noise N(0, (zC)²) in each coordinate. Shape (d,),
-        float32. Without the noise it is at most C long, to the last bit; with noise at the server also
-        once it is rounded."""
+        """Return min(1, C/‖Δ‖) Δ, shape (d,), float32, plus noise N(0, (zC)²) in each coordinate if the
+        noise is added at the client. Without noise the norm is at most C exactly; if the noise is added
+        at the server, also after rounding."""
         settings = self._settings
         bound = settings.clip
         if settings.at == "server":
-            bound -= lengthening(settings.rounding, progress.size)
+            bound -= rounding_growth(settings.rounding, progress.size)
         length = norm(progress)
         private: Vector = progress.astype(np.float32)
         if not math.isfinite(length):
-            private.fill(np.nan)  # nothing of what diverged can be clipped, so nothing of it is told
+            private.fill(np.nan)  # a diverged update cannot be clipped, so it reveals nothing
         elif length > bound:
-            private *= _below(bound / length)
+            private *= _round_down(bound / length)
         if settings.at == "client":
             noise = self._rng(dispatch).standard_normal(private.size, np.float32)
             noise *= np.float32(settings.noise * bound)
@@ -85,25 +87,27 @@ class Privatiser(ClientStep):
 
 
 class NoiseAtServer(ServerStep):
-    """Noise of standard deviation `std` in each coordinate, of an update of weight 1."""
+    """Noise at the server, with standard deviation `std` in each coordinate per unit of weight."""
 
     def __init__(self, std: float, seed: int) -> None:
         self._std, self._seed = std, seed
 
     def add_noise(self, w: Vector, version: int, weight: float) -> None:
-        """w ← w + weight · N(0, std²); what is drawn follows from the version."""
+        """w ← w + weight · N(0, std²), in place. The version fixes the random draw."""
         rng = np.random.default_rng(SeedSequence(self._seed, spawn_key=(0, 1, version)))
         drawn = rng.standard_normal(w.size, np.float32)
         add_scaled(w, drawn, weight * self._std)
 
 
-def _below(factor: float) -> np.float32:
-    """A factor that makes an element, once it is rounded to float32, at most `factor` times as large."""
+def _round_down(factor: float) -> np.float32:
+    """Return a float32 slightly below `factor`, so that a product rounded to float32 is at most
+    `factor` times the element."""
     none = np.float32(0)
     below: np.float32 = np.nextafter(np.nextafter(np.float32(factor), none), none)
     return below
 
 
-def lengthening(step: float, size: int) -> float:
-    """By how much rounding to multiples of `step` may lengthen a vector of shape (size,), in ℓ2."""
+def rounding_growth(step: float, size: int) -> float:
+    """Return the maximum increase of the ℓ2 norm of a vector of `size` elements by rounding to multiples
+    of `step`."""
     return step * math.sqrt(size)

@@ -1,8 +1,8 @@
-"""Steps of what is done to an update between local training and the aggregation rule.
+"""Interface of the steps that process an update between local training and the aggregation rule.
 
-A step is a frozen dataclass of its parameters. It has a half at each client and, if the server has to
-undo or add something, a half there. Each client does its steps in the order of `agents.pipeline.STEPS`.
-The last one may encode the update (`agents.wire.payloads.Encoded`), and its server half decodes it.
+A step is a frozen dataclass of its parameters. It has a client half and, if the server has to undo or
+add something, a server half. Each client applies its steps in the order of `agents.pipeline.STEPS`. The
+last one may encode the update (`agents.wire.payloads.Encoded`); its server half decodes it.
 
 A complete step, to copy from. It sends the sign of each coordinate and one scale for all:
 
@@ -25,7 +25,7 @@ A complete step, to copy from. It sends the sign of each coordinate and one scal
             return Encoded({"signs": repr(self.scale)}, {"w": np.sign(progress).astype(np.int8)})
 
     class SignsAtServer(ServerStep):
-        def decoded(self, encoded: Encoded) -> Vector:
+        def decode(self, encoded: Encoded) -> Vector:
             return encoded.arrays["w"] * np.float32(encoded.fields["signs"])
 """
 
@@ -44,125 +44,128 @@ from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import Encoded, UpdateMessage
 
 Wanted = Sequence[tuple[str, int, int]]
-"""Client, dispatch and weight of each update that the server asks about."""
+"""Client, dispatch and weight of each update in a sum that the server requests."""
 Words = NDArray[np.uint32]
 BASE_LACKS = "the model that it was trained from is not kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientContext:
-    """The client that a step is done at."""
+    """The client for which a step's client half is made."""
 
     run: str
     name: str
     parameters: int
-    """d."""
+    """d, number of the model's parameters."""
     rng: Callable[..., np.random.Generator]
-    """Makes the client's generator for a purpose (`agents.client.randomness`) and a number."""
+    """Returns the client's generator for a purpose (`agents.client.randomness`) and a number."""
     simulated: bool = False
-    """Whether it runs in virtual time, where nothing has to be kept from anybody."""
+    """Whether the client runs in virtual time, where no secrets are needed."""
 
 
 class ClientStep(ABC):
-    """A step at one client, for the life of its process."""
+    """Client half of a step; one object per client process."""
 
     before_rule: ClassVar[bool] = False
-    """Whether it is done to the progress of training (for a `gradient` rule the gradient), before the
-    rule's client half makes an update of that; else to the update or, if that is a model, to its
-    difference to the model that training began from."""
+    """True: `apply` gets the progress of training (for a `gradient` rule the gradient), before the
+    rule's client half makes an update from it. False: `apply` gets the update; if the update is a model,
+    its difference to the model that training started from."""
     hides_loss: bool = False
     """Whether the local loss must not be sent, because the server is not trusted."""
 
     @abstractmethod
     def apply(self, progress: Vector, sequence: int, dispatch: int) -> Vector | Encoded:
-        """Return what is sent in place of `progress`, shape (d,), which is not to be changed, in update
-        `sequence`, which answers `dispatch`."""
+        """Return the vector or encoded update that replaces `progress`, shape (d,), in update
+        `sequence`, which answers `dispatch`. `progress` must not be changed in place."""
 
     exchange: Exchange | None = None
-    """Its messages to other clients; None: it sends none."""
+    """Messages between clients; None if the step needs none."""
     simulated_exchange: SimulatedExchange | None = None
-    """The same in virtual time."""
+    """Messages between clients in virtual time; None if the step needs none."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
-    """Returns what the server may learn of the change in update `sequence` that answers `dispatch`, for
-    a client that remembers it. None: every update arrives whole. Else the server learns no single
-    update, and one may be lost after it has arrived."""
+    """Function of sequence number, dispatch and change, shape (d,), that returns the change as it counts
+    in the server's sum; for rules whose clients remember what they sent. None: the server learns every
+    single update. Otherwise it learns only sums, and an update may be lost after it has arrived."""
 
 
 class PeerError(Exception):
-    """A message of another client, or a request of the server, that a client does not answer; the text
-    says why."""
+    """A message of another client or a request of the server is invalid; the text says why."""
 
 
 class Exchange(Protocol):
-    """Messages of a step between clients, and its answers to the server. `meet` and `take` may be
-    called in another thread than the rest."""
+    """Messages of a step between clients, and its answers to the server.
+
+    `add_peer` and `receive_share` may be called in another thread than the other methods."""
 
     @property
     def public(self) -> bytes:
-        """Public key of the client's process, which all others are to `meet`."""
+        """Public key of this client process; all other clients pass it to `add_peer`."""
 
     @property
     def share_size(self) -> int:
-        """Bytes of each message that others `take`."""
+        """Bytes of each message between clients."""
 
-    def meet(self, client: str, key: bytes) -> None:
-        """`client` is there with this public key. Raises PeerError."""
+    def add_peer(self, client: str, key: bytes) -> None:
+        """Store the public key of `client`. Raises PeerError."""
 
     def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
-        """Prepare the update that will answer `dispatch`; yield other clients and a message for each."""
+        """Prepare the update that will answer `dispatch`; yield names of other clients, each with a
+        message for it."""
 
-    def prepared(self, dispatch: int, took: Nanoseconds) -> None:
-        """Note that it took so long until the messages that are about `dispatch` were on their way."""
+    def note_preparation_time(self, dispatch: int, took: Nanoseconds) -> None:
+        """Record how long it took to prepare the update for `dispatch` and to send the messages."""
 
-    def take(self, sender: str, payload: bytes | bytearray) -> None:
-        """Take a message of another client. Raises PeerError."""
+    def receive_share(self, sender: str, payload: bytes | bytearray) -> None:
+        """Handle a message of the client `sender`. Raises PeerError."""
 
     def answer(self, number: int, wanted: Wanted) -> bytes:
-        """The answer to request `number` of the server. Raises PeerError."""
+        """Return the answer to request `number` of the server. Raises PeerError."""
 
 
 class SimulatedExchange(Protocol):
-    """The same in virtual time, where messages have a size and no content."""
+    """Messages of a step between clients in virtual time: they have a size and no content."""
 
     share_size: int
+    """Bytes of each message between clients."""
 
     def prepare(self, dispatch: int, present: Iterable[str], took: Nanoseconds) -> int:
-        """Prepare the update that will answer `dispatch`, with the clients that are `present`; return
-        the number of other clients that get a message."""
+        """Prepare the update that will answer `dispatch`; return the number of other clients that get a
+        message. `present`: clients that are present; `took`: duration of the preparation."""
 
-    def take(self, sender: str, dispatch: int) -> None:
-        """Take the message of `sender` about `dispatch`."""
+    def receive_share(self, sender: str, dispatch: int) -> None:
+        """Handle the message of the client `sender` about its `dispatch`."""
 
     def answer(self, wanted: Wanted) -> tuple[int, Words | None]:
-        """Bytes of the answer to the server, and its content, None if the client cannot give it."""
+        """Return the size in bytes of the answer to the server, and its content; None if the client
+        cannot make the sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCost:
-    """CPU seconds of an exchange at a client, on one whole core of this host."""
+    """CPU time of an exchange at a client, in seconds on one whole core of this host."""
 
     prepare: float = 0.0
-    """To prepare an update, and to apply the step to it."""
+    """Seconds to prepare an update and to apply the step to it."""
     share: float = 0.0
-    """Of each message that is sent to another client or taken."""
+    """Seconds per message sent to or received from another client."""
     answer: float = 0.0
-    """Of each answer to the server."""
+    """Seconds per answer to the server."""
 
 
 NO_EXCHANGE = ExchangeCost()
 
 
 class ServerStep:
-    """A step at the server, for the life of a run. It is part of the core's state
-    (`agents.aggregator.snapshot`)."""
+    """Server half of a step; one object per run. It is part of the core's state, which is saved in
+    checkpoints (`agents.aggregator.snapshot`)."""
 
-    def received(
+    def receive(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
-        """The vector of an update that has passed all other checks, or why there is none; `base` is the
-        model that it was trained from, if that is kept."""
+        """Return the vector of an update that has passed all other checks, or the reason to reject it.
+        `base`: the model that the update was trained from; None if that is not kept."""
         try:
-            vector = self.decoded(encoded)
+            vector = self.decode(encoded)
         except (LookupError, ValueError) as error:
             return str(error)
         if message.kind == "model":
@@ -171,40 +174,40 @@ class ServerStep:
             vector += base
         return vector
 
-    def decoded(self, encoded: Encoded) -> Vector:
-        """The vector that was encoded, float32 and the caller's own. Raises ValueError, or LookupError,
-        if there is none."""
+    def decode(self, encoded: Encoded) -> Vector:
+        """Return the encoded vector as a new float32 array. Raises ValueError or LookupError if the
+        encoded update is invalid."""
         raise NotImplementedError
 
     def add_noise(self, w: Vector, version: int, weight: float) -> None:
-        """Add noise to `w`, in place: `version` was made, of updates of which the heaviest has this
-        weight."""
+        """Add noise to `w`, in place, after `version` was made. `weight`: the largest weight among its
+        updates."""
 
 
 class UpdateStep(ABC):
-    """Parameters of a step: a frozen dataclass whose fields are what a run sets."""
+    """Parameters of a step: a frozen dataclass."""
 
     field: ClassVar[str | None] = None
-    """Name of the header's field by which updates that the step has encoded are known; None: it encodes
-    none."""
+    """Header field that marks updates encoded by this step; None if the step does not encode."""
 
     @abstractmethod
     def at_client(self, client: ClientContext) -> ClientStep:
-        """The step's half at a client."""
+        """Make the client half."""
 
     def at_server(self, parameters: int) -> ServerStep | None:
-        """The step's half at the server, for models with so many parameters; None: there is none."""
+        """Make the server half, for models with `parameters` parameters; None if the step has none."""
         return None
 
     def memory(self, model: int, *, remembers: bool) -> int:
-        """Bytes that it adds to a client's memory, with a model of `model` bytes, under a rule whose
-        clients do or do not remember what they sent."""
+        """Return the bytes that the step adds to a client's memory, for a model of `model` bytes.
+        `remembers`: whether the rule's clients remember what they sent."""
         return 0
 
     def exchange_cost(self, parameters: int) -> ExchangeCost:
-        """Measure here what its exchange costs a client, with so many parameters."""
+        """Measure the CPU time of the step's exchange on this host, for models with `parameters`
+        parameters."""
         return NO_EXCHANGE
 
-    def exchanged(self, parameters: int) -> int:
-        """Bytes that a client sends to others in each round, and gets from them."""
+    def exchanged_bytes(self, parameters: int) -> int:
+        """Return the bytes that a client sends to other clients per round; it receives as many."""
         return 0

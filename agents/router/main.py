@@ -2,13 +2,13 @@
 
     python -m agents.router.main CONFIG
 
-Devices talk to the router as if it were the broker; it passes their connections on under its own
-address, so that neither side needs a route. A device whose packets are to be delayed or lost has two
-queues, one per direction, where the delay line holds them after they were received.
+Devices connect to the router as if it were the broker. The router forwards their connections under its
+own address, so that neither side needs a route. A device whose packets shall be delayed or lost has two
+queues, one per direction, in which the delay line holds its packets.
 
-It runs outside every device's CPU quota: a delay line that waited for CPU time would deliver late. It
-holds NET_ADMIN in its own network namespace only; kernel state dies with the container. Fails closed:
-where it does not run, no packet passes.
+The router runs outside the devices' CPU quotas, because a delay line that waits for CPU time delivers
+late. It holds NET_ADMIN in its own network namespace only, and its kernel state dies with the container.
+It fails closed: while it does not run, no packet passes.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from agents import config, disturbances
-from agents.config import Access, RouterConfig
+from agents.config import RouterConfig, SharedLink
 from agents.device.delayline import Cell, DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
 from agents.device_actions import SetLink
 from agents.mqtt import topics
 from agents.mqtt.retry import retry
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.wire import messages
 from agents.wire.messages import DeviceOrder, MessageError
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
-"""Time within which the name service must know a host."""
+"""Seconds within which the name service must resolve a host."""
 _LOOK_SECONDS = 0.5
-"""Between two looks at whether a server that was started again has another address."""
+"""Seconds between two checks whether a restarted server has a new address."""
 _TABLES = ("iptables", "iptables-legacy")
 
 
@@ -53,13 +53,16 @@ def main() -> None:
 
 
 def impairment(link: Mapping[str, float]) -> Impairment:
-    """Impairment of one direction: half of the round-trip time; jitter and loss are per direction
-    already."""
+    """Return the impairment of one direction of a link: half of its round-trip time; its jitter and loss
+    are per direction already."""
     return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
 
 
-def cells(access: Mapping[str, Access], queues: Mapping[str, tuple[int, int]]) -> dict[int, Cell]:
-    """Shared cells by queue number; `access` and `queues` (up, down) are by device."""
+def shared_cells(
+    access: Mapping[str, SharedLink], queues: Mapping[str, tuple[int, int]]
+) -> dict[int, Cell]:
+    """Return the shared cell of each queue, by number. `access`: shared link by device; `queues`:
+    numbers of the queues (up, down) by device."""
     made: dict[tuple[str, str], Cell] = {}
     found = {}
     for device, shared in access.items():
@@ -72,8 +75,9 @@ def cells(access: Mapping[str, Access], queues: Mapping[str, tuple[int, int]]) -
 
 
 def forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
-    """Ports of `inside`, the devices' interface, lead to their addresses on `outside`; from there
-    nothing leads anywhere else, whatever a device takes for its gateway."""
+    """Return iptables rules that forward the servers' ports on `inside`, the devices' interface, to the
+    servers on `outside`. Everything else is dropped, even if a device uses the router as its gateway.
+    `targets`: port by server address."""
     ways = [
         (f"-i {inside} -p {protocol}", f"--dport {port}", address, port)
         for address, port in targets.items()
@@ -92,8 +96,8 @@ def forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> l
 
 
 def new_forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
-    """`forwarding_rules` in place of earlier ones. What leaves keeps its rule, beside one by which the
-    engine's name service answers."""
+    """Return rules that replace earlier `forwarding_rules`. The POSTROUTING chain is not changed,
+    because it also has a rule of the engine's name service."""
     rules = forwarding_rules(targets, inside, outside)
     stays = [rule for rule in rules if "POSTROUTING" in rule]
     return [
@@ -104,8 +108,8 @@ def new_forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) 
 
 
 def queue_rules(address: str, up: int, down: int) -> list[list[str]]:
-    """What comes from and goes to the device at `address` waits in the queues `up` and `down`: what is
-    forwarded, and the echoes that the link is measured by."""
+    """Return iptables rules that send the device's packets to the NFQUEUEs `up` and `down`: forwarded
+    packets, and the ICMP echoes by which the link is measured."""
     return [
         f"-t mangle -A FORWARD -s {address} -j NFQUEUE --queue-num {up}".split(),
         f"-t mangle -A FORWARD -d {address} -j NFQUEUE --queue-num {down}".split(),
@@ -115,7 +119,8 @@ def queue_rules(address: str, up: int, down: int) -> list[list[str]]:
 
 
 def iptables() -> list[str]:
-    """The iptables that this kernel takes, waiting for each other. Raises LinkError."""
+    """Return the iptables command that works with this kernel, with the option to wait for its lock.
+    Raises LinkError."""
     problem = ""
     for name in _TABLES:
         command = [name, "-w"]
@@ -126,16 +131,19 @@ def iptables() -> list[str]:
             problem = problem or str(error)
         else:
             return command
-    raise LinkError(f"the kernel takes no iptables rules: {problem}")
+    raise LinkError(f"the kernel does not accept iptables rules: {problem}")
 
 
 class Router:
+    """Router of a run, or of one node's devices."""
+
     def __init__(self, cfg: RouterConfig) -> None:
         self._config = cfg
         self._links = {name: dict(cfg.links.get(name, {})) for name in cfg.addresses}
         self._queues = {name: (2 * k, 2 * k + 1) for k, name in enumerate(cfg.addresses)}
-        """Of each device: up, down."""
-        self._held: set[str] = set()
+        """Numbers of the queues (up, down), by device."""
+        self._queued: set[str] = set()
+        """Devices whose packets are sent to their queues."""
         self._iptables = iptables()
         self._topics = topics.Topics(cfg.run)
         impairments = {
@@ -144,13 +152,13 @@ class Router:
             for queue in queues
         }
         uniform = random.Random(cfg.seed).random  # noqa: S311
-        self._delays = DelayServer(impairments, uniform, cells(cfg.access, self._queues))
+        self._delays = DelayServer(impairments, uniform, shared_cells(cfg.access, self._queues))
         control = self._topics.control(topics.ROUTER)
         self._connection = Connection(cfg.broker, [control], self._carry_out)
         self._refusals = messages.Refusals(self._fail)
 
     def run(self) -> None:
-        """Serve until SIGTERM. Raises LinkError, QueueError, ConnectionFailedError."""
+        """Route packets until SIGTERM. Raises LinkError, QueueError, ConnectionFailedError."""
         signal.signal(signal.SIGTERM, lambda *_: self._delays.stop())
         found = {
             host: retry(partial(socket.gethostbyname, host), _RESOLVE_TIMEOUT_SECONDS)
@@ -158,12 +166,12 @@ class Router:
         }
         outside = interface_towards(next(iter(found.values())))
         inside = interface_towards(next(iter(self._config.addresses.values())))
-        # Single packets: else up to 64 KiB of a TCP connection would be lost or delayed as one.
+        # No segmentation offload: it would lose or delay up to 64 KiB of TCP data as one packet.
         run(f"ip link set dev {inside} gso_max_segs 1".split())
         for name, link in self._links.items():
             if impairment(link) != Impairment() or name in self._config.access:
-                self._hold(name)
-        # Last, as packets pass from here on, and none may pass without its impairment.
+                self._send_to_queues(name)
+        # Forward last: from here on packets pass, and none may pass without its impairment.
         for rule in forwarding_rules(self._targets(found), inside, outside):
             run([*self._iptables, *rule])
         self._connection.open()
@@ -179,17 +187,17 @@ class Router:
             self._delays.close()
 
     def _targets(self, addresses: Mapping[str, str]) -> dict[str, int]:
-        """Ports, by address; `addresses` are by host."""
+        """Return the servers' ports by address. `addresses`: address by host name."""
         return {addresses[host]: port for host, port in self._config.targets.items()}
 
     def _follow(self, addresses: Mapping[str, str], inside: str, outside: str) -> None:
-        """Lead to the servers' new addresses, where a Swarm has started one again."""
+        """Forward to a server's new address after a Swarm has restarted it."""
         known = dict(addresses)
         while True:
             time.sleep(_LOOK_SECONDS)
             found = dict(known)
             for host in known:
-                with contextlib.suppress(OSError):  # it is not there yet
+                with contextlib.suppress(OSError):  # not restarted yet
                     found[host] = socket.gethostbyname(host)
             if found == known:
                 continue
@@ -200,21 +208,21 @@ class Router:
             except LinkError as error:
                 self._fail(str(error))
 
-    def _hold(self, name: str) -> None:
+    def _send_to_queues(self, name: str) -> None:
         for rule in queue_rules(self._config.addresses[name], *self._queues[name]):
             run([*self._iptables, *rule])
-        self._held.add(name)
+        self._queued.add(name)
 
-    def _carry_out(self, message: Received) -> None:
-        """Carry out an order, in paho's thread. One that fails is reported; the link stays as it is."""
+    def _carry_out(self, message: ReceivedMessage) -> None:
+        """Carry out an order, in paho's thread. If it fails, report it; the link does not change."""
         try:
             match messages.decode(self._topics, message.topic, message.payload):
                 case DeviceOrder(device, SetLink(changes)) if device in self._links:
                     self._change(device, changes)
                 case DeviceOrder(_, SetLink()) if self._config.several:
-                    pass  # another router's
+                    pass  # a device of another router
                 case _:
-                    raise MessageError("this router only changes links, of the devices of its run")
+                    raise MessageError("the router only accepts link changes for devices of its run")
         except MessageError as error:
             self._refusals.add(message.topic, error)
         except LinkError as error:
@@ -225,7 +233,7 @@ class Router:
         self._connection.publish(self._topics.telemetry(topics.ROUTER), messages.encode(found))
 
     def _fail(self, reason: str) -> None:
-        """Log and publish that an order could not be carried out."""
+        """Log and publish that an order failed."""
         sys.stderr.write(f"router: {reason}\n")
         failure = messages.Failure(topics.ROUTER, reason)
         self._connection.publish(self._topics.failure(topics.ROUTER), messages.encode(failure))
@@ -235,8 +243,8 @@ class Router:
         for queue in self._queues[name]:
             self._delays.change(queue, impairment(link))
         self._links[name] = link
-        if name not in self._held:
-            self._hold(name)
+        if name not in self._queued:
+            self._send_to_queues(name)
 
 
 if __name__ == "__main__":

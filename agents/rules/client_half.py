@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.vectors import Vector
 from agents.wire.payloads import ModelMessage
 
@@ -57,7 +57,7 @@ class Form:
 class ClientSettings:
     """What the client half of a rule is made of."""
 
-    local: Local
+    local: LocalTraining
     sends_changes: bool = False
     """Whether more is done with an update that is a change of the model: compression, privacy."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
@@ -105,7 +105,7 @@ class ClientState:
         return ()
 
 
-def effective_steps(local: Local, lr: float, steps: int) -> float:
+def effective_steps(local: LocalTraining, lr: float, steps: int) -> float:
     """FedNova's a_i (Wang et al. 2020): by how much `steps` steps multiply one step's progress.
 
     Momentum ρ: c ← ρc + 1, a ← a + c. Proximal term μ: a ← (1 − ημ)a + 1; with both, momentum first.

@@ -1,4 +1,4 @@
-"""A Flower ClientApp as the client, unchanged (docs/flower.md): own code, of Flower's making."""
+"""A Flower ClientApp as the client, unchanged (docs/guide/flower.md): own code, of Flower's making."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ class Flower(Task):
 def _found(key: str, reference: str) -> Any:
     """What the parameter `key` names of own code. Raises ValueError where there is no such thing."""
     try:
-        return own_code.attribute(reference)
+        return own_code.load_attribute(reference)
     except LookupError as error:
-        if own_code.raised(error):
+        if own_code.is_from_own_code(error):
             raise
         raise ValueError(f"{key}: {error}") from error
 

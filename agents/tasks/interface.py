@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Splits = Mapping[str, Mapping[str, Any]]
 """A dataset: arrays `x`, `y` and `client` of its splits `train`, `test` and `validation`, with a row for
-each sample. All but x of train may be missing (docs/data.md)."""
+each sample. All but x of train may be missing (docs/guide/data.md)."""
 
 
 class Task(Protocol):
@@ -44,8 +44,8 @@ class Task(Protocol):
 
         The first dimension of both is the batch. Parameters that are learned are float32; frozen ones
         (`requires_grad=False`) do not travel, and must be the same each time. Buffers, such as
-        BatchNorm's running statistics, travel and are averaged (docs/tasks.md). Its initial weights may
-        be drawn from torch's global generator; the caller seeds it.
+        BatchNorm's running statistics, travel and are averaged (docs/concepts/models.md). Its initial
+        weights may be drawn from torch's global generator; the caller seeds it.
         """
         ...
 

@@ -50,7 +50,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _ClockReading:
     at: int
     """The middle, on the own clock."""
     offset: int
@@ -62,13 +62,13 @@ class _Exchange:
 class Exchanges:
     """What was asked and answered; of each second the best."""
 
-    _best: deque[_Exchange] = field(default_factory=lambda: deque(maxlen=_SLOTS))
+    _best: deque[_ClockReading] = field(default_factory=lambda: deque(maxlen=_SLOTS))
 
     def add(self, asked: int, told: int, answered: int) -> None:
         """The question left at `asked` and the answer came at `answered`, on the own clock; `told` is
         what the other clock showed in between."""
         middle = (asked + answered) // 2
-        new = _Exchange(middle, told - middle, (answered - asked + 1) // 2)
+        new = _ClockReading(middle, told - middle, (answered - asked + 1) // 2)
         if not self._best or new.at // _SLOT != self._best[-1].at // _SLOT:
             self._best.append(new)
         elif new.half < self._best[-1].half:

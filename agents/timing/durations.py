@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 import numpy as np
 
 from agents.checks import at_least, positive
-from agents.config import Duration
+from agents.config import DrawnDuration
 
 Seconds = Annotated[float, "s"]
 _MAX_SIGMA = 30.0
@@ -198,12 +198,12 @@ DISTRIBUTIONS: dict[str, type[Distribution]] = {
 }
 
 
-def vary(duration: Duration | None) -> bool:
+def vary(duration: DrawnDuration | None) -> bool:
     """Whether one such duration may differ from the next."""
     return duration is not None and duration.distribution != "constant"
 
 
-def sampler(duration: Duration, rng: np.random.Generator) -> Callable[[], float]:
+def sampler(duration: DrawnDuration, rng: np.random.Generator) -> Callable[[], float]:
     """What gives the next such duration, in seconds, zero or more, at each call.
 
     Raises ValueError for an unknown distribution, TypeError or ValueError for unfit parameters.

@@ -1,1 +1,1 @@
-"""What is sent: models and updates as safetensors, compressed updates, control messages."""
+"""Messages as bytes: models and updates as safetensors, compressed updates, control messages."""

@@ -1,15 +1,14 @@
-"""Control messages: what controller, inits, router, aggregator and clients send each other beside models
-and updates (docs/wire.md).
+"""Control messages: all messages between controller, inits, router, aggregator and clients other than
+models and updates (docs/concepts/wire.md).
 
-`decode` takes whatever a peer may have sent, and gives a message or a MessageError: it checks the topic,
-the size, the JSON, that all fields are there and no others, types, ranges, lengths, and that the device
-of a message is that of its topic. Texts come out without what would act on a screen. `encode` holds what
-we send against the same rules.
+`decode` accepts any bytes and returns a message or raises MessageError. It checks the topic, the size,
+the JSON, that exactly the expected fields are present, their types, ranges and lengths, and that a
+message is about the device of its topic. Control characters in texts are escaped. `encode` checks our
+own messages by the same rules.
 
-Orders to the aggregator (on `control/`) are a JSON object with the order's name as `do`; orders to
-devices, telemetry and reports are one without; a failure is its reason, a status and a request are one
-word.
-Times are in seconds.
+On the wire, an order to the aggregator (on `control/`) is a JSON object with the order's name as `do`.
+Orders to devices, telemetry and reports are JSON objects without `do`. A failure is its reason as text;
+a status and a request are one word each. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from agents import device_actions
 from agents.device_actions import SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
-from agents.texts import visible
+from agents.texts import make_printable
 
 MAX_PAYLOAD_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 4096
@@ -35,9 +34,9 @@ _MAX_ERROR_CHARACTERS = 250
 _MAX_SECONDS = 1e10
 _MAX_COUNT = 2**63 - 1
 NO_LIMIT = -1
-"""Quota, memory or swap of a control group without that limit."""
+"""Value of a limit that is not set: quota, memory or swap of a control group."""
 MAX_SUMMANDS = 500
-"""Updates of one secure sum: names of 64 characters and all, a request for it fits into a message."""
+"""Maximum number of updates in one secure sum, so that the request for it fits into a message."""
 
 
 class MessageError(Exception):
@@ -45,7 +44,7 @@ class MessageError(Exception):
 
 
 RemoteAction = SetLink | Switching
-"""What is not the controller's own to do: CPU limits are."""
+"""Actions that a device's init or the router does; CPU limits are set by the controller itself."""
 State = Literal["joining", "ready", "over", "offline"]
 ClientCommand = Literal["stop", "pull", "interrupt"]
 Source = Literal["scenario", "hand"]
@@ -55,7 +54,7 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 Name = Annotated[str, Meta(pattern=rf"\A{topics.NAME}\Z")]
 Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 DeviceTime = Annotated[float, Meta(ge=-_MAX_SECONDS, le=_MAX_SECONDS)]
-"""May be below 0 by a little, where the host's clock is set."""
+"""Seconds of device time. Slightly negative values occur when the host's clock is adjusted."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=0, le=1e15)]
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
@@ -66,187 +65,205 @@ Cpuset = Annotated[
         pattern=r"\A(([0-9]{1,5}(-[0-9]{1,5})?)(,[0-9]{1,5}(-[0-9]{1,5})?)*)?\Z",
     ),
 ]
-"""Numbers of cores, as in `0,2-3`."""
+"""Numbers of cores, such as `0,2-3`."""
 Limit = Annotated[int, Meta(ge=NO_LIMIT, le=_MAX_COUNT)]
 
 
 class _Fields(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A JSON object; a field that is None is left out, or null."""
+    """A JSON object; a field that is None is omitted or null."""
 
 
-class _AggregatorOrder(_Fields, frozen=True, tag_field="do", tag=str.lower):
-    """An order that says by its name what is to be done."""
+def _order_name(class_name: str) -> str:
+    """Return the value of `do` for an order's class: `start` for `StartOrder`."""
+    return class_name.removesuffix("Order").lower()
 
 
-class Start(_AggregatorOrder, frozen=True):
-    """To the aggregator: the run clock is to start."""
+class _AggregatorOrder(_Fields, frozen=True, tag_field="do", tag=_order_name):
+    """An order to the aggregator; its JSON object has the order's name as `do`."""
 
 
-class Stop(_AggregatorOrder, frozen=True):
-    """To the aggregator: the run is to end."""
+class StartOrder(_AggregatorOrder, frozen=True):
+    """Order to the aggregator: start the run clock."""
 
 
-class Log(_AggregatorOrder, frozen=True):
-    """To the aggregator: write down what was done to a device, as `agents.events.Acted`."""
+class StopOrder(_AggregatorOrder, frozen=True):
+    """Order to the aggregator: end the run."""
+
+
+class LogOrder(_AggregatorOrder, frozen=True):
+    """Order to the aggregator: record an action on a device, as `agents.events.Acted`."""
 
     at: DeviceTime
+    """When the action was done."""
     device: Name
     source: Source
     lateness: DeviceTime
+    """Seconds that the action was late."""
     details: Mapping[str, Any]
-    """The action's JSON form."""
+    """The action's JSON form (`agents.device_actions`)."""
 
 
-class Note(_AggregatorOrder, frozen=True):
-    """To the aggregator: write down something that a reader of the run should know."""
+class NoteOrder(_AggregatorOrder, frozen=True):
+    """Order to the aggregator: record a remark for readers of the run, as `agents.events.Note`."""
 
     message: Text
 
     def __post_init__(self) -> None:
-        force_setattr(self, "message", visible(self.message, MAX_TEXT_CHARACTERS, keep="\n"))
+        force_setattr(self, "message", make_printable(self.message, MAX_TEXT_CHARACTERS, keep="\n"))
 
 
-class Disrupt(_AggregatorOrder, frozen=True):
-    """To the aggregator: write down, as `agents.events.Disrupted`, what disturbed the run from `since`
-    to `at`, on the host's monotonic clock."""
+class DisruptOrder(_AggregatorOrder, frozen=True):
+    """Order to the aggregator: record a disruption of the run from `since` to `at`, as
+    `agents.events.Disrupted`. Times are seconds of the host's monotonic clock."""
 
     at: Seconds
     since: Seconds
     reason: Text
 
     def __post_init__(self) -> None:
-        force_setattr(self, "reason", visible(self.reason, MAX_TEXT_CHARACTERS, keep="\n"))
+        force_setattr(self, "reason", make_printable(self.reason, MAX_TEXT_CHARACTERS, keep="\n"))
 
 
 class DeviceOrder(_Fields, frozen=True):
-    """To the init of `device`, or to the router, whichever can do it: do `action` to the device."""
+    """Order to the init of `device`, or to the router: do `action` to the device."""
 
     device: Name
     action: RemoteAction
 
 
 class LimitsRequest(_Fields, frozen=True):
-    """To the init of `device`: read the limits of its container now, and send LimitsRead."""
+    """Request to the init of `device`: read the limits of its container now, and send LimitsRead."""
 
     device: Name
 
 
 class QueueUse(_Fields, frozen=True):
-    """Totals of the queue of one direction of a link, over the time in which packets waited in it."""
+    """Totals of the queue of one direction of a link, over the time during which packets waited in
+    it."""
 
     busy: Seconds
-    """Time in which packets waited."""
+    """Seconds during which packets waited."""
     left: Count
-    """Bytes that left it then."""
+    """Bytes that left the queue during that time."""
     allowed: Count
-    """Bytes that the link's rate allows in that time."""
+    """Bytes that the link's rate allows during that time."""
 
 
-class Sample(_Fields, frozen=True, kw_only=True):
-    """A device's telemetry: what it used until `at`, on the host's monotonic clock."""
+class UsageSample(_Fields, frozen=True, kw_only=True):
+    """A device's telemetry: totals until `at`, on the host's monotonic clock. They count from the start
+    of the container, `ran` and `waited` from the start of the client's process. None: not counted
+    here."""
 
     device: Name
     at: Seconds
     cpu: Seconds
-    """CPU time."""
+    """Seconds of CPU time."""
     periods: Count | None = None
-    """Of the CPU quota."""
+    """Number of periods of the CPU quota."""
     throttled_periods: Count | None = None
+    """Number of periods in which the device was throttled."""
     throttled: Seconds | None = None
+    """Seconds during which the device was throttled."""
     ran: Seconds | None = None
-    """For how long the client's main thread, which trains, was on a CPU."""
+    """Seconds during which the client's main thread, which trains, was on a CPU."""
     waited: Seconds | None = None
-    """For how long that thread wanted to run but was not on a CPU: throttled, suspended, or behind
-    others in the queue of a core."""
+    """Seconds during which that thread wanted to run but was not on a CPU: throttled, suspended, or
+    waiting in the queue of a core."""
     memory: Count
-    """Bytes."""
+    """Bytes of memory in use at `at`."""
     received: Count | None = None
-    """Bytes, as `sent`."""
+    """Bytes received over the link."""
     sent: Count | None = None
+    """Bytes sent over the link."""
     uplink: QueueUse | None = None
-    """None: its rate is not limited."""
+    """Queue of the uplink; None if its rate is not limited."""
     downlink: QueueUse | None = None
+    """Queue of the downlink; None if its rate is not limited."""
 
 
 class LinkFigures(_Fields, frozen=True):
-    """What a link was measured to be; what was not measured is None."""
+    """Measured properties of a link; None: not measured."""
 
     rtt: Seconds | None = None
+    """Round-trip time in seconds."""
     jitter: Seconds | None = None
+    """Jitter in seconds."""
     loss: Share | None = None
-    """Of round trips."""
+    """Share of round trips that were lost."""
     up: Rate | None = None
-    """bit/s."""
+    """Uplink rate in bit/s."""
     down: Rate | None = None
+    """Downlink rate in bit/s."""
     round_trips: Count | None = None
-    """How many were tried."""
+    """Number of round trips that were tried."""
 
 
-class Probe(_Fields, frozen=True):
-    """A device's link as it was measured before the start, at `at` on the host's monotonic clock."""
+class LinkProbe(_Fields, frozen=True):
+    """Measurement of a device's link before the start, at `at` on the host's monotonic clock."""
 
     device: Name
     at: Seconds
     probe: LinkFigures
 
 
-class Limits(_Fields, frozen=True, kw_only=True):
-    """Limits of a control group; NO_LIMIT: without. A field is None if the kernel has no such limit."""
+class CgroupLimits(_Fields, frozen=True, kw_only=True):
+    """Limits of a control group. NO_LIMIT: the limit is not set; None: the kernel has no such limit."""
 
     quota: Limit
-    """µs of CPU time per period."""
+    """CPU time per period, in µs."""
     period: Limit
-    """µs."""
+    """Length of a period, in µs."""
     shares: Limit | None = None
     """CPU weight of cgroup v1."""
     weight: Limit | None = None
     """CPU weight of cgroup v2."""
     cpus: Cpuset | None = None
-    """Cores, as in `0,2-3`."""
+    """Cores, such as `0,2-3`."""
     memory: Limit | None = None
-    """Bytes."""
+    """Bytes of memory."""
     swap: Limit | None = None
-    """Bytes beside those of memory; None if the host has swap that the kernel cannot limit."""
+    """Bytes of swap in addition to memory; None if the host has swap that the kernel cannot limit."""
 
 
 class LimitsRead(_Fields, frozen=True):
-    """The limits of a device's container as its init read them from the kernel at `at`, on the host's
-    monotonic clock. Sent at the start, at each change, and upon LimitsRequest."""
+    """Limits of a device's container that its init has read from the kernel at `at`, on the host's
+    monotonic clock. Sent at the start, at each change, and in answer to LimitsRequest."""
 
     device: Name
     at: Seconds
-    limits: Limits
+    limits: CgroupLimits
 
 
 class Disturbance(_Fields, frozen=True):
-    """Something that nobody ordered disturbed the run from `since` to `at`, on the host's monotonic
-    clock; `device` is the device that noticed it, or the router. One that lasts is sent again when it is
-    over, with the same `since`."""
+    """An unplanned event disturbed the run from `since` to `at`, on the host's monotonic clock.
+
+    `device` is the device that noticed it, or the router. A disturbance that lasts is sent again when it
+    is over, with the same `since`."""
 
     device: Name
     at: Seconds
     since: Seconds
     disturbance: Text
-    """Reason, such as `the uplink of pi-1 carried nothing though packets waited`."""
+    """Description, such as `the uplink of pi-1 carried nothing though packets waited`."""
 
     def __post_init__(self) -> None:
-        force_setattr(self, "disturbance", visible(self.disturbance, MAX_TEXT_CHARACTERS))
+        force_setattr(self, "disturbance", make_printable(self.disturbance, MAX_TEXT_CHARACTERS))
 
 
 class GpuFigures(_Fields, frozen=True):
-    """What a device's client uses of its GPU; what NVML does not tell is None."""
+    """GPU usage of a device's client; None: not reported by NVML."""
 
     memory: Count | None = None
-    """Bytes."""
+    """Bytes of GPU memory in use."""
     sm: Share | None = None
-    """Share of the time, since the sample before, in which a kernel of it ran."""
+    """Share of the time since the previous sample during which a kernel of the client ran."""
     mps: bool = False
-    """Whether MPS holds it within its limits."""
+    """Whether MPS limits the client."""
 
 
 class GpuSample(_Fields, frozen=True):
-    """What the controller has read of a device's GPU until `at`, on the host's monotonic clock. A line
-    of the run's telemetry, and no message: no device sends one."""
+    """GPU usage of a device until `at`, on the host's monotonic clock. The controller measures it and
+    writes it to the run's telemetry; it is never sent as a message."""
 
     device: Name
     at: Seconds
@@ -254,70 +271,73 @@ class GpuSample(_Fields, frozen=True):
 
 
 class Failure(_Fields, frozen=True):
-    """`component`, a device or the router, could not do an order."""
+    """`component`, a device or the router, failed to carry out an order."""
 
     component: Name
     reason: Text
 
     def __post_init__(self) -> None:
-        force_setattr(self, "reason", visible(self.reason, MAX_TEXT_CHARACTERS))
+        force_setattr(self, "reason", make_printable(self.reason, MAX_TEXT_CHARACTERS))
 
 
 class Status(_Fields, frozen=True):
-    """Where `component`, a client, the aggregator or the router, stands."""
+    """State of `component`: a client, the aggregator or the router."""
 
     component: Name
     state: State
 
 
 class Request(_Fields, frozen=True):
-    """The aggregator requests of `client` to send what it has and go on (`pull`), to cut its training
-    short (`interrupt`), or to end (`stop`)."""
+    """Request of the aggregator to `client`: send the finished update (`pull`), end the running training
+    now and send its update (`interrupt`), or end the process (`stop`)."""
 
     client: Name
     what: ClientCommand
 
 
 class ReportRequest(_Fields, frozen=True):
-    """The aggregator requests of `client` to send once more what is not acknowledged, and then a
-    `Report` `about` a dispatch, 0 for none. On the topic of requests, `report` and the number."""
+    """Request of the aggregator to `client`: send all unacknowledged updates again, then a `Report`.
+    `about` is the dispatch in question, 0 for none. On the wire: `report` and the number, on the topic
+    of requests."""
 
     client: Name
     about: Count
 
 
 class UnmaskRequest(_Fields, frozen=True):
-    """The aggregator requests of `client` the weighted sum of its shares of the masks of `updates`: for
-    each, client, dispatch and weight. On the topic of requests, a JSON object."""
+    """Request of the aggregator to `client`: send the weighted sum of its shares of the masks of
+    `updates`. On the wire: a JSON object, on the topic of requests."""
 
     client: Name
     number: Count
+    """Number of the sum."""
     updates: Annotated[Sequence[tuple[Name, Count, Count]], Meta(min_length=1, max_length=MAX_SUMMANDS)]
 
 
 class Acknowledgement(_Fields, frozen=True):
     """The aggregator has the update of `client` that answers `dispatch`, and will not lose it. On the
-    topic of requests, a decimal number."""
+    wire: a decimal number, on the topic of requests."""
 
     client: Name
     dispatch: Count
 
 
 class Report(_Fields, frozen=True):
-    """The next update of `client` will answer `dispatch`; 0: it waits for a model. It was asked
-    `about` another one."""
+    """Answer of `client` to a ReportRequest."""
 
     client: Name
     dispatch: Count
+    """Dispatch that its next update will answer; 0 if it waits for a model."""
     about: Count
+    """Dispatch in the request; 0 for none."""
 
 
-AggregatorOrder = Start | Stop | Log | Note | Disrupt
+AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | DisruptOrder
 Order = AggregatorOrder | DeviceOrder | LimitsRequest
 AddressedOrder = tuple[str, Order]
-"""To which component of the run, as in `Topics.control`, and what."""
-Telemetry = Sample | Probe | LimitsRead | Disturbance
-"""Messages of devices and routers to the controller."""
+"""Name of the component, as in `Topics.control`, and the order."""
+Telemetry = UsageSample | LinkProbe | LimitsRead | Disturbance
+"""Messages of devices and the router to the controller."""
 Message = (
     Order
     | Telemetry
@@ -332,7 +352,7 @@ Message = (
 
 
 class _ToAggregator(_Fields, frozen=True):
-    """What is checked in one go: msgspec remembers structs, but no unions."""
+    """Wrapper for the union of orders: msgspec caches its decoders for structs but not for unions."""
 
     order: AggregatorOrder
 
@@ -342,7 +362,7 @@ D = TypeVar("D", bound=DeviceOrder | LimitsRequest | Telemetry)
 
 
 def encode(message: Message | GpuSample) -> bytes:
-    """The payload of `message`. Raises MessageError for one that no peer would take."""
+    """Return the payload of `message`. Raises MessageError for a message that `decode` would refuse."""
     fields: dict[str, Any] = msgspec.to_builtins(message, enc_hook=float)
     _build(type(message), fields)
     match message:
@@ -353,7 +373,7 @@ def encode(message: Message | GpuSample) -> bytes:
         case ReportRequest(_, about):
             payload = f"{_REPORT}{about}".encode()
         case Report() | UnmaskRequest():
-            del fields["client"]  # the topic says it
+            del fields["client"]  # it is part of the topic
             payload = msgspec.json.encode(fields)
         case _:
             payload = msgspec.json.encode(fields)
@@ -363,7 +383,8 @@ def encode(message: Message | GpuSample) -> bytes:
 
 
 def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
-    """The message that came as `payload` on `topic`, of the run of `names`. Raises MessageError."""
+    """Return the message that arrived as `payload` on `topic`; `names`: the run's topics. Raises
+    MessageError."""
     try:
         kind, name = names.kind_and_name(topic)
     except ValueError as error:
@@ -376,10 +397,10 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
         case "telemetry":
             fields = _json(payload)
             kinds: dict[str, type[Telemetry]] = {
-                "probe": Probe, "limits": LimitsRead, "disturbance": Disturbance,
+                "probe": LinkProbe, "limits": LimitsRead, "disturbance": Disturbance,
             }  # fmt: skip
             found = (kinds[field] for field in kinds if field in fields)
-            return _of_device(name, next(found, Sample), fields)
+            return _of_device(name, next(found, UsageSample), fields)
         case "failure":
             return _build(Failure, {"component": name, "reason": _text(payload)})
         case "status":
@@ -388,12 +409,12 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
             return _request(name, _text(payload))
         case "report":
             return _build(Report, {**_json(payload), "client": name})
-    raise MessageError(f"{kind}/ carries no control messages")
+    raise MessageError(f"no control messages are expected on {kind}/")
 
 
-def limits(fields: Any) -> Limits:
-    """Limits from plain values, as in a line of telemetry. Raises MessageError."""
-    return _build(Limits, fields)
+def limits_from_fields(fields: Any) -> CgroupLimits:
+    """Return the limits in the fields of a telemetry line. Raises MessageError."""
+    return _build(CgroupLimits, fields)
 
 
 def _request(client: str, text: str) -> Message:
@@ -417,10 +438,10 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
 
 
 def _of_device(name: str | None, cls: type[D], fields: dict[str, Any]) -> D:
-    """A message about the device `name`; None: about any."""
+    """Build a message about the device `name`; None: about any device. Raises MessageError."""
     message = _build(cls, fields)
     if name not in (None, message.device):
-        raise MessageError(f"device: the topic is that of {name}, the message that of {message.device}")
+        raise MessageError(f"device: found {message.device}, expected {name} as in the topic")
     return message
 
 
@@ -428,47 +449,51 @@ def _text(payload: bytes | bytearray) -> str:
     try:
         return payload.decode()
     except UnicodeDecodeError as error:
-        raise MessageError(f"no UTF-8: {error}") from error
+        raise MessageError(f"not UTF-8: {error}") from error
 
 
 def _json(payload: bytes | bytearray | str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(payload, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"no JSON object: {error}") from error
+        raise MessageError(f"not a JSON object: {error}") from error
 
 
 def _build(cls: type[T], fields: Any) -> T:
-    """Raises MessageError."""
+    """Return a message with `fields`, checked. Raises MessageError."""
     try:
         message = msgspec.convert(fields, cls)
         match message:
-            case Log(details=details) | _ToAggregator(Log(details=details)):
-                device_actions.parsed(details)
+            case LogOrder(details=details) | _ToAggregator(LogOrder(details=details)):
+                device_actions.parse(details)
             case DeviceOrder(_, SetLink(changes)):
-                device_actions.parsed(fields["action"])
+                device_actions.parse(fields["action"])
                 if not changes or None in map(changes.get, changes.keys() - {"up", "down"}):
-                    raise ValueError("action.link: expected some changes, with numbers but for rates")
+                    raise ValueError("action.link: expected at least one change; only rates may be null")
     except ValueError as error:
-        raise MessageError(visible(str(error), _MAX_ERROR_CHARACTERS)) from error
+        raise MessageError(make_printable(str(error), _MAX_ERROR_CHARACTERS)) from error
     return message
 
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts refused messages by topic, and so by sender; of each it logs the first few, and then every
-    tenfold number, so that a peer cannot fill the log."""
+    """Counter and log of refused messages, by topic and so by sender.
+
+    For each topic the first `max_logged` are logged, then the 100th, 1000th and so on, so that a peer
+    cannot fill the log."""
 
     log: Callable[[str], object]
     max_logged: int = 20
     counts: Counter[str] = field(default_factory=Counter, init=False)
+    """Number of refused messages, by topic."""
 
     @property
     def count(self) -> int:
+        """Number of all refused messages."""
         return self.counts.total()
 
     def add(self, topic: str, error: MessageError) -> int:
-        """Count a message on `topic` that was refused because of `error`; return how many there were."""
+        """Count a message on `topic` that was refused because of `error`; return the number so far."""
         self.counts[topic] += 1
         count = self.counts[topic]
         if count <= self.max_logged:

@@ -27,7 +27,7 @@ _UNITS = {"up": (1e-3, " kbit/s"), "down": (1e-3, " kbit/s"), "rtt": (1e3, " ms"
 
 
 @dataclass(frozen=True, slots=True)
-class _Action:
+class _DrawnAction:
     at: float
     action: str
     device: str
@@ -63,7 +63,7 @@ def marks(runs: Sequence[Run]) -> Marks:
     """Actions of the same second share a mark, at the first of them; where that makes more than 30
     marks, those of the same 2, 4, 8, … seconds. A link that follows a trace changes twice a second: that
     is not marked."""
-    marked: list[_Action] = []
+    marked: list[_DrawnAction] = []
     unmarked = 0
     for run in runs:
         scenario = run.scenario[["at", "device", "source", "details"]]
@@ -74,12 +74,12 @@ def marks(runs: Sequence[Run]) -> Marks:
         )
         unmarked += int(by_trace.sum())
         rows = scenario[~by_trace].itertuples(index=False)
-        marked += [_Action(at, describe(details), device, run) for at, device, _, details in rows]
+        marked += [_DrawnAction(at, describe(details), device, run) for at, device, _, details in rows]
     marked.sort(key=lambda one: one.at)
     times, width_s = np.array([one.at for one in marked]), 1
     while len(np.unique(times // width_s)) > _MAX_MARKS:
         width_s *= 2
-    buckets: dict[float, list[_Action]] = {}
+    buckets: dict[float, list[_DrawnAction]] = {}
     for one in marked:
         buckets.setdefault(one.at // width_s, []).append(one)
     names = {id(run): name for name, run in distinct(runs).items()} if len(runs) > 1 else {}
@@ -121,7 +121,7 @@ def with_actions(
     return replace(chart, layers=(*chart.layers, layer), key=key).with_note(*found.notes)
 
 
-def _mark(bucket: Sequence[_Action], names: Mapping[int, str]) -> Mark:
+def _mark(bucket: Sequence[_DrawnAction], names: Mapping[int, str]) -> Mark:
     """`names`: of the runs, by their ids, where they are several."""
     runs = {id(one.run): one.run for one in bucket}
     done: dict[int, dict[str, dict[str, None]]] = {key: {} for key in runs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.texts import counted
+from agents.texts import quantity
 from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color
 from analysis.load import Run
@@ -22,7 +22,7 @@ def losses(runs: Sequence[Run]) -> Chart:
             parts = run.parts[run.parts["part"] == "device"]
             known = parts.dropna(subset=["loss"])
             if lost := parts["version"].nunique() - known["version"].nunique():
-                notes.append(f"{names[id(run)]}: {counted(lost, 'evaluation')} without a finite loss")
+                notes.append(f"{names[id(run)]}: {quantity(lost, 'evaluation')} without a finite loss")
             if known.empty:
                 continue
             grouped = known.groupby("version")

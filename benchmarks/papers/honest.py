@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf, isnan
 
-from agents.texts import counted
+from agents.texts import quantity
 from analysis.metrics import Interval, t_interval
 
 SEEDS = 3
@@ -106,7 +106,7 @@ def judge(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Judgement:
     if ours.keys() != theirs.keys():
         raise ValueError(f"seeds {sorted(ours)} cannot be paired with {sorted(theirs)}")
     if len(ours) < SEEDS:
-        reason = f"{counted(len(ours), 'seed')} compared, of at least {SEEDS}"
+        reason = f"{quantity(len(ours), 'seed')} compared, of at least {SEEDS}"
         return Judgement(Verdict.NOT_TESTED, _interval(ours, theirs), reason)
     interval = _interval(ours, theirs)
     if isnan(interval.low):

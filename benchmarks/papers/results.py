@@ -102,7 +102,7 @@ def write(result: Result, path: Path) -> None:
     cells = [{key: _written(value) for key, value in asdict(cell).items()} for cell in result.cells]
     lines = ",\n".join(json.dumps(cell, allow_nan=False) for cell in cells)
     head = json.dumps({"date": result.date, "cores": result.cores})[:-1]
-    with files.whole(path) as written:
+    with files.atomic_write(path) as written:
         written.write_text(f'{head}, "cells": [\n{lines}\n]}}\n', encoding="utf-8")
 
 

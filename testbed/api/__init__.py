@@ -1,4 +1,4 @@
-"""What `import testbed` offers (docs/python.md); the commands are made of these functions alone.
+"""What `import testbed` offers (docs/guide/python.md); the commands are made of these functions alone.
 
 launching   `planned`: a topology planned on this host, and its run in this process
 running     `up`, `attach`, `load`, `ps`, `down`: runs

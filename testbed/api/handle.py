@@ -1,4 +1,4 @@
-"""A run as an object: what it does, how to change it, how to end it (docs/python.md)."""
+"""A run as an object: what it does, how to change it, how to end it (docs/guide/python.md)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RunHandle:
 
     @property
     def path(self) -> Path:
-        """The run directory (docs/run-directory.md)."""
+        """The run directory (docs/guide/run-directory.md)."""
         return self._directory.path
 
     @property
@@ -115,8 +115,8 @@ class RunHandle:
 
     @property
     def result(self) -> Result:
-        """What has been recorded so far, as tables (docs/analysis.md). Raises BadInputError where the
-        run has got nowhere yet."""
+        """What has been recorded so far, as tables (docs/guide/analysis.md). Raises BadInputError if
+        nothing has been recorded yet."""
         from analysis import load
 
         with reading(self.path):
@@ -257,9 +257,9 @@ class RunHandle:
         return logs.story(self._directory, device)
 
     def replay(self) -> Replayed:
-        """Apply the recorded updates again (docs/rules.md): what was found the same. Raises
-        RunFailedError where the final model is not, bit for bit; BadInputError for a run that was not
-        recorded."""
+        """Apply the recorded updates again (docs/guide/run-directory.md): what was found the same.
+        Raises RunFailedError where the final model is not, bit for bit; BadInputError for a run that was
+        not recorded."""
         from testbed.run import replay
 
         return replay.replay(self._directory)
@@ -274,7 +274,7 @@ class RunHandle:
 
         path = self.path / "model.pt" if to is None else Path(to)
         state = models.state_of(self._directory, models.kept(self._directory, version))
-        with files.whole(path) as partial, partial.open("wb") as file:
+        with files.atomic_write(path) as partial, partial.open("wb") as file:
             torch.save(state, file)
         return path
 

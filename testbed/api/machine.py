@@ -17,7 +17,7 @@ from typing import Any, Literal
 import docker
 import psutil
 
-from agents.texts import counted
+from agents.texts import quantity
 from testbed import images
 from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
@@ -76,7 +76,7 @@ def engine(info: Mapping[str, Any]) -> Finding:
     version = f"version {info['ServerVersion']}"
     if not docker_engine.shares_files(info):
         detail = f"{version}, whose data folder {info['DockerRootDir']} is not here: it sees other files"
-        fix = "mount the folder of the runs here at the path that it has for the engine (docs/faq.md)"
+        fix = "mount the folder of the runs at the path that it has for the engine (docs/guide/faq.md)"
         return Finding(name, "warn", detail, fix)
     return Finding(name, "ok", version)
 
@@ -149,7 +149,7 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
             idle.append(node["ID"])
         if tuple(int(part) for part in version.split(".")[:2]) < LEAST_ENGINE:
             old.append(described["Hostname"])
-    detail = f"{counted(len(nodes), 'node')}: {', '.join(told)}"
+    detail = f"{quantity(len(nodes), 'node')}: {', '.join(told)}"
     if old:
         least = ".".join(map(str, LEAST_ENGINE))
         detail += f"; older than {least}, whose services cannot have NET_ADMIN: {', '.join(old)}"

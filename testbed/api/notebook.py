@@ -103,7 +103,7 @@ def _headline(run: Result, *, live: bool) -> str:
     from analysis import summary
 
     line = summary.headline(run)
-    ended = "not ended" if line.ended is None else events.ended_by(line.ended)
+    ended = "not ended" if line.ended is None else events.end_reason(line.ended)
     state = "running" if live else f"{ended}, {summary.verdict(run)}"
     return (
         f"<p><b>{escape(run.name)}</b> ({escape(line.rule)}), {line.duration:.1f} s, {escape(state)}<br>"

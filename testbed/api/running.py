@@ -80,8 +80,8 @@ def attach(run: str | Path, *, on_event: OnEvent | None = None, runs: str | Path
 
 
 def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:
-    """What a run has left or, while it goes on, has recorded so far, as tables (docs/analysis.md): of
-    its id, its directory or its handle. Raises BadInputError where there is none, or it is damaged."""
+    """The tables of a run (docs/guide/analysis.md), given by its id, its directory or its handle; of a
+    live run what has been recorded so far. Raises BadInputError if there is none, or it is damaged."""
     if isinstance(run, RunHandle):
         return run.result
     return read(live_runs.located(str(run), Path(runs)).path)

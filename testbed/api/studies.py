@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.texts import counted
+from agents.texts import quantity
 from testbed.api import results
 from testbed.api.running import read
 from testbed.api.topology_input import data_root, plain
@@ -85,7 +85,7 @@ def sweep(
         told = str(study)
         planned = sweeps.load(Path(study), options)
     folder = Path(runs) / (name or planned.name)
-    on_progress(f"{told}: {counted(len(planned.cells), 'run')}, into {folder}")
+    on_progress(f"{told}: {quantity(len(planned.cells), 'run')}, into {folder}")
     done = sweeping.run(planned, options, folder, jobs, on_progress)
     failed = len({cell.fingerprint for cell in planned.cells}) - len(done)
     return SweepResult(folder, tuple(one.path for one in done), failed, planned.target)
@@ -161,10 +161,10 @@ def _accurate(
     from testbed.sweeps import sweeping
 
     runtime = study.cells[0].plan.runtime
-    report(f"{file}: {counted(len(study.cells), 'run')} ({runtime}), into {folder}")
+    report(f"{file}: {quantity(len(study.cells), 'run')} ({runtime}), into {folder}")
     done = sweeping.run(study, options, folder, jobs, report)
     if missing := len({cell.fingerprint for cell in study.cells}) - len(done):
-        failed = counted(missing, "run")
+        failed = quantity(missing, "run")
         raise RunFailedError(f"{failed} failed; `testbed agree {file}` makes what is left")
     index = sweeping.Index.read(folder)
     found = [read(one.path) for one in map(index.run_of, study.cells) if one is not None]

@@ -1,4 +1,4 @@
-"""Published traces of links and devices, for a topology (docs/traces.md)."""
+"""Published traces of links and devices, for a topology (docs/guide/traces.md)."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _RIGHT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BrokerLimits:
     """What one connection may cost the broker, in bytes: who exceeds that harms itself. And what all of
     them may."""
 
@@ -56,7 +56,7 @@ class Limits:
     sends it again once it is back."""
 
     @classmethod
-    def of(cls, parameters: int, devices: int, beside: float = 0.0, hostile: int = 1) -> Limits:
+    def of(cls, parameters: int, devices: int, beside: float = 0.0, hostile: int = 1) -> BrokerLimits:
         """Of a run with so many parameters: a model with a header, or the largest chunk of one, and two
         models from each device, or as many as `beside`, beside small messages.
 
@@ -80,7 +80,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class TlsIdentity:
     """The broker's certificate, which is signed by itself, and its private key: both PEM."""
 
     certificate: str
@@ -121,7 +121,7 @@ def acl_file(accounts: Mapping[str, Account]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def mosquitto_conf(at: Listeners, directory: str, limits: Limits) -> str:
+def mosquitto_conf(at: Listeners, directory: str, limits: BrokerLimits) -> str:
     """Mosquitto's configuration, for version 2.0 on.
 
     `directory` is the path of its files as the broker sees it.
@@ -176,10 +176,10 @@ def write_mosquitto(
     directory: Path,
     accounts: Mapping[str, Account],
     at: Listeners,
-    identity: Identity | None = None,
+    identity: TlsIdentity | None = None,
     *,
     seen_at: str | None = None,
-    limits: Limits | None = None,
+    limits: BrokerLimits | None = None,
 ) -> Path:
     """Write conf, passwd, acl, certificate and key into `directory`; return the path of the conf.
 
@@ -187,14 +187,14 @@ def write_mosquitto(
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     conf = directory / MOSQUITTO_CONF
-    write_secret(conf, mosquitto_conf(at, seen_at or str(directory), limits or Limits()))
+    write_secret(conf, mosquitto_conf(at, seen_at or str(directory), limits or BrokerLimits()))
     write_secret(directory / "passwd", password_file(accounts))
     write_secret(directory / "acl", acl_file(accounts))
     _write_identity(directory, identity)
     return conf
 
 
-def _write_identity(directory: Path, identity: Identity | None) -> None:
+def _write_identity(directory: Path, identity: TlsIdentity | None) -> None:
     if identity is not None:
         write_secret(directory / _CERTIFICATE, identity.certificate)
         write_secret(directory / _KEY, identity.key)
@@ -204,9 +204,9 @@ def write_embedded(
     directory: Path,
     accounts: Mapping[str, Account],
     at: Listeners,
-    identity: Identity | None = None,
+    identity: TlsIdentity | None = None,
     *,
-    limits: Limits | None = None,
+    limits: BrokerLimits | None = None,
 ) -> Path:
     """Write the files of `testbed.broker.embedded` into `directory`; return its configuration."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def write_embedded(
         }
     _write_identity(directory, identity)
     config = directory / "broker.json"
-    content = {"listeners": listeners, "packet": (limits or Limits()).packet, "accounts": hashed}
+    content = {"listeners": listeners, "packet": (limits or BrokerLimits()).packet, "accounts": hashed}
     write_secret(config, json.dumps(content))
     return config
 

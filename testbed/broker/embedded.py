@@ -47,7 +47,7 @@ class _Reader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
         return data
 
 
-class _Handler(BrokerProtocolHandler):  # type: ignore[misc]  # amqtt is not typed
+class _ClientHandler(BrokerProtocolHandler):  # type: ignore[misc]  # amqtt is not typed
     """Gives up on a client that is silent for longer than its keep-alive allows; amqtt's own waits for
     ever."""
 
@@ -77,7 +77,7 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     ) -> tuple[BrokerProtocolHandler, Any]:
         """A session named like the login: amqtt would take the id that is asked for, and end or hand on
         the session of that id before it looks at the password."""
-        handler, session = await _Handler.init_from_connect(reader, writer, self.plugins_manager)
+        handler, session = await _ClientHandler.init_from_connect(reader, writer, self.plugins_manager)
         session.keep_alive = round(1.5 * session.keep_alive)
         known = self._is_known(session)
         session.client_id = session.username if known else gen_client_id()

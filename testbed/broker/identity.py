@@ -9,10 +9,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from testbed.broker import BROKER, Identity
+from testbed.broker import BROKER, TlsIdentity
 
 
-def new_identity(*names: str) -> Identity:
+def new_identity(*names: str) -> TlsIdentity:
     """A fresh identity of a broker that is reached by `names`: host names and IP addresses.
 
     It is good for a month, and a day before now, as clocks differ.
@@ -30,7 +30,9 @@ def new_identity(*names: str) -> Identity:
     )
     pem = serialization.Encoding.PEM
     form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return Identity(certificate.public_bytes(pem).decode(), key.private_bytes(pem, form, plain).decode())
+    return TlsIdentity(
+        certificate.public_bytes(pem).decode(), key.private_bytes(pem, form, plain).decode()
+    )
 
 
 def _general_name(name: str) -> x509.GeneralName:

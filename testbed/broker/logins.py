@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
 _ITERATIONS = 101
@@ -37,9 +37,9 @@ class Account:
         """Whether it may receive `topic`, or subscribe to the filter `topic`."""
         return any(covers(pattern, topic) for pattern in self.subscribe)
 
-    def at(self, host: str, port: int, certificate: str | None = None) -> Broker:
+    def at(self, host: str, port: int, certificate: str | None = None) -> BrokerAccess:
         """Connection settings for a login with this account."""
-        return Broker(host, port, self.username, self.password, certificate)
+        return BrokerAccess(host, port, self.username, self.password, certificate)
 
 
 def init_user(device: str) -> str:

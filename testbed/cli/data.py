@@ -10,7 +10,7 @@ import typer
 
 from testbed import console
 from testbed.cli.arguments import AsJson, DataRoot
-from testbed.console import counted, fits, plain, print_json, print_text, remark, short
+from testbed.console import fits, plain, print_json, print_text, quantity, remark, short
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,8 +56,8 @@ def data(
         print_json(found.as_dict())
         return
     print_text(
-        f"{found.name}: {counted(found.total, 'training sample')} of shape {_shape(found.shape)} for "
-        f"{counted(len(found.devices), 'device')}, {counted(found.test, 'sample')} to evaluate on."
+        f"{found.name}: {quantity(found.total, 'training sample')} of shape {_shape(found.shape)} for "
+        f"{quantity(len(found.devices), 'device')}, {quantity(found.test, 'sample')} to evaluate on."
     )
     for line in found.remarks:
         print_text(line)

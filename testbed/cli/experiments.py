@@ -24,7 +24,7 @@ from testbed.cli.arguments import (
     RuntimeName,
     Strict,
 )
-from testbed.console import closing, counted, out, print_text, remark, written
+from testbed.console import closing, out, print_text, quantity, remark, written
 from testbed.errors import BadInputError, RunFailedError, writable_file
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def sweep(
     if done.failed:
         if verdicts:
             _print(verdicts, quiet=as_json)
-        failed = counted(done.failed, "run")
+        failed = quantity(done.failed, "run")
         raise RunFailedError(f"{failed} failed; `testbed sweep {file}` makes what is left")
     if not as_json:
         folder = done.folder
@@ -239,7 +239,7 @@ def export(
         written(files, as_json=True)
         return
     for folder, count in Counter(file.parent for file in files).items():
-        print_text(f"{folder}: {counted(count, 'table')}")
+        print_text(f"{folder}: {quantity(count, 'table')}")
     last = next(file for file in reversed(files) if file.stem in ("runs", "updates"))
     closing("", f'pandas.read_{form}("{last}")')
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from agents.imports import uncollected
+from agents.imports import without_garbage_collection
 from testbed import bundle, console
 from testbed.cli import (
     calibrate,
@@ -43,7 +43,7 @@ from testbed.cli.arguments import (
     Strict,
     Track,
 )
-from testbed.console import closing, counted, print_json, print_text, remark, show
+from testbed.console import closing, print_json, print_text, quantity, remark, show
 from testbed.errors import BadInputError, TestbedError, of_os, writable_file
 from testbed.host.signals import interrupting
 from testbed.traits import RUNTIMES
@@ -130,7 +130,7 @@ def up_command(
     as_json: AsJson = False,
 ) -> None:
     """Launch a topology, watch it to its end, and remove everything."""
-    with uncollected():
+    with without_garbage_collection():
         from testbed.api import launching, running
 
     if strict and detached:
@@ -295,7 +295,7 @@ def list_runs(
         ]
     empty = f"No runs in {runs}. Next: testbed up TOPOLOGY"
     if not rows and matching and (every := running.list_runs(runs)):
-        empty = f"None of {counted(len(every), 'run')} in {runs} has {matching!r} in its row."
+        empty = f"None of {quantity(len(every), 'run')} in {runs} has {matching!r} in its row."
     columns = ("devices", "runtime", "task", "duration", "rule", "verdict", "outcome", "accuracy")
     spare = [name for name in columns if name != sort]
     show(rows, empty, as_json=as_json, spare=spare)
@@ -403,12 +403,12 @@ def plan_command(
         (console.err() if as_json else console.out()).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
         print_text(
-            f"{plan.runtime}: {counted(len(plan.devices), 'device')} in simulated time. "
+            f"{plan.runtime}: {quantity(len(plan.devices), 'device')} in simulated time. "
             f"Next: testbed up {topology}"
         )
     elif not as_json:
         total = sum(device.host_cpu for device in plan.devices)
-        asking = counted(len(plan.devices), "device asks", "devices ask")
+        asking = quantity(len(plan.devices), "device asks", "devices ask")
         cores = "core" if plan.device_capacity == 1 else "cores"
         print_text(
             f"{plan.runtime}: {asking} for {total:g} of {plan.device_capacity:g} "
@@ -470,7 +470,8 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     logs = "" if simulated else f"testbed logs {directory.run} · "
     told = "" if verdict == "simulated" else f"Verdict: {verdict}"
     doubtful = verdict in ("not valid", "not judged")
-    last = "docs/fidelity.md says what helps" if doubtful else "change the topology and run it again"
+    help_page = "docs/guide/verdict.md says what helps"
+    last = help_page if doubtful else "change the topology and run it again"
     closing(told, f"testbed dashboard {directory.run} · {logs}{last}")
     return verdict
 

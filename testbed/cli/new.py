@@ -1,6 +1,6 @@
 """`testbed new`: files to begin with: a task, a rule, a topology, the examples, published traces.
 
-Those for a task, a rule or a topology are commented, and run as they are. Of traces: docs/traces.md.
+Those for a task, a rule or a topology are commented, and run as they are. Traces: docs/guide/traces.md.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def trace(
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="Format in which it was published, such as pensieve (docs/traces.md).",
+            help="Format in which it was published, such as pensieve (docs/guide/traces.md).",
             autocompletion=completion.trace_formats,
         ),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from testbed import console
-from testbed.console import counted, print_text
+from testbed.console import print_text, quantity
 
 if TYPE_CHECKING:
     from analysis.load import Run
@@ -21,7 +21,7 @@ def show(judgement: Judgement | None) -> None:
     console.out().print(fidelity_table.render(judgement.fidelity))
     if judgement.steps:
         latest = max(step.done - step.due for step in judgement.steps)
-        done = counted(len(judgement.steps), "step")
+        done = quantity(len(judgement.steps), "step")
         print_text(f"Scenario: {done} done, at most {1e3 * latest:.0f} ms late")
     validity = judgement.validity
     for title, style, sentences in (

@@ -320,7 +320,7 @@ class Replayed(Output):
     records: int
 
 
-class Acted(Output):
+class ActionDone(Output):
     device: str
     action: str
 
@@ -378,7 +378,7 @@ OUTPUTS: dict[str, Any] = {
     "data": Data,
     "evaluate": list[Evaluation],
     "replay": Replayed,
-    **dict.fromkeys(("set", "kill", "restart", "pause", "resume"), list[Acted]),
+    **dict.fromkeys(("set", "kill", "restart", "pause", "resume"), list[ActionDone]),
     "sweep": Comparison,
     "compare": Comparison,
     "agree": Agreement,

@@ -13,7 +13,7 @@ from testbed import console
 from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
-from testbed.console import counted, print_json, print_text, remark, show, table, written
+from testbed.console import print_json, print_text, quantity, remark, show, table, written
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -202,7 +202,7 @@ def prune(
         return
     for one in gone:
         print_text(f"{one.image}: removed")
-    print_text(f"{counted(len(gone), 'image')} removed, {freed / 1e6:.0f} MB freed.")
+    print_text(f"{quantity(len(gone), 'image')} removed, {freed / 1e6:.0f} MB freed.")
 
 
 def build(

@@ -59,21 +59,21 @@ progress { width: 100%; height: 6px; display: block; margin: 4px 0; accent-color
 """
 
 
-def _stop(run: Run) -> config.Stop:
+def _stop(run: Run) -> config.StopConditions:
     """What ends the run; nothing where its topology is of another version."""
     with suppress(ValueError, TypeError):
-        stop: config.Stop = Stop.model_validate(run.topology.get("stop")).build()
+        stop: config.StopConditions = Stop.model_validate(run.topology.get("stop")).build()
         return stop
-    return config.Stop(after=None, updates=None, target_accuracy=None)
+    return config.StopConditions(after=None, updates=None, target_accuracy=None)
 
 
-def _time(seconds: float, stop: config.Stop, *, going: bool) -> str:
+def _time(seconds: float, stop: config.StopConditions, *, going: bool) -> str:
     if not going or stop.after is None:
         return f"{seconds:,.1f} s"
     return f"{seconds:,.0f} s of {stop.after:,g} s"
 
 
-def _updates(run: Run, count: int, stop: config.Stop, *, going: bool) -> str:
+def _updates(run: Run, count: int, stop: config.StopConditions, *, going: bool) -> str:
     of = f" of {stop.updates:,}" if going and stop.updates is not None else ""
     return f"{count:,}{of} ({_rate(run, count, going=going):,.1f}/s)"
 
@@ -87,14 +87,14 @@ def _rate(run: Run, count: int, *, going: bool) -> float:
     return recent / window if window else 0.0
 
 
-def _accuracy(accuracy: float, stop: config.Stop) -> str:
+def _accuracy(accuracy: float, stop: config.StopConditions) -> str:
     if isnan(accuracy):
         return "–"
     target = "" if stop.target_accuracy is None else f" (target {stop.target_accuracy:.4g})"
     return f"{accuracy:.1%}{target}"
 
 
-def _progress(run: Run, updates: int, stop: config.Stop) -> str:
+def _progress(run: Run, updates: int, stop: config.StopConditions) -> str:
     """How much of the run is over, where that is known."""
     shares = [
         run.duration / stop.after if stop.after else nan,
@@ -116,7 +116,7 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
     outcome: str = run.manifest.get("outcome") or (run.ended.reason if run.ended else "crashed")
     if outcome in ("failed", "crashed"):
         return "bad", outcome
-    return "over", f"ended: {events.ended_by(outcome)}"
+    return "over", f"ended: {events.end_reason(outcome)}"
 
 
 def _runtime(run: Run) -> str:

@@ -181,9 +181,9 @@ def _split(samples: Samples, test: Shard | None, validation: Shard | None, split
     overlap = f", {lost:,} left out as they overlap with those" if lost else ""
     remark = f"Of {len(shard):,} training samples, {' and '.join(names)} were set aside, {how}{overlap}."
     return Dataset(
-        shard.take(chosen),
-        test or shard.take(aside[0]),
-        validation or (shard.take(aside[1]) if sizes[1] else None),
+        shard.subset(chosen),
+        test or shard.subset(aside[0]),
+        validation or (shard.subset(aside[1]) if sizes[1] else None),
         None if clients is None else clients[chosen],
         (remark,),
     )
@@ -392,12 +392,12 @@ def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Da
         splits = {"test": decoded.test, "validation": decoded.validation, "train": decoded.train}
         for name, shard in splits.items():
             if shard is not None:
-                with files.whole(folder / f"{name}.safetensors") as partial:
+                with files.atomic_write(folder / f"{name}.safetensors") as partial:
                     shards.save(shard, partial)
         if decoded.clients is not None:
-            with files.whole(folder / "clients.safetensors") as partial:
+            with files.atomic_write(folder / "clients.safetensors") as partial:
                 save_file({"clients": decoded.clients}, partial)
-        with files.whole(folder / _CONTENTS) as partial:  # last: what it names is there
+        with files.atomic_write(folder / _CONTENTS) as partial:  # last: what it names is there
             has_clients = decoded.clients is not None
             kept = [name for name, shard in splits.items() if shard is not None]
             partial.write_text(

@@ -50,7 +50,7 @@ class Prepared:
 
     def shard(self, client: str) -> Shard:
         """A copy of the samples of `client`."""
-        return self.train.take(self.indices[client])
+        return self.train.subset(self.indices[client])
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
@@ -167,7 +167,7 @@ def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology
         chosen = np.concatenate([rng.choice(shard, count) for shard, count in drawn])
     else:
         source, chosen = prepared.test, rng.permutation(len(prepared.test))[:samples]
-    return replace(prepared, test=source.take(chosen))
+    return replace(prepared, test=source.subset(chosen))
 
 
 def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
@@ -213,7 +213,7 @@ def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, In
     }
     with contextlib.suppress(OSError, SafetensorError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with files.whole(path) as unfinished:
+        with files.atomic_write(path) as unfinished:
             save_file(whole, unfinished)
     return dealt
 

@@ -349,7 +349,7 @@ class Fidelity:
     def save(self, path: Path) -> None:
         """Raises OSError; then there is no such file."""
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
-        with files.whole(path) as partial:
+        with files.atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")
 
     def worst(self, *names: str) -> Worst | None:

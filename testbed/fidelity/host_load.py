@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from agents.texts import counted
+from agents.texts import quantity
 
 _COUNTED = 0.5
 """Of the time that has gone, so much at least has to be in the kernel's counters, which may step back:
@@ -90,7 +90,7 @@ class FreeCores:
                 break
         if foreign is None:
             return "How busy this host is cannot be told from the kernel's counters"
-        cores = counted(len(self._cpus), "core")
+        cores = quantity(len(self._cpus), "core")
         facts = f"other work uses {foreign:.0%} of the run's {cores}"
         if steal >= 0.01:
             facts += f", the hypervisor takes {steal:.0%}"

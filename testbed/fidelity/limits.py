@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agents.device.control_group import weights_of
-from agents.wire.messages import NO_LIMIT, Limits
+from agents.wire.messages import NO_LIMIT, CgroupLimits
 from testbed.host.cpusets import cpu_numbers
 
 _PAGE_BYTES = 64 * 1024
@@ -29,9 +29,9 @@ class RequestedLimits:
     """Bytes, without any swap."""
 
 
-def differences(requested: RequestedLimits, found: Limits) -> Iterator[str]:
+def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str]:
     """Each limit that is not as requested, in a few words. Swap that the kernel cannot limit is none of
-    them: see `Limits.swap`."""
+    them: see `CgroupLimits.swap`."""
     quota = f"{found.quota} of {found.period} µs" if found.quota != NO_LIMIT else "none"
     if (found.quota, found.period) != (requested.quota, requested.period):
         yield f"its CPU quota is {quota}, requested {requested.quota} of {requested.period} µs"

@@ -47,7 +47,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from agents.wire import messages
-from agents.wire.messages import Limits, MessageError
+from agents.wire.messages import CgroupLimits, MessageError
 from testbed.fidelity.figures import (
     CPU,
     DELAYS,
@@ -119,8 +119,8 @@ def measure(
     """
     usage: dict[str, list[_Usage]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
-    probes: dict[str, list[_Probe]] = {}
-    limits: dict[str, list[_LimitsRead]] = {}
+    probes: dict[str, list[_LinkProbeAt]] = {}
+    limits: dict[str, list[_LimitsAt]] = {}
     queues: dict[tuple[str, str], list[_Queue]] = {}
     for sample in samples:
         at, name = _number(sample, "at"), sample.get("device")
@@ -128,10 +128,10 @@ def measure(
             continue
         if isinstance(probe := sample.get("probe"), Mapping):
             before = when < clock.begin  # of the link as first requested, also where a run is resumed
-            probes.setdefault(name, []).append(_Probe(-math.inf if before else when, probe))
+            probes.setdefault(name, []).append(_LinkProbeAt(-math.inf if before else when, probe))
         elif "limits" in sample:
             with suppress(MessageError):
-                read = _LimitsRead(when, messages.limits(sample["limits"]))
+                read = _LimitsAt(when, messages.limits_from_fields(sample["limits"]))
                 limits.setdefault(name, []).append(read)
         elif when >= clock.begin and isinstance(gpu := sample.get("gpu"), Mapping):
             on_gpu.setdefault(name, []).append(gpu)
@@ -181,12 +181,12 @@ class _Queue(NamedTuple):
     """Bytes that the rate allows in that time."""
 
 
-class _LimitsRead(NamedTuple):
+class _LimitsAt(NamedTuple):
     at: float
-    limits: Limits
+    limits: CgroupLimits
 
 
-class _Probe(NamedTuple):
+class _LinkProbeAt(NamedTuple):
     at: float
     values: Mapping[str, Any]
 
@@ -194,7 +194,7 @@ class _Probe(NamedTuple):
 def _device(
     requested: Requested,
     usage: Sequence[_Usage],
-    probes: Sequence[_Probe],
+    probes: Sequence[_LinkProbeAt],
     trained: _Covered,
     clock: Clock,
 ) -> DeviceFidelity:
@@ -239,7 +239,7 @@ def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFi
     )
 
 
-def _wrong_limits(requested: Requested, read: Sequence[_LimitsRead], clock: Clock) -> Iterator[str]:
+def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: Clock) -> Iterator[str]:
     """Limits that were not as requested when they had settled: whenever they were read, and once after
     each request and each absence, as a request without any effect makes no change to be read."""
     away = _covered((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
@@ -258,7 +258,7 @@ def _wrong_limits(requested: Requested, read: Sequence[_LimitsRead], clock: Cloc
             yield from differences(wanted, read[index].limits)
 
 
-def _unread_limits(read: Sequence[_LimitsRead]) -> str | None:
+def _unread_limits(read: Sequence[_LimitsAt]) -> str | None:
     if not read:
         return "its limits: never read from the kernel"
     if read[-1].limits.swap is None:
@@ -399,7 +399,9 @@ def _phase(
     return None if changed else index
 
 
-def _link_figure(name: str, requested: Sequence[RequestedLink], probes: Sequence[_Probe]) -> Figure:
+def _link_figure(
+    name: str, requested: Sequence[RequestedLink], probes: Sequence[_LinkProbeAt]
+) -> Figure:
     """The worst phase's figure; within a phase the median, as the run's traffic may disturb a probe."""
     phases = requested or (RequestedLink(),)
     values: dict[int, list[float]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from agents import events
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedGpu, RequestedLink
 from testbed.fidelity.limits import RequestedLimits
@@ -88,7 +88,7 @@ class _Device:
     _link: list[RequestedLink] = field(default_factory=list)
     _state: DeviceState = field(default_factory=DeviceState)
     """Its state after the actions since the run began or was resumed."""
-    _current_link: Link = field(default_factory=Link)
+    _current_link: AccessLink = field(default_factory=AccessLink)
     _absent_since: dict[str, float] = field(default_factory=dict)
     """The reasons why it is not computing, each with the time since when."""
     _away: list[Interval] = field(default_factory=list)
@@ -104,7 +104,7 @@ class _Device:
         action = record.action
         if action is None:
             return
-        self._state = self._state.after(action)
+        self._state = self._state.with_action(action)
         match action:
             case SetCpu():
                 self._request_cpu(record.at)
@@ -165,11 +165,11 @@ class _Device:
         self._cpu.append(RequestedCpu(share, planned.period / 1e6 / planned.dilation, at, limits))
 
     def _request_link(self, at: float) -> None:
-        link = (self.planned.link or Link()).changed(self._state.link)
+        link = (self.planned.link or AccessLink()).with_changes(self._state.link)
         if self._link and link == self._current_link:
             return  # no change, as at the first step of a trace
         self._current_link = link
-        way = link.behind(self.planned.access)
+        way = link.limited_by(self.planned.access)
         self._link.append(RequestedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))
 
     def _begin_absence(self, what: str, at: float) -> None:

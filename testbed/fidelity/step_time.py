@@ -136,6 +136,6 @@ def _starts(run: Run) -> Iterator[float]:
         ends = [*(at for at, _ in done), math.inf][1:]
         state = DeviceState()
         for (at, action), until in zip(done, ends, strict=True):
-            state = state.after(action)
-            if isinstance(action, Restart | Join) and not state.held:
+            state = state.with_action(action)
+            if isinstance(action, Restart | Join) and not state.is_held:
                 yield from times[(times >= at) & (times < until)][:1] - at

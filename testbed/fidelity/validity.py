@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from agents.events import Disrupted, WrongSum
-from agents.texts import counted
+from agents.texts import quantity
 from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
 from testbed.fidelity.host_load import HostSample, mean
 
@@ -32,7 +32,7 @@ _ELSEWHERE_SHARE = 0.18
 """Of the CPU time of the whole host; engine and kernel took up to 12 % of two cores. Work on other cores
 leaves the shares alone, but shares caches and memory with the devices: copies of 64 MB and a busy disk
 made steps longer, busy loops did not, and CPU times do not tell one from the other
-(docs/fidelity.md)."""
+(docs/guide/verdict.md)."""
 _STEAL_SHARE = 0.05
 """Of the CPU time: many kernels charge it to the device that was running, so that no figure of a device
 shows it."""
@@ -117,7 +117,7 @@ class Validity:
     def after(self, earlier: Validity, without: int = 0) -> Validity:
         """Of a run that was resumed, as a whole: this is of its last segment, `earlier` of those before,
         and so many of them ended `without` a verdict."""
-        lost = (f"{counted(without, 'earlier segment')} of the run: ended without a verdict",)
+        lost = (f"{quantity(without, 'earlier segment')} of the run: ended without a verdict",)
         return Validity(
             tuple(dict.fromkeys(earlier.reasons + self.reasons)),
             tuple(dict.fromkeys(earlier.unjudged + lost * (without > 0) + self.unjudged)),

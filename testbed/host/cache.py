@@ -18,5 +18,5 @@ def keep(path: Path, text: str) -> None:
     """Write a file of the cache whole; where that is not possible, it is found out again next time."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with files.whole(path) as partial:
+        with files.atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")

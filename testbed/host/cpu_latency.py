@@ -1,9 +1,9 @@
 """CPU wake-up latency: keeps cores awake while a run measures.
 
 A throttled device works in slices of milliseconds. Where a core sleeps in between, waking it can cost
-more than the slice's work, and the kernel charges the device for it (measured: docs/cpu.md). The
-kernel's PM QoS holds off every sleep that would take longer than 0 µs to end, as long as a process keeps
-its device file open: a killed one leaves nothing behind.
+more than the slice's work, and the kernel charges the device for it (docs/evidence/cpu.md). The kernel's
+PM QoS holds off every sleep that would take longer than 0 µs to end, as long as a process keeps its
+device file open: a killed one leaves nothing behind.
 """
 
 from __future__ import annotations

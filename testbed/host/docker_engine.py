@@ -174,7 +174,7 @@ def unfit(info: Mapping[str, Any]) -> Unfit | None:
     if (where := _elsewhere(info)) is not None:
         return Unfit(
             f"the Docker engine runs {where}, and testbed needs its clock, files and control groups",
-            "run testbed there, or in a container there that has the engine's socket (docs/faq.md)",
+            "run testbed there, or in a container there with the engine's socket (docs/guide/faq.md)",
         )
     return None
 

@@ -35,7 +35,7 @@ from typing import Any
 
 import psutil
 
-from agents.imports import uncollected
+from agents.imports import without_garbage_collection
 from testbed.errors import HostError
 from testbed.host import die_with_parent, run_module
 from testbed.host.cpusets import cpu_numbers
@@ -153,7 +153,7 @@ class Forked(psutil.Process):
 
 def main() -> None:
     number, variable, *modules = sys.argv[1:]
-    with uncollected():
+    with without_garbage_collection():
         for module in modules:
             importlib.import_module(module)
         gc.collect()

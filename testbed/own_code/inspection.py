@@ -60,7 +60,7 @@ class _RefusedError(Exception):
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    own_code.use(str(folder / "code"))
+    own_code.use_folder(str(folder / "code"))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the code prints is no answer
     while select.select([sys.stdin], [], [], _IDLE_S)[0] and (line := sys.stdin.readline()):
@@ -75,16 +75,16 @@ def _answer(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     except _RefusedError as error:
         return {"refused": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's code may raise anything
-        return {"raised": own_code.told(error)[-_MAX_TRACEBACK:]}
+        return {"raised": own_code.own_traceback(error)[-_MAX_TRACEBACK:]}
 
 
 def _found(kind: str, name: str) -> Any:
     is_task = kind == "task"
     base, method = (Task, "model") if is_task else (Rule, "begin")
     try:
-        cls: Any = own_code.find(name, TASKS if is_task else RULES, base)
+        cls: Any = own_code.find_class(name, TASKS if is_task else RULES, base)
     except LookupError as error:
-        if own_code.raised(error):
+        if own_code.is_from_own_code(error):
             raise
         raise _RefusedError(str(error)) from error
     if getattr(cls, method) is getattr(base, method):
@@ -224,7 +224,7 @@ def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tup
     try:
         return flat.extent(task, frozen)
     except ValueError as error:
-        if own_code.raised(error):
+        if own_code.is_from_own_code(error):
             raise
         raise _RefusedError(str(error)) from error
 
@@ -314,11 +314,11 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
     task: Task = _made(cls, params)
     module, shard = task.model().train(trains), shards.load(Path(samples))
     y = torch.from_numpy(shard.y)
-    x = shards.inputs(torch.from_numpy(shard.x), shard.scale)
+    x = shards.model_inputs(torch.from_numpy(shard.x), shard.scale)
     try:
         outputs = module(x)
     except (IndexError, RuntimeError, ValueError) as error:  # by which torch refuses shapes and types
-        reason = str(error).partition("\n")[0] + own_code.place(error)
+        reason = str(error).partition("\n")[0] + own_code.error_place(error)
         raise _RefusedError(f"its model {not_taken(x, reason)}") from error
     shape = getattr(outputs, "shape", ())
     if cls.loss is Task.loss and len(shape) < 2:

@@ -102,7 +102,7 @@ def _ask(code: Code, question: str, kind: Kind, name: str, **facts: Any) -> Any:
     """Raises ValueError with what the class refuses, RaisedError with the traceback of what its code
     raises."""
     request = {"question": question, "kind": kind, "name": name, **facts}
-    return _inspector(code).ask(own_code.plain(request))
+    return _inspector(code).ask(own_code.as_json_values(request))
 
 
 @functools.lru_cache(maxsize=8)

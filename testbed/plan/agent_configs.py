@@ -13,22 +13,22 @@ from agents.config import (
     FIT_KEEPALIVE,
     KEEPALIVE,
     AggregatorConfig,
-    Broker,
+    BrokerAccess,
     ClientConfig,
     ClientSetup,
     DeviceConfig,
+    InitialModel,
     Named,
     RouterConfig,
-    Start,
     dump,
-    silence,
+    silence_timeout,
 )
 from agents.links import probe_server
 from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.rules.interface import ClientSide
 from agents.tasks.interface import Task
 from agents.timing import durations
-from testbed.broker import SOCKET, Account, Limits, init_user
+from testbed.broker import SOCKET, Account, BrokerLimits, init_user
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import model_check, planned_actions, rounds
 from testbed.plan.planned import Plan, PlannedDevice
@@ -143,7 +143,7 @@ def init_name(device: str) -> str:
     return f"{device}.init"
 
 
-def broker_limits(topology: Topology) -> Limits:
+def broker_limits(topology: Topology) -> BrokerLimits:
     """Limits of the run's broker."""
     devices, secure = len(topology.device_names), topology.secure
     beside, hostile = 0.0, 1
@@ -152,7 +152,7 @@ def broker_limits(topology: Topology) -> Limits:
         hostile = max(1, secure.colluding)
     # Numbers in buffers may have 8 bytes.
     numbers = model_check.check(topology) + model_check.buffers(topology)
-    return Limits.of(numbers, devices, beside, hostile)
+    return BrokerLimits.of(numbers, devices, beside, hostile)
 
 
 def keeps_models(topology: Topology, plan: Plan) -> bool:
@@ -165,13 +165,13 @@ def keeps_models(topology: Topology, plan: Plan) -> bool:
 def update_steps(topology: Topology, plan: Plan) -> list[Named]:
     """What is done to updates in this run: one of each step that any device does."""
     own = {step.name: step for device in plan.devices for step in device.steps}
-    return pipeline.ordered([*own.values(), *topology.update_steps])
+    return pipeline.sort_steps([*own.values(), *topology.update_steps])
 
 
-def start_of(topology: Topology, directory: RunDirectory) -> Start:
+def start_of(topology: Topology, directory: RunDirectory) -> InitialModel:
     """What the processes of the run in `directory` build its module from, by the host's paths."""
     weights = str(directory.start) if directory.start.is_file() else None
-    return Start(weights, topology.task.frozen)
+    return InitialModel(weights, topology.task.frozen)
 
 
 def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
@@ -215,7 +215,7 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
 
 def router(
     spec: RunSpec,
-    login: Broker,
+    login: BrokerAccess,
     places: Places,
     addresses: Mapping[str, str],
     node: str | None = None,
@@ -245,7 +245,7 @@ def longest_silence(model: int, rate: float) -> float:
     """Return the seconds within which a client that gets and sends `model` bytes at `rate` bits per
     second answers a request, which waits behind the models under way: no less than a broker waits for
     any client."""
-    return max(silence(), 6 * 8 * model / rate)
+    return max(silence_timeout(), 6 * 8 * model / rate)
 
 
 def keepalive(task: Task) -> float:
@@ -297,7 +297,7 @@ def client_setup(spec: RunSpec, device: PlannedDevice, common: Sequence[Named]) 
         seed=spec.topology.seed,
         rule=spec.topology.rule.named,
         local=device.local,
-        steps=pipeline.ordered([*device.steps, *common]),
+        steps=pipeline.sort_steps([*device.steps, *common]),
         think=device.think,
         timing=device.timing,
         speed=device.speed,
@@ -341,7 +341,7 @@ def _code(spec: RunSpec, places: Places) -> str | None:
     return None if spec.topology.own_code is None else places.path(spec.directory.code, CODE)
 
 
-def _start(spec: RunSpec, places: Places) -> Start:
+def _start(spec: RunSpec, places: Places) -> InitialModel:
     start = start_of(spec.topology, spec.directory)
     weights = None if start.weights is None else places.path(Path(start.weights), START)
     return replace(start, weights=weights)

@@ -33,7 +33,7 @@ _WORDS = {
 }
 """The kinds of work, for people."""
 _SMALL_S = 1e-3
-"""Of work in a step here: of less, the calls of operations take longer (docs/fidelity.md)."""
+"""Of work in a step here: of less, the calls of operations take longer (docs/evidence/profiles.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +58,13 @@ class Catalog:
         """None where it has none, or one that nobody needs to know."""
         return self.profiles.devices.get(group.profile or "")
 
-    def link(self, group: DeviceGroup) -> config.Link | None:
+    def link(self, group: DeviceGroup) -> config.AccessLink | None:
         """The group's own link, without what its trace does: what the topology gives, else its class."""
         link = group.link
         if link is None or link.kind is None:
             return None if link is None else link.plain()
         by_class: LinkClass = self.profiles.link(link.kind)
-        return config.Link(
+        return config.AccessLink(
             by_class.up if link.up is None else link.up,
             by_class.down if link.down is None else link.down,
             (by_class.rtt if link.rtt is None else link.rtt) or 0.0,

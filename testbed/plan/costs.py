@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from agents import pipeline
-from agents.config import Local, Named
+from agents.config import LocalTraining, Named
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import NO_EXCHANGE, ClientContext, ExchangeCost
@@ -28,7 +28,7 @@ MSS = 1448
 RTO_MIN = 0.2
 """What Linux adds to the round trip at least for a retransmission time-out, in seconds."""
 HOPS = 0.001
-"""Seconds that broker and both ends take for a small message. Measured (docs/virtual-time.md)."""
+"""Seconds that broker and both ends take for a small message (docs/evidence/virtual-time.md)."""
 _HEADERS = 66
 """Bytes of a packet beside its payload: Ethernet, IPv4, TCP with time stamps."""
 _MQTT = 64
@@ -44,10 +44,10 @@ SLICED_SHARE = 1 / 8
 """Of a core, at which the time of a step in slices is measured."""
 _UPDATE_TIME = 0.003
 """CPU time that an update costs a device beside its steps, in seconds on a whole core: decoding the
-model, encoding and sending the update, waking up for both. Measured (docs/virtual-time.md)."""
+model, encoding and sending the update, waking up for both. Measured (docs/evidence/virtual-time.md)."""
 _START_TIME = 3.0
 """Seconds from the order to start a client until it is ready, which it takes without a limit of its CPU:
-importing torch, above all. Measured (docs/virtual-time.md)."""
+importing torch, above all. Measured (docs/evidence/virtual-time.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class StepTime:
 
     def at(self, share: float) -> float:
         """At `share` of a core, by its logarithm: the longer the pauses between slices, the colder each
-        of them begins (measured: docs/virtual-time.md)."""
+        of them begins (measured: docs/evidence/virtual-time.md)."""
         if self.sliced is None or share >= 1:
             return self.whole
         depth = math.log(share) / math.log(SLICED_SHARE)
@@ -157,18 +157,18 @@ def timed(virtual: Virtual, step: StepTime) -> Virtual:
     return virtual.model_copy(update=found)
 
 
-def step_work(local: Local) -> Local:
+def step_work(local: LocalTraining) -> LocalTraining:
     """The same for local trainings of a task whose step is the same work."""
     return replace(local, lr=0.0, lr_by_step=None, lr_by_version=None, steps=None, epochs=None)
 
 
-def keep_step_time(task: Task, local: Local, step: StepTime, frozen: Sequence[str] = ()) -> None:
+def keep_step_time(task: Task, local: LocalTraining, step: StepTime, frozen: Sequence[str] = ()) -> None:
     """Keep what a step was measured to take on this host, for later plans."""
     if (path := _step_time(task, local, frozen)) is not None:
         cache.keep(path, f"{step.whole!r} {step.sliced!r}\n")
 
 
-def kept_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> StepTime | None:
+def kept_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ()) -> StepTime | None:
     """What a step took here when it was last measured; None where it never was."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
@@ -179,7 +179,7 @@ def kept_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> Step
     return StepTime(whole, sliced) if 0 < whole <= sliced < math.inf else None
 
 
-def _step_time(task: Task, local: Local, frozen: Sequence[str]) -> Path | None:
+def _step_time(task: Task, local: LocalTraining, frozen: Sequence[str]) -> Path | None:
     if (fingerprint := model_check.fingerprint(task, frozen)) is None:
         return None
     facts = repr((fingerprint, step_work(local), calibration.this_host()))
@@ -226,7 +226,7 @@ def message_sizes(
         rng=lambda *_: np.random.default_rng(0),
         simulated=True,
     )
-    for step in pipeline.at_client(encoding, context):
+    for step in pipeline.build_client_steps(encoding, context):
         if step.simulated_exchange is not None:
             step.simulated_exchange.prepare(0, clients, 0)
         made = step.apply(np.zeros_like(w), 0, 0)
@@ -259,5 +259,5 @@ def message_sizes(
 
 
 def _size(message: payloads.ModelMessage | payloads.UpdateMessage) -> int:
-    head, views = payloads.laid_out(message)
+    head, *views = payloads.lay_out(message)
     return len(head) + sum(view.nbytes for view in views)

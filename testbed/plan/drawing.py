@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from xml.sax.saxutils import escape
 
-from agents.config import Access, Link
+from agents.config import AccessLink, SharedLink
 from testbed.plan.planned import Plan, PlannedDevice
 from testbed.topology import Topology
 from testbed.topology.units import format_duration, format_rate
@@ -185,12 +185,12 @@ def _text(x: float, y: float, text: str, anchor: str, *, small: bool = False) ->
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
 
 
-def _rates(link: Link | Access) -> str:
+def _rates(link: AccessLink | SharedLink) -> str:
     found = [f"{name} {format_rate(rate)}" for name in ("up", "down") if (rate := getattr(link, name))]
     return ", ".join(found)
 
 
-def _link(link: Link, device: PlannedDevice) -> str:
+def _link(link: AccessLink, device: PlannedDevice) -> str:
     """As a topology has it, without what it does not add."""
     facts = [_rates(link)]
     if link.rtt or link.jitter:

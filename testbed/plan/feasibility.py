@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agents.texts import counted
+from agents.texts import quantity
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.fields import LEAST_MEMORY
 from testbed.topology.units import format_size
@@ -171,7 +171,7 @@ def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:
 
 
 def _host_has(cores: int) -> str:
-    return f"this host has {counted(cores, 'core')}"
+    return f"this host has {quantity(cores, 'core')}"
 
 
 def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from agents.texts import counted
+from agents.texts import quantity
 from testbed.host.gpus import MPS_CLIENTS, Gpu, Gpus
 from testbed.plan.feasibility import gib
 from testbed.topology import Topology
@@ -126,7 +126,7 @@ def _too_much(topology: Topology, first: str, gpus: Gpus) -> Problem:
     )
     total = sum(gpu.share * count for gpu, _, count in asking if gpu is not None)
     have = ", ".join(f"{gpu.name} with {gib(gpu.memory)}" for gpu in gpus.found)
-    count = counted(len(gpus.found), "GPU")
+    count = quantity(len(gpus.found), "GPU")
     return topology.source.problem(
         ("devices",),
         f"ask for {total:g} GPUs ({parts}), and this host has {count} ({have}; MPS serves {MPS_CLIENTS} "

@@ -1,8 +1,8 @@
 """Memory that the processes of a run need at their most, in bytes, by the size of the model.
 
-Figures are resident memory, measured with BERT-base (docs/tasks.md). Rules that keep updates by
-themselves (`fedfa`, `port`, `trim`), and compressed models, take one model more of the aggregator for
-each that they keep. A client's data, and what a step computes, come on top.
+Figures are resident memory, measured with BERT-base (docs/concepts/models.md). Rules that keep
+updates by themselves (`fedfa`, `port`, `trim`), and compressed models, take one model more of the
+aggregator for each that they keep. A client's data, and what a step computes, come on top.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from agents import pipeline
-from agents.config import Local, Named
+from agents.config import LocalTraining, Named
 from agents.rules.interface import ClientSide
 
 _MIB = 2**20
@@ -34,7 +34,7 @@ class Limited(Protocol):
     def memory(self) -> int: ...
 
 
-def client(model: int, local: Local, side: ClientSide, steps: Sequence[Named] = ()) -> int:
+def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[Named] = ()) -> int:
     """Of a client: parameters and gradient; the model that came; the end, the difference, and one in
     reserve; what the optimizer keeps, the start where training stays near it, and the memory of a rule
     whose clients have one; and what is done to updates."""
@@ -42,7 +42,7 @@ def client(model: int, local: Local, side: ClientSide, steps: Sequence[Named] = 
     near = int(local.proximal > 0 or local.clip is not None)
     remembers = side.kind == "residual"
     own = _CLIENT + model * (6 + kept + near + 2 * remembers)
-    return own + sum(pipeline.built(step).memory(model, remembers=remembers) for step in steps)
+    return own + sum(pipeline.build_step(step).memory(model, remembers=remembers) for step in steps)
 
 
 def aggregator(model: int, devices: int) -> int:

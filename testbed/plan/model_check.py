@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from agents import shards
-from agents.pipeline.differential import lengthening
-from agents.shards import Shard, inputs
+from agents.pipeline.differential import rounding_growth
+from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, no_classes, not_taken
 from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
@@ -55,7 +55,7 @@ def _check_rounding(topology: Topology, size: int) -> None:
     secure, differential = topology.secure, topology.differential
     if secure is None or differential is None or differential.at != "server":
         return
-    most = lengthening(secure.grid.step, size)
+    most = rounding_growth(secure.grid.step, size)
     if most > differential.clip / 2:
         message = (
             f"rounding may make an update of {size:,} parameters longer by {most:.2g}: so much is taken "
@@ -143,7 +143,7 @@ def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
             if len(own) - before_last * local.batch_size != 1 or steps <= before_last:
                 continue
             try:
-                _ask_step(task, prepared.train.take(own[:1]), topology.seed, trains=True)
+                _ask_step(task, prepared.train.subset(own[:1]), topology.seed, trains=True)
             except (ValueError, BadInputError) as error:
                 message = (
                     f"{topology.task.name} does not learn from one sample, and the last mini-batch of "
@@ -159,7 +159,7 @@ def _some(whole: Shard) -> Shard:
     """The first samples of `whole`, and one of every label as far as they are not too many."""
     _, first = np.unique(whole.y, return_index=True, axis=0)
     firsts = np.arange(min(len(whole), _TRIED))
-    return whole.take(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
+    return whole.subset(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
 
 
 def _ask_step(task: StandIn, samples: Shard, seed: int, *, trains: bool) -> None:
@@ -180,8 +180,8 @@ def check_data(topology: Topology, prepared: Prepared) -> None:
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
         module = task.model().eval()
     train = prepared.train
-    some = train.take(np.arange(min(2, len(train))))
-    x, y = inputs(torch.from_numpy(some.x), some.scale), torch.from_numpy(some.y)
+    some = train.subset(np.arange(min(2, len(train))))
+    x, y = model_inputs(torch.from_numpy(some.x), some.scale), torch.from_numpy(some.y)
     key = "input"
     try:
         outputs = module(x)

@@ -48,7 +48,7 @@ def check_initial(topology: Topology) -> None:
 
 def write_start(topology: Topology, directory: RunDirectory) -> None:
     """Write the state that the run begins with. Raises BadInputError as `check_initial`."""
-    with files.whole(directory.start) as partial:
+    with files.atomic_write(directory.start) as partial:
         _write_start(topology, str(partial.absolute()))
         partial.chmod(0o644)  # a container reads it as another user
 
@@ -139,7 +139,7 @@ def state_of(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
 
 def task_of(topology: Topology, directory: RunDirectory) -> Task:
     """The task of a run; a user's own is imported from the run's copy of the code."""
-    agents.own_code.use(str(directory.code) if directory.code.is_dir() else None)
+    agents.own_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
     return agents.own_code.build(topology.task.named, TASKS, Task)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agents.pipeline.secure.field import FIELD
 from agents.rules.interface import ClientSide
-from agents.texts import counted
+from agents.texts import quantity
 from testbed.plan import memory
 from testbed.plan.catalog import Catalog
 from testbed.plan.feasibility import gib
@@ -117,7 +117,7 @@ def _core_notes(
     group: DeviceGroup, device: PlannedDevice, profile: DeviceProfile | None
 ) -> Iterator[str]:
     if profile is not None and (profile.cores or 1) > 1:
-        threads = counted(device.threads, "thread")
+        threads = quantity(device.threads, "thread")
         yield (
             f"{group.name}: {device.cpu:g} cpu in {threads} for the {profile.cores} cores of "
             f"{group.profile}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from agents.config import Link, Local
+from agents.config import AccessLink, LocalTraining
 from testbed.host.cpusets import cpuset
 from testbed.plan.feasibility import gib
 from testbed.plan.planned import Plan, PlannedDevice, told_duration
@@ -53,7 +53,7 @@ def by_node(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
-    link = device.link or Link()
+    link = device.link or AccessLink()
     quota = None if traits.simulated else f"{device.quota / 1000:g}/{device.period / 1000:g} ms"
     return {
         "device": device.name,
@@ -77,7 +77,7 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
     }
 
 
-def _local(local: Local) -> str:
+def _local(local: LocalTraining) -> str:
     number, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
     other = "" if local.optimizer == "sgd" else f", {local.optimizer}"
     return f"{number} {unit}{'' if number == 1 else 's'} x {local.batch_size}{other}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agents.config import Access, Duration, Link, Local, Named
+from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, SharedLink
 from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import feasibility
@@ -47,19 +47,19 @@ class PlannedDevice:
     """Share of one core in device time; given where the runtime is real."""
     memory: int
     """Bytes."""
-    local: Local
+    local: LocalTraining
     cores: str = ""
     """cpuset, as in `1-3`; empty in virtual time."""
     core_speed: float = 1.0
     """Speed of a core of its machine, in cores of this host."""
-    link: Link | None = None
+    link: AccessLink | None = None
     """Its own, as the run begins."""
     trace: tuple[Trace, ...] = ()
     """What that link does in the course of the run."""
-    access: Access | None = None
+    access: SharedLink | None = None
     """Its access link, shared with others."""
-    think: Duration | None = None
-    timing: Duration | None = None
+    think: DrawnDuration | None = None
+    timing: DrawnDuration | None = None
     """Of a training at the least, from when it could begin; still to be divided by `speed`."""
     gflops: float | None = None
     """1e9 operations per second; still to be multiplied by `speed`."""
@@ -88,25 +88,25 @@ class PlannedDevice:
         return self.cpu / self.dilation
 
     @property
-    def host_link(self) -> Link | None:
+    def host_link(self) -> AccessLink | None:
         """The link as the host has to make it."""
-        return None if self.link is None else Link(**dilated(asdict(self.link), self.dilation))
+        return None if self.link is None else AccessLink(**dilated(asdict(self.link), self.dilation))
 
     @property
-    def host_access(self) -> Access | None:
+    def host_access(self) -> SharedLink | None:
         """As the host has to make it."""
-        return None if self.access is None else Access(**dilated(asdict(self.access), self.dilation))
+        return None if self.access is None else SharedLink(**dilated(asdict(self.access), self.dilation))
 
     @property
-    def end_to_end(self) -> Link | None:
+    def end_to_end(self) -> AccessLink | None:
         """The whole path from device to server as the run begins, for a device alone on it; None: it is
         not shaped."""
-        return None if self.direct else (self.link or Link()).behind(self.access)
+        return None if self.direct else (self.link or AccessLink()).limited_by(self.access)
 
     @property
-    def host_end_to_end(self) -> Link | None:
+    def host_end_to_end(self) -> AccessLink | None:
         """The same as the host has to make it."""
-        return None if self.direct else (self.host_link or Link()).behind(self.host_access)
+        return None if self.direct else (self.host_link or AccessLink()).limited_by(self.host_access)
 
     @property
     def direct(self) -> bool:
@@ -279,7 +279,7 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     return made
 
 
-def told_duration(duration: Duration | None) -> str | None:
+def told_duration(duration: DrawnDuration | None) -> str | None:
     """`200ms`, or the name of the distribution."""
     if duration is None:
         return None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agents import pipeline
-from agents.config import Duration, Link
+from agents.config import AccessLink, DrawnDuration
 from agents.device.link import burst
 from agents.timing.durations import DISTRIBUTIONS
 from testbed.errors import listed
@@ -60,7 +60,7 @@ def expected(
 ) -> dict[str, Round]:
     """A round of each device. `parameters` of the model; `samples` of each device, if known."""
     w, common = np.zeros(parameters, np.float32), topology.update_steps
-    exchanged = sum(pipeline.built(step).exchanged(parameters) for step in common)
+    exchanged = sum(pipeline.build_step(step).exchanged_bytes(parameters) for step in common)
     sizes: dict[str, tuple[int, int]] = {}
     for device in plan.devices:
         if repr(device.steps) not in sizes:
@@ -68,7 +68,7 @@ def expected(
             steps = [*device.steps, *common]
             down, up = message_sizes("run", "0" * 64, w, steps=steps, clients=names)
             sizes[repr(device.steps)] = down + exchanged, up + exchanged
-    server = Link() if topology.server.link is None else topology.server.link.plain()
+    server = AccessLink() if topology.server.link is None else topology.server.link.plain()
     one_step = topology.rule.build().client_side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the share decides
     cost = replace(costs.of(plan.virtual, flops), time=_step_time(topology, plan))
@@ -119,7 +119,7 @@ def _training(
     return max(computed, (least or 0.0) / device.speed), frozenset(lacks)
 
 
-def _mean(duration: Duration | None) -> float | None:
+def _mean(duration: DrawnDuration | None) -> float | None:
     """In seconds; None where it is not finite."""
     if duration is None:
         return 0.0
@@ -127,10 +127,12 @@ def _mean(duration: Duration | None) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _transfer(device: PlannedDevice, server: Link, sizes: tuple[int, int], *, in_packets: bool) -> float:
+def _transfer(
+    device: PlannedDevice, server: AccessLink, sizes: tuple[int, int], *, in_packets: bool
+) -> float:
     """Seconds of the model down and the update up, whose bytes are `sizes`. `in_packets`: as in
     `testbed.virtual.network`, after a pause."""
-    link, access = device.link or Link(), device.access or Link()
+    link, access = device.link or AccessLink(), device.access or AccessLink()
     seconds = link.rtt + (2 * HOPS if in_packets and not device.direct else 0.0)
     ways = zip(
         sizes, (link.down, link.up), (access.down, access.up), (server.up, server.down), strict=True

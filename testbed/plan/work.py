@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from agents.config import Start
-from agents.shards import inputs
+from agents.config import InitialModel
+from agents.shards import model_inputs
 from agents.tasks.interface import Task
 from testbed.data.datasets import DATASETS
 from testbed.host import cache
@@ -48,10 +48,10 @@ def _count_step(task: Task, batch_size: int, frozen: Sequence[str]) -> Work | No
     from agents.models.flat import build
 
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
-        module = build(task, Start(frozen=tuple(frozen)))
+        module = build(task, InitialModel(frozen=tuple(frozen)))
     if task.dataset is None:
         shard = task.shards_for(1)[0]
-        x = inputs(torch.from_numpy(shard.x[:batch_size]), shard.scale)
+        x = model_inputs(torch.from_numpy(shard.x[:batch_size]), shard.scale)
         y = torch.from_numpy(shard.y[:batch_size])
     else:
         known = DATASETS[str(task.dataset)]  # a method of own code is not called here, see `of_step`

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import assert_never
 
 from agents import config, disturbances
-from agents.config import Access, Broker, Link
+from agents.config import AccessLink, BrokerAccess, SharedLink
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.mqtt.topics import ROUTER, Topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.realtime import realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
@@ -34,14 +34,14 @@ LinkAction = SetLink | Disconnect | Reconnect
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
     run: str
-    broker: Broker
+    broker: BrokerAccess
     targets: tuple[int, ...]
     """Ports of the broker's host that the devices reach through their links."""
     listeners: Mapping[str, tuple[int, ...]]
     """For each device, the inherited file descriptor of a listening socket for each target."""
-    links: Mapping[str, Link]
+    links: Mapping[str, AccessLink]
     """Links of the devices that have one of their own."""
-    access: Mapping[str, Access]
+    access: Mapping[str, SharedLink]
     """Shared access links, by device; only of devices that have one."""
     traffic: str
     """Path of the traffic counters' file (testbed.relay.traffic), of the devices of `listeners`."""
@@ -51,7 +51,7 @@ class RelayConfig:
 class OwnLink:
     """A device's own link, without what it shares with others."""
 
-    def __init__(self, link: Link, seed: int, device: str, traffic: Traffic) -> None:
+    def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
         self.up, self.down = (
             Lane(
@@ -66,7 +66,7 @@ class OwnLink:
         """Change the link, in the relay's thread."""
         now = time.monotonic()
         if isinstance(action, SetLink):
-            self.link = self.link.changed(action.changes)
+            self.link = self.link.with_changes(action.changes)
         for lane, shape in zip((self.up, self.down), _shapes(self.link), strict=True):
             match action:
                 case SetLink():
@@ -80,17 +80,17 @@ class OwnLink:
             lane.advance()
 
 
-def _shapes(link: Link) -> tuple[Shape, Shape]:
+def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
     """The directions of `link`: up and down."""
     up, down = (Shape(rate, link.rtt / 2, link.jitter) for rate in (link.up, link.down))
     return up, down
 
 
-def shared_lanes(access: Mapping[str, Access]) -> dict[str, tuple[list[Lane], list[Lane]]]:
+def shared_lanes(access: Mapping[str, SharedLink]) -> dict[str, tuple[list[Lane], list[Lane]]]:
     """The lanes of shared access links, up and down, that each device's traffic passes."""
     made: dict[tuple[str, str], Lane] = {}
 
-    def lanes(shared: Access, direction: str, rate: int | None) -> list[Lane]:
+    def lanes(shared: SharedLink, direction: str, rate: int | None) -> list[Lane]:
         if rate is None:
             return []
         return [made.setdefault((shared.name, direction), Lane(Shape(rate), random.random))]
@@ -106,7 +106,10 @@ def main() -> None:
     relay = Relay()
     shared = shared_lanes(cfg.access)
     traffic = Traffic(Path(cfg.traffic), cfg.listeners)
-    own = {name: OwnLink(cfg.links.get(name, Link()), cfg.seed, name, traffic) for name in cfg.listeners}
+    own = {
+        name: OwnLink(cfg.links.get(name, AccessLink()), cfg.seed, name, traffic)
+        for name in cfg.listeners
+    }
     for name, link in own.items():
         # The shared access first, both ways: what it has no room for is not even read.
         up, down = shared.get(name, ([], []))
@@ -124,7 +127,7 @@ def main() -> None:
         found = messages.Disturbance(ROUTER, at, since, "the relay stood still")
         connection.publish(names.telemetry(ROUTER), messages.encode(found))
 
-    def apply(event: Received) -> None:
+    def apply(event: ReceivedMessage) -> None:
         """Carry out an order, in paho's thread; one that is not valid is reported."""
         try:
             order = messages.decode(names, event.topic, event.payload)

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device.link_probe import fastest, pace, round_trip_figures
 from agents.wire.messages import LinkFigures
 from testbed.relay.pipe import SEGMENT, on_wire
@@ -37,7 +37,7 @@ _SILENCE_TIMEOUT_SECONDS = 30.0
 """Until the next byte must come, beside the link's delay."""
 
 
-def measure(requested: Link, host: str, port: int) -> LinkFigures:
+def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
     """Measure a link, requested as `requested`, through its `port` to the server of `answering`: `rtt`
     in seconds, `jitter` (standard deviation of round trips); `up` and `down` in bit/s on the wire where
     rates are requested. Raises OSError.
@@ -99,7 +99,7 @@ def download(host: str, port: int, rate: int) -> float:
 
 def listen(host: str, port: int = 0) -> socketserver.TCPServer:
     """The server at the other end, running in threads until `shutdown`; port 0: any."""
-    server = _Server((host, port), _Handler)
+    server = _Server((host, port), _ProbeHandler)
     threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
     return server
 
@@ -120,7 +120,7 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 128
 
 
-class _Handler(socketserver.StreamRequestHandler):
+class _ProbeHandler(socketserver.StreamRequestHandler):
     rbufsize = 0  # what follows the line is to be timed, not read ahead
     disable_nagle_algorithm = True
     timeout = _SILENCE_TIMEOUT_SECONDS

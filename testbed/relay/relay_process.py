@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents import config
-from agents.config import Broker, Link
+from agents.config import AccessLink, BrokerAccess
 from agents.mqtt.topics import ROUTER
-from agents.wire.messages import LinkFigures, Probe
+from agents.wire.messages import LinkFigures, LinkProbe
 from testbed.errors import HostError
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
@@ -37,7 +37,7 @@ class StartedRelay:
 
     ports: Mapping[str, int]
     """Each device's port, which leads to the broker."""
-    probes: Sequence[Probe]
+    probes: Sequence[LinkProbe]
     traffic: Traffic
     """Counters of all traffic, that of the measurement included."""
 
@@ -52,7 +52,7 @@ def needed(spec: RunSpec) -> bool:
 
 
 def launch(
-    spec: RunSpec, broker: Broker, port: int, spawn: Callable[[Sequence[int]], None]
+    spec: RunSpec, broker: BrokerAccess, port: int, spawn: Callable[[Sequence[int]], None]
 ) -> StartedRelay:
     """Have `spawn` start the relay with the file descriptors that it inherits, and measure the links.
 
@@ -85,7 +85,7 @@ def launch(
         relay_probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
         found = _measured(host, ports, [d for d in devices if not d.direct])
     at = time.monotonic()
-    probes = [Probe(device, at, figures) for device, figures in found.items()]
+    probes = [LinkProbe(device, at, figures) for device, figures in found.items()]
     return StartedRelay({name: own[_BROKER] for name, own in ports.items()}, probes, traffic)
 
 
@@ -101,7 +101,7 @@ def _measured(
     def measure(device: PlannedDevice) -> LinkFigures:
         try:
             return relay_probe.measure(
-                device.host_end_to_end or Link(), host, ports[device.name][_PROBES]
+                device.host_end_to_end or AccessLink(), host, ports[device.name][_PROBES]
             )
         except OSError as error:  # fail closed
             raise HostError(

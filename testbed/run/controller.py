@@ -14,17 +14,17 @@ from itertools import takewhile
 from typing import Any, Never
 
 from agents import events, own_code
-from agents.config import LOGGED, Broker, Link
+from agents.config import LOGGED, AccessLink, BrokerAccess
 from agents.device_actions import Crash, DeviceState, SetCpu
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
 from agents.mqtt.inbox import Inbox
 from agents.mqtt.rate_limit import RateLimit
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
-from agents.texts import counted
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
+from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from agents.wire import messages
-from agents.wire.messages import AddressedOrder, MessageError, Note
+from agents.wire.messages import AddressedOrder, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, measure, requested
@@ -203,7 +203,7 @@ class Controller:
         self._view.progress(f"Not everything could be removed ({error}). Try: testbed down {run}")
 
     def _run(self) -> events.RunEnded:
-        fleet = f"{counted(len(self._devices), 'device')} ({self._spec.plan.runtime})"
+        fleet = f"{quantity(len(self._devices), 'device')} ({self._spec.plan.runtime})"
         self._view.progress(f"Starting broker, aggregator and {fleet}")
         begin = time.monotonic()
         broker = self._runtime.start()
@@ -222,23 +222,23 @@ class Controller:
             self._runtime.begin()
             self._sample_other_hosts()
             self._connection = connection
-            self._send(connection, (AGGREGATOR, messages.Start()))
+            self._send(connection, (AGGREGATOR, messages.StartOrder()))
             if doubt is not None:
-                note = Note(f"{doubt}: this run will not be valid")
+                note = NoteOrder(f"{doubt}: this run will not be valid")
                 self._send(connection, (AGGREGATOR, note))
             return self._follow(connection)
         except KeyboardInterrupt:
             if self._status.get(AGGREGATOR) in ("ready", "over"):
                 self._view.progress("Stopping: the aggregator finishes its records")
                 self._inbox.close()  # nothing is taken any more, and all that is to be sent must be
-                self._send(connection, (AGGREGATOR, messages.Stop()))
+                self._send(connection, (AGGREGATOR, messages.StopOrder()))
                 self._await_aggregator(_STOP_TIMEOUT_SECONDS)
             raise
         finally:
             self._inbox.close()
             connection.close()
 
-    def _connect(self, broker: Broker) -> Connection:
+    def _connect(self, broker: BrokerAccess) -> Connection:
         names = self._topics
         subscriptions = [names.status("+"), names.telemetry("+"), names.failure("+")]
         connection = Connection(broker, subscriptions, self._inbox.receive)
@@ -274,7 +274,7 @@ class Controller:
             ready -= self._await_limits(ready, connection)
             if len(ready) > reported:
                 reported = len(ready)
-                self._view.progress(f"Ready: {reported} of {counted(len(self._awaited), 'device')}")
+                self._view.progress(f"Ready: {reported} of {quantity(len(self._awaited), 'device')}")
             late = time.monotonic() >= deadline
             # Absent devices measure their links now, too.
             measured = self._unmeasured <= self._exit_codes.keys()
@@ -348,7 +348,7 @@ class Controller:
     def _fail_late(self, ready: set[str]) -> None:
         missing = ", ".join(sorted(self._awaited - ready)) or AGGREGATOR
         raise RunFailedError(
-            f"{len(ready)} of {counted(len(self._awaited), 'device')} ready after start.timeout = "
+            f"{len(ready)} of {quantity(len(self._awaited), 'device')} ready after start.timeout = "
             f"{self._spec.topology.start.timeout:g} s; not ready: {missing}. See "
             f"{self._spec.directory.logs}, or give the fleet more time (start.timeout) or a quorum "
             "(start.quorum)."
@@ -389,7 +389,7 @@ class Controller:
         look = time.monotonic() + _OTHER_HOSTS_INTERVAL_SECONDS
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
-                for message in self._inbox.take(0.0):
+                for message in self._inbox.drain(0.0):
                     self._received(message, telemetry.write)
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
@@ -410,7 +410,7 @@ class Controller:
                 awake = time.monotonic()
                 lateness = max(lateness, awake - asleep - duration)
                 if awake - asleep - duration >= STANDSTILL_SECONDS:
-                    disrupt = messages.Disrupt(awake, asleep, "the controller stood still")
+                    disrupt = messages.DisruptOrder(awake, asleep, "the controller stood still")
                     self._orders.append((AGGREGATOR, disrupt))
 
     def _sample_other_hosts(self) -> None:
@@ -428,23 +428,23 @@ class Controller:
             if sample is not None:
                 self.host_samples.append(sample)
 
-    def _received(self, event: Received, write_telemetry: Callable[[str], object]) -> None:
+    def _received(self, event: ReceivedMessage, write_telemetry: Callable[[str], object]) -> None:
         try:
             now = time.monotonic()
             if not self._rate_limit.admits(event.topic, now):
                 raise MessageError("too many")
             match messages.decode(self._topics, event.topic, event.payload):
                 case (
-                    messages.Sample(at=at)
-                    | messages.Probe(at=at)
+                    messages.UsageSample(at=at)
+                    | messages.LinkProbe(at=at)
                     | messages.LimitsRead(at=at)
                     | messages.Disturbance(at=at)
                 ) if at > now:  # the clock is the same
                     raise MessageError(f"at: {at:g} s is yet to come")
-                case messages.Sample() as sample:
+                case messages.UsageSample() as sample:
                     self._used[sample.device] = sample.cpu
                     write_telemetry(_line(sample))
-                case messages.Probe(device) as probe:
+                case messages.LinkProbe(device) as probe:
                     if device in self._unmeasured:  # else it was retained: a reconnect brought it again
                         self._unmeasured.discard(device)
                         write_telemetry(_line(probe))
@@ -456,7 +456,7 @@ class Controller:
                 ):
                     pass  # as ordered
                 case messages.Disturbance(_, at, since, reason):
-                    self._orders.append((AGGREGATOR, messages.Disrupt(at, since, reason)))
+                    self._orders.append((AGGREGATOR, messages.DisruptOrder(at, since, reason)))
                 case messages.Failure(component, reason):
                     self._record_failure(f"{component} could not do as it was told: {reason}")
                 case messages.Status(component, state):
@@ -480,7 +480,7 @@ class Controller:
         self._note(what)
 
     def _note(self, what: str) -> None:
-        self._orders.append((AGGREGATOR, Note(what)))
+        self._orders.append((AGGREGATOR, NoteOrder(what)))
 
     def _check_processes(self) -> None:
         """Check for ended processes: devices may end; broker and aggregator are started again while the
@@ -494,7 +494,7 @@ class Controller:
             if name in (BROKER, ROUTER, MPS) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
-                often = f", after {counted(self._restarts, 'restart')}" if self._restarts else ""
+                often = f", after {quantity(self._restarts, 'restart')}" if self._restarts else ""
                 raise RunFailedError(
                     f"the {name} ended with exit code {code}{often}.{_hint({code})}"
                     f"{self._log_tail(name)}"
@@ -515,13 +515,13 @@ class Controller:
         for reason, since in self._disturbances.update(lasting):
             if reason in lasting:
                 self._view.progress(f"{reason} for {now - since:.0f} s: somebody has stopped it")
-            self._orders.append((AGGREGATOR, messages.Disrupt(now, since, reason)))
+            self._orders.append((AGGREGATOR, messages.DisruptOrder(now, since, reason)))
 
     def _is_cut(self, device: str) -> bool:
         """Whether the device's link is ordered to lose so much that nothing may come back for long."""
         state, planned = self._states.get(device, DeviceState()), self._planned[device].link
-        link = (planned or Link()).changed(state.link)
-        return state.held or link.is_outage or link.loss > _LOSSY
+        link = (planned or AccessLink()).with_changes(state.link)
+        return state.is_held or link.is_outage or link.loss > _LOSSY
 
     def _title(self, component: str) -> str:
         if component in self._devices:
@@ -570,7 +570,7 @@ class Controller:
                 self._shares[record.device] = action.cpu
             if isinstance(record, events.Acted) and record.action is not None:
                 state = self._states.get(record.device, DeviceState())
-                self._states[record.device] = state.after(record.action)
+                self._states[record.device] = state.with_action(record.action)
             if isinstance(record, events.Acted) and record.source == AGGREGATOR:
                 self._shut_out(record.device)
             if isinstance(record, events.RunStarted):  # both clocks are this host's

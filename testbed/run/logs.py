@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agents import events
-from agents.texts import visible
+from agents.texts import make_printable
 from analysis.client_story import story as story_of
 from testbed.errors import BadInputError, listed
 from testbed.run import live_runs
@@ -41,7 +41,7 @@ def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[
     if component is not None and not wanted:
         raise BadInputError(f"{name} has no log of {component}; it has {listed(sorted(texts))}")
     for each in wanted:
-        lines = (visible(line, _MAX_LINE, keep="\t") for line in texts[each])
+        lines = (make_printable(line, _MAX_LINE, keep="\t") for line in texts[each])
         yield each, "\n".join(lines)
 
 
@@ -54,4 +54,4 @@ def story(directory: RunDirectory, device: str) -> str:
     if not directory.events.is_file():
         return ""
     moments = story_of(events.read(directory.events), device)
-    return "\n".join(visible(str(moment), _MAX_LINE) for moment in moments)
+    return "\n".join(make_printable(str(moment), _MAX_LINE) for moment in moments)

@@ -20,7 +20,7 @@ from agents.disk import files
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
 from agents.rules.interface import Server
-from agents.texts import counted
+from agents.texts import quantity
 from agents.wire import payloads
 from testbed.errors import BadInputError, RunFailedError
 from testbed.rundir.directory import RunDirectory
@@ -42,8 +42,8 @@ class Replayed:
     """Whether the recording has checksums; one of version 0.2.0 has none."""
 
     def __str__(self) -> str:
-        models, records = counted(self.models, "model"), counted(self.records, "record")
-        return f"{models} and {records}, {counted(self.updates, 'update')} among them"
+        models, records = quantity(self.models, "model"), quantity(self.records, "record")
+        return f"{models} and {records}, {quantity(self.updates, 'update')} among them"
 
 
 class _DifferenceError(Exception):
@@ -64,7 +64,7 @@ def replay(directory: RunDirectory) -> Replayed:
     if directory.controller() is not None:
         raise BadInputError(f"{directory.run} is still going: replay it once it has ended")
     replay = _Replay(directory)
-    own_code.use(str(directory.code) if directory.code.is_dir() else None)
+    own_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
     try:
         return replay.run()
     except (RecordingError, payloads.WireError, ValueError, OSError) as error:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from agents.device_actions import Action, DeviceState, Join, Switching, from_json, holds, to_json
 from agents.mqtt.topics import AGGREGATOR
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
-from agents.wire.messages import AddressedOrder, Log, Source
+from agents.wire.messages import AddressedOrder, LogOrder, Source
 from testbed.errors import BadInputError
 from testbed.topology.action_timeline import Step
 
@@ -46,7 +46,7 @@ def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
     for step in steps:
         if isinstance(step.action, Join):
             joined.add(step.device)
-        states[step.device] = states.pop(step.device, DeviceState()).after(step.action)
+        states[step.device] = states.pop(step.device, DeviceState()).with_action(step.action)
     return [
         (device, action)
         for device, state in states.items()
@@ -127,4 +127,4 @@ class ScenarioPlayer:
         at = (time.monotonic() - self._epoch) / self._dilation
         lateness = 0.0 if planned is None else at - planned
         source: Source = "hand" if planned is None else "scenario"
-        self._send((AGGREGATOR, Log(at, device, source, lateness, to_json(action))))
+        self._send((AGGREGATOR, LogOrder(at, device, source, lateness, to_json(action))))

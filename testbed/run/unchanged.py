@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agents.disk import files
-from agents.texts import counted
+from agents.texts import quantity
 from testbed.errors import BadInputError, reading
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import yamlfile
@@ -80,7 +80,7 @@ def _differences(directory: RunDirectory) -> str:
     if _digest_of(began) != directory.read_manifest().get("topology"):
         return f" (with which one is not known: {path}, or the digest in the manifest, was changed, too)"
     found = list(_differing(began, now, ()))
-    more = f"; {counted(len(found) - _NAMED, 'more difference')}" if len(found) > _NAMED else ""
+    more = f"; {quantity(len(found) - _NAMED, 'more difference')}" if len(found) > _NAMED else ""
     return f": {'; '.join(found[:_NAMED])}{more}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from agents import events
 from agents.events import COMPLETE
-from agents.texts import counted
+from agents.texts import quantity
 from testbed import broker as brokers
 from testbed.broker import BROKER
 from testbed.data import preparation
@@ -96,7 +96,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
             if refused := _refused(spec):
                 entries["refused"] = refused
                 view.progress(
-                    f"The broker refused {counted(sum(refused.values()), 'request')}: see "
+                    f"The broker refused {quantity(sum(refused.values()), 'request')}: see "
                     f"{spec.directory.log(BROKER)}"
                 )
             if controller.epoch is not None:

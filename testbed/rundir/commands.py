@@ -38,7 +38,7 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
     sender = secrets.token_hex(8)
     waiting = {folder / f"{sender}-{place:06}.order": order for place, order in enumerate(orders)}
     for path, order in waiting.items():
-        with files.whole(path) as partial:
+        with files.atomic_write(path) as partial:
             partial.write_text(json.dumps(order), encoding="utf-8")
     try:
         answers = [_answer(path.with_suffix(".answer")) for path in waiting]
@@ -84,6 +84,6 @@ class CommandFolder:
                 continue  # its sender has given up
             except TestbedError as error:
                 problem = str(error)
-            with files.whole(path.with_suffix(".answer")) as partial:
+            with files.atomic_write(path.with_suffix(".answer")) as partial:
                 partial.write_text(json.dumps(problem), encoding="utf-8")
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The run directory, which outlives the run (docs/run-directory.md)."""
+"""The run directory, which outlives the run (docs/guide/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from agents.disk import files
-from agents.texts import visible
+from agents.texts import make_printable
 from analysis import manifest
 from testbed.errors import BadInputError, listed, reading
 
@@ -131,7 +131,7 @@ class RunDirectory:
     def write_manifest(self, **entries: Any) -> None:
         """Merge `entries` into manifest.json; a crash in mid-write leaves the old file."""
         merged = {**self.read_manifest(), **entries}
-        with files.whole(self.manifest) as partial:
+        with files.atomic_write(self.manifest) as partial:
             partial.write_text(_lines(merged), encoding="utf-8")
 
     def read_manifest(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class RunDirectory:
             tail = tail_of(path, lines)
         except OSError:
             return ""
-        shown = (visible(line, _MAX_LINE, keep="\t") for line in tail)
+        shown = (make_printable(line, _MAX_LINE, keep="\t") for line in tail)
         return "\n    ".join([f"\nThe end of {path}:", *shown])
 
     def remove_work(self) -> None:

@@ -77,7 +77,7 @@ def told(row: Mapping[str, Any]) -> dict[str, str]:
         "devices": f"{row['devices']:,}" if row["devices"] else None,
         "duration": None if row["duration"] is None else f"{row['duration']:,.1f} s",
         "accuracy": quality if accuracy is None else f"{accuracy:.1%}",
-        "outcome": events.ended_by(row["outcome"]),
+        "outcome": events.end_reason(row["outcome"]),
         "verdict": row["verdict"],
     }
     return {name: "–" if fact is None else str(fact) for name, fact in facts.items()}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from agents import events
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.device_actions import Action
-from agents.imports import uncollected
+from agents.imports import without_garbage_collection
 from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.wire.messages import AddressedOrder, GpuSample, Telemetry
 from testbed.broker import BROKER
@@ -38,7 +38,7 @@ class Runtime(Protocol):
     def meter(self) -> Meter:
         """Measures what the run uses of its hosts."""
 
-    def start(self) -> Broker:
+    def start(self) -> BrokerAccess:
         """Start broker, aggregator and every device (in parallel); return the controller's broker.
 
         Devices start without CPU limit: container start-up is not part of the experiment.
@@ -159,5 +159,5 @@ def emulator(name: str) -> Emulator:
 
 def simulator(name: str) -> Simulator:
     """Raises BadInputError where no runtime has that name."""
-    with uncollected():  # PyTorch
+    with without_garbage_collection():  # PyTorch
         return cast(Simulator, importlib.import_module(traits(name).module))

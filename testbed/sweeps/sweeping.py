@@ -22,7 +22,7 @@ from typing import Any
 
 from agents.disk import files
 from agents.events import COMPLETE
-from agents.texts import counted
+from agents.texts import quantity
 from testbed import console
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
@@ -142,7 +142,7 @@ class Index:
         return RunDirectory(self.folder / Path(str(entry.get("run"))).name)
 
     def _save(self) -> None:
-        with files.whole(self.folder / "index.json") as path:
+        with files.atomic_write(self.folder / "index.json") as path:
             path.write_text(json.dumps({"cells": self.cells}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -172,7 +172,7 @@ def run(
         for plan in {cell.plan.runtime: cell.plan for cell in todo}.values():
             planning.check_host(plan)
         if done := len(cells) - len(todo):
-            report(f"{done} of {counted(len(cells), 'run')} there already, in {folder}")
+            report(f"{done} of {quantity(len(cells), 'run')} there already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
         runner = _Runner(index, options, report, len(todo), _measured(cells, index))
         runner.simulate(virtual, min(jobs or len(os.sched_getaffinity(0)), len(virtual)))

@@ -1,4 +1,4 @@
-"""The topology: the YAML file of a run (docs/topology.md).
+"""The topology: the YAML file of a run (docs/guide/topology.md).
 
 `load` returns it with all defaults filled in, and the local training of each group. Its settings are in
 `testbed.topology.schema`.

@@ -32,7 +32,7 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
     Switching,
-    about,
+    hold_of,
 )
 from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
@@ -199,7 +199,7 @@ def _effective(dues: Iterable[_Due], absent: Iterable[str]) -> Iterator[Step]:
                     gone.remove(device)
                     yield step
                     for begin in (Pause(), Disconnect()):
-                        if held[device, about(begin)]:
+                        if held[device, hold_of(begin)]:
                             yield Step(step.at, device, begin)
             case Leave():
                 if device not in gone:
@@ -214,12 +214,12 @@ def _effective(dues: Iterable[_Due], absent: Iterable[str]) -> Iterator[Step]:
             case Crash() if device in gone:
                 pass
             case Crash() | Pause() | Disconnect():
-                causes = held[device, about(action)]
+                causes = held[device, hold_of(action)]
                 causes.add(cause)
                 if len(causes) == 1 and device not in gone:
                     yield step
             case Restart() | Resume() | Reconnect():
-                causes = held[device, about(action)]
+                causes = held[device, hold_of(action)]
                 if cause in causes:  # else of a crash before the device was gone
                     causes.remove(cause)
                     if not causes and device not in gone:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from agents import config
 from agents.pipeline import STEPS
-from agents.pipeline.secure import coding, quantised
+from agents.pipeline.secure import coding, quantisation
 from agents.rules.interface import ClientSide
 from agents.wire.messages import MAX_SUMMANDS
 from testbed.topology import scenario, validation_errors
@@ -114,10 +114,12 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     if secure is None:
         return
     clients = len(secure.clients)
-    unfit = coding.unfit(clients, secure.needed, secure.colluding)
-    if (problem := unfit or coding.split(clients, secure.needed)) is not None:
+    unfit = coding.code_problem(clients, secure.needed, secure.colluding)
+    if (problem := unfit or coding.split_problem(clients, secure.needed)) is not None:
         yield (*where, "needed"), problem
-    if (problem := quantised.overflow(secure.updates, secure.largest_weight, secure.bits)) is not None:
+    if (
+        problem := quantisation.overflow(secure.updates, secure.largest_weight, secure.bits)
+    ) is not None:
         yield (*where, "bits"), problem
     if secure.updates < 2:  # of a rule of the user's own
         yield where, "a sum of one update is that update: take sums of two or more"
@@ -176,7 +178,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 f"the rule {topology.rule.name} does not take normalised updates: remove this, or "
                 "take a rule that does (testbed rules shows them)",
             )
-    accesses: dict[str, config.Access] = {}
+    accesses: dict[str, config.SharedLink] = {}
     for place in _compressed(topology) if side.kind == "residual" else ():
         yield (
             place,
@@ -235,8 +237,8 @@ def _settings_of_ours(topology: Topology, side: ClientSide) -> Iterator[tuple[Wh
             ("rule", "name"),
             f"{topology.rule.name} wants gradients, and {name} trains by its own code: take another",
         )
-    plain = config.Local(steps=1)
-    found: list[tuple[Where, config.Local]] = [(("task", "local"), topology.task.local.build())]
+    plain = config.LocalTraining(steps=1)
+    found: list[tuple[Where, config.LocalTraining]] = [(("task", "local"), topology.task.local.build())]
     found += [
         (("devices", index, "local"), group.local.build())
         for index, group in enumerate(topology.devices)

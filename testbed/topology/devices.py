@@ -59,7 +59,7 @@ DEFAULT_MEMORY_WITH_GPU = 2 * 2**30
 """The same with a GPU: CUDA's own libraries take more than PyTorch does."""
 
 
-@with_fields_of(config.Local)
+@with_fields_of(config.LocalTraining)
 class Local(Parameters):
     """Local training of one round on the device's shard. Give steps or epochs."""
 
@@ -84,8 +84,8 @@ class ServerLink(Model):
             raise ValueError(f"found none of {names}, expected a rate such as up: 5mbit")
         return self
 
-    def plain(self) -> config.Link:
-        return config.Link(self.up, self.down)
+    def plain(self) -> config.AccessLink:
+        return config.AccessLink(self.up, self.down)
 
 
 class LinkTrace(Model):
@@ -133,11 +133,13 @@ class Link(ServerLink):
             raise ValueError("jitter is more than the delay of one way, rtt/2: lower it, or raise rtt")
         return self
 
-    def plain(self) -> config.Link:
-        return config.Link(self.up, self.down, self.rtt or 0.0, self.jitter or 0.0, self.loss or 0.0)
+    def plain(self) -> config.AccessLink:
+        return config.AccessLink(
+            self.up, self.down, self.rtt or 0.0, self.jitter or 0.0, self.loss or 0.0
+        )
 
 
-@with_fields_of(config.Access)
+@with_fields_of(config.SharedLink)
 class Access(Parameters):
     """A link that all devices share whose group names it, such as a Wi-Fi cell; at least one rate."""
 

@@ -34,7 +34,7 @@ _TRAINING = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class FedScaleClient:
     """What the traces say of one."""
 
     number: str
@@ -75,7 +75,7 @@ def read(data: bytes) -> dict[str, Any]:
 
 def clients(
     capacity: Mapping[str, Any], behaviour: Mapping[str, Any] | None, count: int, seed: int
-) -> list[Client]:
+) -> list[FedScaleClient]:
     """`count` of them, drawn by `seed` of the capacities; each with one of the behaviours, drawn
     likewise, as FedScale has far fewer of these. Raises ValueError that names what cannot be used."""
     names = sorted(capacity)
@@ -95,7 +95,7 @@ def clients(
         length = 0.0
         if behaviour is not None:
             spans, length = _spans(behaviour[drawn[number]], drawn[number])
-        found.append(Client(name, computation, communication, spans, length))
+        found.append(FedScaleClient(name, computation, communication, spans, length))
     return found
 
 
@@ -125,7 +125,7 @@ def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], floa
 
 
 def devices(
-    chosen: Sequence[Client],
+    chosen: Sequence[FedScaleClient],
     *,
     cpu: float | None = None,
     steps: int | None = None,
@@ -158,7 +158,9 @@ def devices(
     return groups
 
 
-def _availability(client: Client, begin: float, length: float | None, speed_up: float) -> dict[str, Any]:
+def _availability(
+    client: FedScaleClient, begin: float, length: float | None, speed_up: float
+) -> dict[str, Any]:
     """Of one whose times are known: on and off in the part that is asked for."""
     whole = length is None
     length = client.pass_s if length is None else length

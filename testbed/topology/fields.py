@@ -462,8 +462,8 @@ class _Duration(Variant):
     tag: ClassVar[str] = "distribution"
     distribution: str
 
-    def plain(self) -> config.Duration:
-        return config.Duration(self.distribution, self.params)
+    def plain(self) -> config.DrawnDuration:
+        return config.DrawnDuration(self.distribution, self.params)
 
 
 Duration = Annotated[

@@ -181,13 +181,13 @@ def _time(numbered_change: tuple[int, tuple[float, dict[str, float]]]) -> float:
     return numbered_change[1][0]
 
 
-def at_start(link: config.Link, traces: Sequence[Trace]) -> config.Link:
+def at_start(link: config.AccessLink, traces: Sequence[Trace]) -> config.AccessLink:
     """What `link` is when the run begins, with these traces."""
     if not traces:
         return link
     _, values = next(merged(traces))
     # Not an outage: nothing could even be started then.
-    return link.changed(
+    return link.with_changes(
         {name: value for name, value in _link_changes(values).items() if value != _OUTAGE}
     )
 
@@ -204,7 +204,7 @@ def steps(device: str, traces: Sequence[Trace]) -> Iterator[Step]:
 
 
 def _link_changes(values: Mapping[str, float]) -> dict[str, float | None]:
-    """The values of a trace as fields of `agents.config.Link`."""
+    """The values of a trace as fields of `agents.config.AccessLink`."""
     return {
         name: max(int(value), _OUTAGE) if name in ("up", "down") else value
         for name, value in values.items()

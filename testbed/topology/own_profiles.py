@@ -27,7 +27,7 @@ def add(to: Path, entries: str, source: str) -> list[str]:
             raise BadInputError(f"{to} has a device {name} already: remove it there, or rename this one")
     new = added(text, entries)
     profiles.parse(new, str(to))
-    with files.whole(to) as partial:
+    with files.atomic_write(to) as partial:
         partial.write_text(new, encoding="utf-8")
     return names
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.checks import at_least
-from agents.texts import counted
+from agents.texts import quantity
 from testbed.errors import BadInputError
 from testbed.topology import seeds
 
@@ -81,7 +81,7 @@ class Dirichlet:
         alphas = [float(alpha) for alpha in self._alphas]
         if isinstance(self.alpha, tuple) and len(alphas) != len(clients):
             raise BadInputError(
-                f"task.partition.alpha has {counted(len(alphas), 'number')}, expected one, or "
+                f"task.partition.alpha has {quantity(len(alphas), 'number')}, expected one, or "
                 f"{len(clients)}: one for each device"
             )
         partitioner = DirichletPartitioner(
@@ -239,7 +239,7 @@ class Natural:
             lower = ", or lower task.partition.min_samples" * (every >= len(clients))
             raise BadInputError(
                 f"task.partition: {len(clients)} devices, and the dataset has "
-                f"{counted(len(large), 'client')} with {self.min_samples} samples or more ({every} in "
+                f"{quantity(len(large), 'client')} with {self.min_samples} samples or more ({every} in "
                 f"all). Use fewer devices{lower}."
             )
         if self.choice == "random":
@@ -471,7 +471,7 @@ def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) 
 def _check_enough(labels: Indices, clients: Sequence[str], least: int) -> None:
     if len(labels) < least * len(clients):
         raise BadInputError(
-            f"{counted(len(clients), 'device')} for {len(labels)} training samples: each needs at least "
-            f"{least}. Use at most {len(labels) // least} devices, a larger dataset, or "
+            f"{quantity(len(clients), 'device')} for {len(labels)} training samples: each needs at "
+            f"least {least}. Use at most {len(labels) // least} devices, a larger dataset, or "
             "task.partition: {scheme: resampled}."
         )

@@ -27,7 +27,7 @@ from testbed.topology import link_traces
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RateSample:
     """From `begin` on."""
 
     begin: float
@@ -36,7 +36,7 @@ class Sample:
     """bit/s."""
 
 
-def riiser(lines: Iterable[str]) -> Iterator[Sample]:
+def riiser(lines: Iterable[str]) -> Iterator[RateSample]:
     """A line is about the time before it. Raises ValueError."""
     end = 0.0
     for number, line in _significant(lines):
@@ -45,11 +45,11 @@ def riiser(lines: Iterable[str]) -> Iterator[Sample]:
             raise _error(number, f"found {len(cells)} columns, expected 6: two times, place, bytes, ms")
         size, took = _number(number, "bytes", cells[4]), _number(number, "milliseconds", cells[5])
         if took:  # the first line of some files has none
-            yield Sample(end, 8000 * size / took)
+            yield RateSample(end, 8000 * size / took)
         end += took / 1000
 
 
-def ucc(lines: Iterable[str]) -> Iterator[Sample]:
+def ucc(lines: Iterable[str]) -> Iterator[RateSample]:
     """Raises ValueError."""
     rows = csv.DictReader(lines)
     missing = {"Timestamp", "DL_bitrate"} - set(rows.fieldnames or ())
@@ -65,20 +65,22 @@ def ucc(lines: Iterable[str]) -> Iterator[Sample]:
             message = f"found {text!r:.40}, expected a time as 2019.12.16_13.40.04"
             raise _error(rows.line_num, message) from None
         if row.get("State") != "I" and row["DL_bitrate"] not in ("-", "", None):
-            yield Sample(at.timestamp(), 1000 * _number(rows.line_num, "DL_bitrate", row["DL_bitrate"]))
+            yield RateSample(
+                at.timestamp(), 1000 * _number(rows.line_num, "DL_bitrate", row["DL_bitrate"])
+            )
 
 
-def pensieve(lines: Iterable[str]) -> Iterator[Sample]:
+def pensieve(lines: Iterable[str]) -> Iterator[RateSample]:
     """Raises ValueError."""
     for number, line in _significant(lines):
         cells = line.split()
         if len(cells) != 2:
             raise _error(number, f"found {len(cells)} columns, expected 2: seconds and Mbit/s")
         at, rate = _number(number, "time", cells[0]), _number(number, "Mbit/s", cells[1])
-        yield Sample(at, 1e6 * rate)
+        yield RateSample(at, 1e6 * rate)
 
 
-FORMATS: Mapping[str, Callable[[Iterable[str]], Iterator[Sample]]] = {
+FORMATS: Mapping[str, Callable[[Iterable[str]], Iterator[RateSample]]] = {
     "riiser": riiser,
     "ucc": ucc,
     "pensieve": pensieve,
@@ -87,7 +89,7 @@ FORMATS: Mapping[str, Callable[[Iterable[str]], Iterator[Sample]]] = {
 
 
 def as_csv(
-    samples: Iterable[Sample], direction: str = "down", *, scale: float = 1.0, source: str = ""
+    samples: Iterable[RateSample], direction: str = "down", *, scale: float = 1.0, source: str = ""
 ) -> str:
     """A link trace of that `direction`, for `link: {trace: {csv: ...}}`, with rates times `scale`.
 

@@ -103,7 +103,7 @@ class LinkChange(Link):
 
     @property
     def changes(self) -> dict[str, float | None]:
-        """By field of `agents.config.Link`."""
+        """By field of `agents.config.AccessLink`."""
         plain = self.plain()
         given = (name for name in type(self).model_fields if name in self.model_fields_set - {"kind"})
         return {name: getattr(plain, name) for name in given}

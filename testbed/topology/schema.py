@@ -152,28 +152,28 @@ class Evaluate(Model):
         return self
 
 
-@with_fields_of(config.Stop)
+@with_fields_of(config.StopConditions)
 class Stop(Parameters):
     """The run ends at whichever comes first."""
 
 
-@with_fields_of(config.Bounds)
+@with_fields_of(config.UpdateBounds)
 class Bounds(Parameters):
     """What an update may be at most; one over a bound is dropped with a reason, or clipped."""
 
 
-@with_fields_of(settings.Secure)
+@with_fields_of(settings.SecureParameters)
 class Secure(Parameters):
     """Secure aggregation: the server gets sums of updates, and no single one."""
 
 
-@with_fields_of(differential.Differential)
+@with_fields_of(differential.DifferentialPrivacy)
 class Differential(Parameters):
     """Differential privacy of each client: updates are clipped, and Gaussian noise is added."""
 
 
 class Privacy(Model):
-    """What is not to be learned of a client (docs/privacy.md)."""
+    """What is not to be learned of a client (docs/guide/privacy.md)."""
 
     secure: Secure | None = Field(default=None, exclude_if=lambda secure: secure is None)
     differential: Differential | None = Field(default=None, exclude_if=lambda found: found is None)
@@ -352,7 +352,7 @@ class Topology(Model):
         do with sums."""
         if self.privacy is None or self.privacy.secure is None:
             return None
-        wanted: settings.Secure = self.privacy.secure.build()
+        wanted: settings.SecureParameters = self.privacy.secure.build()
         sums = self.rule.build().sums()
         names, noise = self.device_names, self.differential
         return SecureAggregation(
@@ -368,11 +368,11 @@ class Topology(Model):
         )
 
     @property
-    def differential(self) -> differential.Differential | None:
+    def differential(self) -> differential.DifferentialPrivacy | None:
         """Differential privacy, as the user wants it."""
         if self.privacy is None or self.privacy.differential is None:
             return None
-        wanted: differential.Differential = self.privacy.differential.build()
+        wanted: differential.DifferentialPrivacy = self.privacy.differential.build()
         return wanted
 
     @property

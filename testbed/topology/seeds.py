@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import SeedSequence
 
-from agents import keys
+from agents import generator_keys
 
 
 def generator(seed: int, device: str, purpose: str) -> np.random.Generator:
     """The same for the same arguments, independent of that for any others."""
-    key = *keys.of(device), *keys.of(purpose)
+    key = *generator_keys.key_of(device), *generator_keys.key_of(purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

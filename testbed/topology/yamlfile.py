@@ -12,7 +12,7 @@ import yaml
 
 from agents.disk import files
 from agents.disk.yaml_loader import Loader
-from agents.texts import counted
+from agents.texts import quantity
 from testbed.errors import BadInputError
 
 try:  # libyaml is many times as fast
@@ -95,7 +95,7 @@ class Source:
     def error(self, problems: Iterable[Problem]) -> FaultyFileError:
         """All `problems` in the order of the file, each with its line, and how many they are."""
         found = sorted(set(problems), key=lambda problem: (problem.place, problem.message))
-        count = counted(len(found), "error")
+        count = quantity(len(found), "error")
         more = f", of which the first {_MAX_SHOWN} are shown" if len(found) > _MAX_SHOWN else ""
         message = "\n".join([*map(self._show, found[:_MAX_SHOWN]), f"{self.name}: {count}{more}"])
         return FaultyFileError(message, found)

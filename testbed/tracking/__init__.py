@@ -1,4 +1,6 @@
-"""Experiment trackers that are told of a run: MLflow, Weights & Biases, TensorBoard (docs/trackers.md).
+"""Experiment trackers that are told of a run: MLflow, Weights & Biases, TensorBoard.
+
+docs/guide/trackers.md is the users' page.
 
     points   records of a run → figures over device time; pure
     facts    parameters and files of a run

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from agents.client import core as client
 from agents.client.training_times import Timing
-from agents.config import silence
+from agents.config import silence_timeout
 from agents.pipeline.interface import SimulatedExchange
 from agents.rules.client_half import SavedVectors
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
@@ -35,7 +35,7 @@ class Training(Protocol):
         """Its result will be asked for soon."""
 
 
-_PATIENCE = from_seconds(silence())
+_PATIENCE = from_seconds(silence_timeout())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +162,9 @@ class Device:
         self.line.plug(connected=connected)
 
     def relink(self, changes: Mapping[str, float | None]) -> None:
-        """Fields of `agents.config.Link` change; a link that loses every packet, or is too slow for a
-        connection, is as one that is not plugged in."""
-        self.all_lost = self.line.link.changed(changes).is_outage
+        """Change fields of the link (`agents.config.AccessLink`). A link that loses every packet, or
+        is too slow for a connection, acts like a disconnected one."""
+        self.all_lost = self.line.link.with_changes(changes).is_outage
         self._release_if_free()
         self.line.change(changes)
 

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device.link import burst
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
@@ -31,7 +31,7 @@ from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
 
-_FREE = Link()
+_FREE = AccessLink()
 _NANOSECOND = 1e-9
 """Seconds: what has no more than that to wait in a pipe is through."""
 
@@ -255,7 +255,7 @@ class Line:
     def __init__(
         self,
         queue: EventQueue,
-        link: Link,
+        link: AccessLink,
         shared: tuple[tuple[Pipe, ...], tuple[Pipe, ...]],
         generator: Callable[[], np.random.Generator],
         *,
@@ -307,9 +307,9 @@ class Line:
         there.send(8 * on_link(size or SMALL), through)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
-        """Fields of `agents.config.Link`, for what is under way too; what is through its pipes by now
-        arrives as planned."""
-        self.link = self.link.changed(changes)
+        """Set fields of `agents.config.AccessLink`, also for packets under way; a packet that has
+        passed the link's queue arrives as planned."""
+        self.link = self.link.with_changes(changes)
         self._apply_link()
 
     def plug(self, *, connected: bool) -> None:
@@ -346,7 +346,7 @@ class Network:
         self,
         queue: EventQueue,
         seed: int,
-        server_link: Link | None = None,
+        server_link: AccessLink | None = None,
         *,
         steady: bool = False,
         packets: bool = False,

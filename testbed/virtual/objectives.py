@@ -16,9 +16,9 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
-from agents.config import FROM_TASK, Start
+from agents.config import FROM_TASK, InitialModel
 from agents.models.flat import FlatModule, build, learned
-from agents.shards import Shard, inputs
+from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, mean_loss
 from agents.tasks.quadratic import Quadratic
 
@@ -79,7 +79,9 @@ class Objective(Protocol):
         ...
 
 
-def objective(task: Task, train: Shard, start: Start = FROM_TASK, device: str = "cpu") -> Objective:
+def objective(
+    task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
+) -> Objective:
     """The fastest there is for `task` on samples of `train`; what PyTorch computes, it does on
     `device`."""
     if isinstance(task, Quadratic):
@@ -273,7 +275,7 @@ class AnyModule:
         self._flat.load(w)
         self._flat.gradient.zero_()
         batch = torch.from_numpy(rows)
-        x = inputs(self._x[batch], self._scale)
+        x = model_inputs(self._x[batch], self._scale)
         loss = mean_loss(self._task, self._flat.module(x), self._y[batch])
         loss.backward()  # type: ignore[no-untyped-call]
         self.partial = self.partial or bool(self._flat.without_gradient())
@@ -283,7 +285,7 @@ class AnyModule:
     def _many(self, w: Floats, rows: Indices, out: Floats) -> Floats:
         """Likewise of models of shape (jobs, d), each on its own samples, shape (jobs, b)."""
         batch = torch.from_numpy(rows)
-        x = inputs(self._x[batch], self._scale)
+        x = model_inputs(self._x[batch], self._scale)
         stack, into = torch.from_numpy(w), torch.from_numpy(out)
         models = {name: stack[:, part].view(len(w), *shape) for name, part, shape in self._parts}
         gradients, losses = self._each(models, x, self._y[batch])
@@ -303,7 +305,7 @@ def _pays(module: nn.Module) -> bool:
     """Whether stacked models train faster than one after the other, on a CPU.
 
     Most of the time of small operations goes into calling them. Convolutions and recurrent layers are
-    work enough for each call, and their stacked forms are slower (docs/virtual-time.md).
+    work enough for each call, and their stacked forms are slower (docs/evidence/virtual-time.md).
     """
     return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 

@@ -17,9 +17,9 @@ from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
-from agents.client import making, randomness
-from agents.client.training import trainer_of
-from agents.config import Link, Named, silence
+from agents.client import factory, randomness
+from agents.client.training import make_trainer
+from agents.config import AccessLink, Named, silence_timeout
 from agents.device_actions import DeviceState
 from agents.models.buffers import Buffers
 from agents.models.flat import first_model
@@ -74,7 +74,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     run directory is whole.
     """
     recorder = Recorder(spec.directory, view)
-    own_code.use(None if spec.topology.own_code is None else str(spec.directory.code))
+    own_code.use_folder(None if spec.topology.own_code is None else str(spec.directory.code))
     gc.freeze()  # what is there by now stays, and need not be looked through time and again
     try:
         with interrupt_flag() as interrupted:
@@ -82,10 +82,10 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
             simulation.run(time.time(), interrupted)
     except Exception as error:
         task = spec.topology.task.name
-        if not own_code.caused(error, task):
+        if not own_code.is_own_fault(error, task):
             raise
         names = " and ".join(filter(own_code.is_own, (task, spec.topology.rule.name)))
-        raise RunFailedError(f"{names} failed:\n{own_code.told(error)}") from error
+        raise RunFailedError(f"{names} failed:\n{own_code.own_traceback(error)}") from error
     finally:
         gc.unfreeze()
         recorder.close()
@@ -215,7 +215,7 @@ class _Fleet:
         self._prepared = prepared
         self._side = side
         self._cost = cost
-        self._patience = from_seconds(silence(keepalive(task)))
+        self._patience = from_seconds(silence_timeout(keepalive(task)))
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
@@ -254,7 +254,7 @@ class _Fleet:
                 lr=setup.local.rate(model.version, model.lr),
                 steps=steps,
                 client=name,
-                rng=lambda: making.rng(setup, randomness.TRAINING, sequence),
+                rng=lambda: factory.rng(setup, randomness.TRAINING, sequence),
                 gradient=gradient,
             )
             return self._pool.hand_in(ticket)
@@ -262,16 +262,16 @@ class _Fleet:
         if last is None:
             line = self._network.line(planned)
             speed = Speed(planned, self._cost)
-            timing = making.timing(setup)
+            timing = factory.timing(setup)
         else:
             line, speed, timing = last.line, last.speed, last.timing
         memory = None if last is None else last.memory
-        done_to_updates = making.steps(setup, self._model[2].size, simulated=True)
+        done_to_updates = factory.steps(setup, self._model[2].size, simulated=True)
         exchanges = (step.simulated_exchange for step in done_to_updates)
         return Device(
             index=index,
             name=name,
-            core=making.core(
+            core=factory.core(
                 *(setup, len(indices), lambda _: timing.thinking, done_to_updates),
                 memory=memory,
             ),
@@ -300,10 +300,14 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
     there."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
     for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
-        made[step.device] = made[step.device].after(step.action)
+        made[step.device] = made[step.device].with_action(step.action)
     for device in spec.plan.devices:
         changes = made[device.name].link
-        yield replace(device, link=(device.link or Link()).changed(changes)) if changes else device
+        yield (
+            replace(device, link=(device.link or AccessLink()).with_changes(changes))
+            if changes
+            else device
+        )
 
 
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:
@@ -316,7 +320,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
         beginning = start_of(topology, spec.directory)
-        trainer_of(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
+        make_trainer(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
         code = None if topology.own_code is None else str(spec.directory.code)
         whole, sliced = slices.measured(
             slices.Work(
@@ -329,7 +333,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         virtual = timed(virtual, step)
     if plan.packets:
         for one in topology.update_steps:
-            virtual = _with_exchange(virtual, pipeline.built(one).exchange_cost(parameters), view)
+            virtual = _with_exchange(virtual, pipeline.build_step(one).exchange_cost(parameters), view)
     if virtual != plan.virtual:
         plan.with_measured(virtual).measured.write(spec.directory.measured)
     return costs.of(virtual, topology.task.flops_per_step)

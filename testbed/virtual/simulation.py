@@ -19,7 +19,7 @@ from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.client import core as client
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.device_actions import to_json
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
@@ -72,7 +72,7 @@ class Simulation:
         run: str,
         schema: str,
         sizes: tuple[int, int],
-        stop: Stop,
+        stop: StopConditions,
         steps: Iterator[Step],
         absent: frozenset[str],
         evaluates_alone: bool = False,
@@ -222,7 +222,7 @@ class Simulation:
                 trained = client.Trained(
                     training.outcome, training.steps, work.started, self._events.now
                 )
-                self._obey(device, device.core.trained(trained))
+                self._obey(device, device.core.on_trained(trained))
 
         left = work.ended - device.running_time(now)
         self._local(device.awake(now) + left, device, end)
@@ -287,12 +287,12 @@ class Simulation:
 
     def _execute(self, action: act.Action) -> None:
         match action:
-            case act.Dispatch(name, version, number):
-                self._send(name, self._model(version, number, action))
+            case act.Dispatch(name):
+                self._send(name, self._model(action))
             case act.Log(record):
                 self._recorder.record(record)
-            case act.Broadcast(version, number):
-                model = self._model(version, number)
+            case act.Broadcast():
+                model = self._model(action)
                 for name in list(self._server.clients):
                     self._send(name, model)
             case Request(name, what):
@@ -310,25 +310,23 @@ class Simulation:
             case act.Finish():
                 self._finished = True
 
-    def _model(
-        self, version: int, number: int, dispatch: act.Dispatch | None = None
-    ) -> payloads.ModelMessage:
+    def _model(self, dispatch: act.Dispatch | act.Broadcast) -> payloads.ModelMessage:
         """One copy of w is shared by all dispatches of a version."""
-        if self._snapshot is None or self._snapshot[0] != version:
-            self._snapshot = (version, self._server.w.copy())
+        if self._snapshot is None or self._snapshot[0] != dispatch.version:
+            self._snapshot = (dispatch.version, self._server.w.copy())
         return payloads.ModelMessage(
             run=self._run,
-            version=version,
-            dispatch=number,
+            version=dispatch.version,
+            dispatch=dispatch.number,
             schema=self._schema,
             vector=self._snapshot[1],
             buffers=self._server.buffers,
-            **({} if dispatch is None else dispatch.to_client),
+            **dispatch.to_client,
         )
 
     def _send(self, name: str, model: payloads.ModelMessage) -> None:
         device = self.device(name)
-        self._download(device, self._model_size, lambda now: device.core.model(model, now))
+        self._download(device, self._model_size, lambda now: device.core.on_model(model, now))
 
     def _download(
         self, device: Device, size: int, handle: Callable[[Nanoseconds], client.Actions]
@@ -419,7 +417,7 @@ class Simulation:
 
             def arrived() -> None:
                 if receiver.exchange is not None:
-                    receiver.exchange.take(sender.name, dispatch)
+                    receiver.exchange.receive_share(sender.name, dispatch)
                 self._computes(receiver, receiver.speed.passing_on(1))
 
             receiver.line.download(size, lambda at: self._message(at, receiver, arrived, to_device=True))
@@ -452,7 +450,7 @@ class Simulation:
 
         def end() -> None:
             if device.working_on is work:  # else an interrupt has ended it
-                self._obey(device, device.core.thought(self._events.now))
+                self._obey(device, device.core.on_thought(self._events.now))
 
         self._local(self._events.now + duration, device, end)
 

@@ -24,8 +24,8 @@ from statistics import median
 import numpy as np
 
 from agents import own_code, process
-from agents.client.training import trainer_of
-from agents.config import Local, Named, Start
+from agents.client.training import make_trainer
+from agents.config import InitialModel, LocalTraining, Named
 from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks import TASKS
@@ -56,8 +56,8 @@ class Work:
     code: str | None
     """Folder of the task's own code."""
     shard: Shard
-    local: Local
-    start: Start
+    local: LocalTraining
+    start: InitialModel
 
 
 def measured(work: Work) -> tuple[float, float]:
@@ -82,9 +82,9 @@ def measured(work: Work) -> tuple[float, float]:
 def main() -> None:
     work: Work = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
     process.keep_freed_memory()
-    own_code.use(work.code)
+    own_code.use_folder(work.code)
     task = own_code.build(work.task, TASKS, Task)
-    trainer = trainer_of(task, work.shard, work.local, work.start)
+    trainer = make_trainer(task, work.shard, work.local, work.start)
     begin = initial(trainer.flat.module)
     if sys.platform == "linux":
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from agents.client.core import Outcome
-from agents.client.training import trainer_of
-from agents.config import FROM_TASK, Local, Start
+from agents.client.training import make_trainer
+from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, norm
 from agents.shards import Shard
@@ -48,7 +48,7 @@ class Job:
     """Shape (d,), float32; not changed."""
     indices: Indices
     """The client's samples in the training set, shape (n,), n ≥ 1."""
-    local: Local
+    local: LocalTraining
     lr: float
     steps: int
     client: str = "a client"
@@ -74,7 +74,9 @@ class _Kind(enum.Enum):
 class BatchTrainer:
     """Trains `task`'s model on clients' parts of `train`, on `device`."""
 
-    def __init__(self, task: Task, train: Shard, start: Start = FROM_TASK, device: str = "cpu") -> None:
+    def __init__(
+        self, task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
+    ) -> None:
         self._draws = task.fits
         """Whether trainings draw random numbers from PyTorch's generator, of which a process has one."""
         self.remark: str | None = None
@@ -133,7 +135,7 @@ class BatchTrainer:
         return [results[place] for place in range(len(jobs))]
 
     def _kind(self, job: Job) -> _Kind:
-        if self._draws or job.buffers or not job.local.is_plain:
+        if self._draws or job.buffers.nbytes or not job.local.is_plain:
             return _Kind.SINGLE
         return _Kind.GRADIENT if job.gradient else _Kind.STACKED
 
@@ -212,7 +214,7 @@ class _Worker:
             for job, end, loss in triples
         ]
 
-    def _skips(self, local: Local) -> bool:
+    def _skips(self, local: LocalTraining) -> bool:
         """Whether a parameter on which the loss does not depend would change by a gradient of zero, and
         so has to be skipped."""
         every = self._l2 or local.proximal  # which depends on all
@@ -237,15 +239,15 @@ class _Worker:
 class _Single:
     """The client's own trainer, which goes from job to job."""
 
-    def __init__(self, task: Task, train: Shard, start: Start, device: str) -> None:
+    def __init__(self, task: Task, train: Shard, start: InitialModel, device: str) -> None:
         self._train = train
         with torch.random.fork_rng(devices=[]):
             nothing = Shard(train.x[:0], train.y[:0], train.scale)
-            self._trainer = trainer_of(task, nothing, Local(steps=1), start, device)
+            self._trainer = make_trainer(task, nothing, LocalTraining(steps=1), start, device)
 
     def train(self, job: Job) -> Outcome:
         self._trainer.assign(
-            self._train.take(job.indices), replace(job.local, steps=job.steps, epochs=None)
+            self._train.subset(job.indices), replace(job.local, steps=job.steps, epochs=None)
         )
         if job.gradient:
             result = self._trainer.gradient(job.start, job.rng(), job.buffers)

@@ -128,7 +128,7 @@ class LiveView(View):
         last = self._tally.evaluation
         if last is not None and last is not self._printed_evaluation:
             self._print_evaluation(last)
-        self._print(f"{ended.at:8.1f} s  ended: {events.ended_by(ended.reason)}")
+        self._print(f"{ended.at:8.1f} s  ended: {events.end_reason(ended.reason)}")
 
     def _print_evaluation(self, evaluation: events.Evaluated) -> None:
         self._print_notices()  # what was before it stands before it
@@ -188,7 +188,7 @@ def render_summary(run: Run) -> RenderableType:
             *(number(row["epsilon"], 1) for _ in private),
         )
     line = summary.headline(run)
-    ended = "not ended" if line.ended is None else events.ended_by(line.ended)
+    ended = "not ended" if line.ended is None else events.end_reason(line.ended)
     facts = f"{line.applied}, {line.duration:.1f} s ({ended})"
     came_to = Text.assemble((line.rule, "bold"), f": {line.quality}")
     return Group(Text(), table, Text(), came_to, Text(facts))

@@ -29,7 +29,7 @@ class Device:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     rule: str
-    stop: config.Stop
+    stop: config.StopConditions
     devices: tuple[Device, ...]
     runtime: str = "process"
     dilation: float = 1.0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from agents import events
-from agents.texts import counted
+from agents.texts import quantity
 from testbed import console
 from testbed.fidelity.validity import Validity
 from testbed.watching.activity import DOWNLOAD, OFFLINE, PAUSED, STATES, TRAIN, UPLOAD, WAIT, Cell
@@ -139,7 +139,7 @@ class Screen:
         if self.outcome or not tally.started:
             title.append(f"  {self.outcome or 'starting'}", "bold")
         facts = (
-            f"{self._time(at)}  version {tally.version}  {counted(tally.updates, 'update')}  "
+            f"{self._time(at)}  version {tally.version}  {quantity(tally.updates, 'update')}  "
             f"{tally.rate(at):.1f}/s"
         )
         facts += f"  {tally.rejected} rejected" if tally.rejected else ""

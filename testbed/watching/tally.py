@@ -175,7 +175,7 @@ class Tally:
         device, action = self._device(record.device), record.action
         if action is None:
             return
-        device.changed = device.changed.after(action)
+        device.changed = device.changed.with_action(action)
         if isinstance(action, SetCpu | SetLink):
             return
         for hold, begins in holds(action).items():

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from agents import events
-from agents.texts import visible
+from agents.texts import make_printable
 from testbed.errors import BadInputError, reading
 from testbed.fidelity.validity import Validity
 from testbed.rundir.directory import RunDirectory
@@ -77,7 +77,7 @@ def _planned(directory: RunDirectory, console: Console) -> Overview:
 def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
     """How the run ended, and its validity where that is known."""
     outcome, judged = manifest.get("outcome"), manifest.get("validity")
-    description = "crashed" if outcome is None else f"ended: {events.ended_by(outcome)}"
+    description = "crashed" if outcome is None else f"ended: {events.end_reason(outcome)}"
     if error := str(manifest.get("error") or ""):
-        description += f": {visible(error.splitlines()[0], _MAX_ERROR)}"
+        description += f": {make_printable(error.splitlines()[0], _MAX_ERROR)}"
     return description, None if judged is None else Validity.from_dict(judged)

@@ -17,12 +17,12 @@ from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.client import core as client_core
-from agents.client.core import ClientCore, Identity, Outcome, Trained
-from agents.config import Local
+from agents.client.core import ClientCore, ClientIdentity, Outcome, Trained
+from agents.config import LocalTraining
 from agents.models.vectors import Vector
 from agents.pipeline.interface import ClientStep, PeerError
 from agents.pipeline.secure.party import Party
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.quantisation import Grid
 from agents.pipeline.secure.secure_messages import decode_sum
 from agents.pipeline.secure.settings import SecureRun
 from agents.pipeline.secure.step import Masking
@@ -155,17 +155,17 @@ class Fleet:
         if self._secure is not None:
             party = device.party = Party("run", name, self._secure, self.server.w.size)
             for other in filter(None, (one.party for one in self.devices.values())):
-                other.meet(name, party.public)
-                party.meet(other.name, other.public)
+                other.add_peer(name, party.public)
+                party.add_peer(other.name, other.public)
             steps.append(_Kept(party, party.grid, partial(_rng, name), self.sent))
         settings = ClientSettings(
-            local=Local(steps=_STEPS),
+            local=LocalTraining(steps=_STEPS),
             sends_changes=bool(steps),
             as_sent=steps[0].as_sent if steps else None,
             memory=device.memory,
         )
         rule = self._rule.begin_client(settings)
-        device.core = ClientCore(Identity("run", name, 10), lambda *_: 0, rule, steps)
+        device.core = ClientCore(ClientIdentity("run", name, 10), lambda *_: 0, rule, steps)
         self.say(name, "joining")
         self.say(name, "ready")
 
@@ -223,10 +223,10 @@ class Fleet:
         assert device.core is not None
         match message:
             case ModelMessage():
-                self._obey(device, device.core.model(message, self._ns))
+                self._obey(device, device.core.on_model(message, self._ns))
             case Share(sender, payload) if device.party is not None:
                 with suppress(PeerError):  # sealed for the process that was here before, as it may be
-                    device.party.take(sender, payload)
+                    device.party.receive_share(sender, payload)
             case act.AskForShares(_, number, updates) if device.party is not None:
                 answer = decode_sum(device.party.answer(number, updates))
                 summed = inputs.SharesSummed(self._ns, name, inputs.SharesSum(*answer))
@@ -251,17 +251,19 @@ class Fleet:
         progress = np.full_like(start, np.nan) if diverged else self._progress(name, start)
         outcome = Outcome(-progress if self._side.kind == "gradient" else start + progress, 0.5)
         trained = Trained(lambda: outcome, steps, self._ns, self._ns)
-        self._obey(device, device.core.trained(trained))
+        self._obey(device, device.core.on_trained(trained))
 
     def arrive(self, name: str) -> bool:
         """The first update on its way from this client arrives; whether the rule took it."""
         message = self.devices[name].outbox.popleft()
         self.arrived.append(message)
-        before = len(self.core.answers)
-        done = self.hand_in(message)
-        rejected = [record for record in records(done) if isinstance(record, events.UpdateRejected)]
-        # One of a buffer that is lost was in there.
-        taken = len(self.core.answers) > before and all("buffer is lost" in r.reason for r in rejected)
+        key, waiting = (name, message.dispatch), self.core.core._versions.arrivals
+        is_repeated = key in waiting
+        done = records(self.hand_in(message))
+        applied = {(r.client, r.dispatch) for r in done if isinstance(r, events.UpdateApplied)}
+        rejected = [r for r in done if isinstance(r, events.UpdateRejected)]
+        lost = {(r.client, r.dispatch) for r in rejected if "buffer is lost" in r.reason}
+        taken = not is_repeated and key in {*waiting, *applied, *lost}
         if taken:
             self.taken.append(message)
             self.accepted.append((name, message.sequence, to_seconds(message.sent)))
@@ -339,7 +341,7 @@ class Fleet:
                             self._put(recipient, Share(device.party.name, share))
                 case client_core.Think(_):
                     assert device.core is not None
-                    self._obey(device, device.core.thought(self._ns))
+                    self._obey(device, device.core.on_thought(self._ns))
                 case client_core.CutShort():
                     device.cut = True
                 case client_core.Remember(memory):

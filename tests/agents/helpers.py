@@ -17,9 +17,9 @@ from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.aggregator.settings import Settings
-from agents.client.core import ClientCore, Identity, Outcome
+from agents.client.core import ClientCore, ClientIdentity, Outcome
 from agents.client.training_times import Timing
-from agents.config import Duration, Local, Named, Stop
+from agents.config import DrawnDuration, LocalTraining, Named, StopConditions
 from agents.device_actions import Join
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
@@ -95,14 +95,12 @@ class Core:
     """An AggregatorCore that is handed one input per call, with times in seconds.
 
     The actions that a call returns are without those that accompany each update and status: of these,
-    `acknowledged` and `answers` tell."""
+    `acknowledged` tells."""
 
     def __init__(self, core: AggregatorCore, rule: State) -> None:
         self.core, self.rule = core, rule
         self.acknowledged: list[tuple[str, int]] = []
         """Client and dispatch of each acknowledgement, in order."""
-        self.answers: list[str] = []
-        """Client of each message that had been asked for, in order."""
 
     @property
     def ready(self) -> Sequence[str]:
@@ -160,17 +158,15 @@ class Core:
         for one in done:
             if isinstance(one, act.Acknowledge):
                 self.acknowledged.append((one.client, one.dispatch))
-            elif isinstance(one, act.Answered):
-                self.answers.append(one.client)
         return [action for action in done if not isinstance(action, _ALWAYS)]
 
 
-_ALWAYS = act.Acknowledge | act.Answered | act.AskForUnacknowledged
+_ALWAYS = act.Acknowledge | act.AskForUnacknowledged
 
 
 def make_core(
     rule: Rule,
-    stop: Stop | None = None,
+    stop: StopConditions | None = None,
     w: Vector | None = None,
     *,
     evaluate_every: float = 1e6,
@@ -191,7 +187,7 @@ def make_core(
         run="run",
         schema="s",
         side=rule.client_side,
-        stop=stop or Stop(after=1e6),
+        stop=stop or StopConditions(after=1e6),
         evaluate_every=from_seconds(evaluate_every),
         **chosen,
     )
@@ -215,9 +211,11 @@ COMPRESSED = Named("compression", {"kind": "fp16", "params": {}})
 """Compression among what is done to updates: the server takes them by any method."""
 
 
-def client_rule(side: ClientSide | None = None, local: Local | None = None, **more: Any) -> ClientState:
+def client_rule(
+    side: ClientSide | None = None, local: LocalTraining | None = None, **more: Any
+) -> ClientState:
     """The client half of a rule with this `side`."""
-    settings = ClientSettings(local=local or Local(steps=1), **more)
+    settings = ClientSettings(local=local or LocalTraining(steps=1), **more)
     side = side or ClientSide()
     return (AreaClient if side.kind == "residual" else ClientState)(side, settings)
 
@@ -258,7 +256,9 @@ VANILLA = FedBuff(buffer_size=1)
 """Adds every update at once and answers with the new model."""
 
 
-def started(rule: Rule = VANILLA, stop: Stop | None = None, **settings: Any) -> tuple[Core, Server]:
+def started(
+    rule: Rule = VANILLA, stop: StopConditions | None = None, **settings: Any
+) -> tuple[Core, Server]:
     """A run of the clients a and b, which hold dispatches 1 and 2 of version 0, which is evaluated."""
     aggregator, server = make_core(rule, stop, **settings)
     aggregator.status("b", "ready", 0.0)
@@ -309,7 +309,7 @@ class Simulation:
         centers: Sequence[float],
         periods: Sequence[float],
         lr: float,
-        stop: Stop,
+        stop: StopConditions,
         *,
         steps: int = 1,
         curvatures: Sequence[float] | None = None,
@@ -327,7 +327,7 @@ class Simulation:
             patient=True,
         )
         self.state: Any = core.rule
-        self.local = Local(steps=steps, lr=lr)
+        self.local = LocalTraining(steps=steps, lr=lr)
         self.records: list[events.Record] = []
         self.models: list[float] = [0.0]
         self._rule = rule
@@ -378,7 +378,7 @@ class Simulation:
         return (start + share * rest).astype(start.dtype)
 
     def _device(self, name: str, last: Device | None) -> Device:
-        timing = Duration("constant", {"value": self._periods[name]})
+        timing = DrawnDuration("constant", {"value": self._periods[name]})
         planned = PlannedDevice(
             name=name, group=name, cpu=None, memory=0, local=self.local, timing=timing
         )
@@ -386,7 +386,9 @@ class Simulation:
         settings = ClientSettings(local=self.local, memory=memory)
         return Device(
             index=NAMES.index(name),
-            core=ClientCore(Identity("run", name, 10), lambda *_: 0, self._rule.begin_client(settings)),
+            core=ClientCore(
+                ClientIdentity("run", name, 10), lambda *_: 0, self._rule.begin_client(settings)
+            ),
             line=self._network.line(planned) if last is None else last.line,
             train=lambda model, _: _Training(self, name, model),
             speed=Speed(planned, StepCost()) if last is None else last.speed,

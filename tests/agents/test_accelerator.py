@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from agents.client import accelerator
-from agents.config import Broker, ClientConfig, ClientSetup, Local, Named
+from agents.config import BrokerAccess, ClientConfig, ClientSetup, LocalTraining, Named
 
 CPU = ClientConfig(
-    setup=ClientSetup(run="r", client="pi", seed=0, rule=Named("fedbuff", {}), local=Local(steps=1)),
-    broker=Broker("127.0.0.1", 1, "pi", "secret"),
+    setup=ClientSetup(
+        run="r", client="pi", seed=0, rule=Named("fedbuff", {}), local=LocalTraining(steps=1)
+    ),
+    broker=BrokerAccess("127.0.0.1", 1, "pi", "secret"),
     task=Named("digits-logreg", {}),
     shard="",
     threads=1,
@@ -26,7 +28,7 @@ A2 = SimpleNamespace(name="NVIDIA A2", total_memory=16 * 2**30, multi_processor_
 
 def test_client_without_a_gpu_is_not_limited() -> None:
     accelerator.prepare(CPU)
-    with pytest.raises(torch.OutOfMemoryError), accelerator.memory_named(CPU):
+    with pytest.raises(torch.OutOfMemoryError), accelerator.exit_when_out_of_memory(CPU):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
 
 
@@ -53,15 +55,15 @@ def test_pytorch_memory_is_limited_to_that_of_the_device(
     assert capsys.readouterr().err == told
     accelerator.prepare(replace(GPU, gpu_memory=None))
     assert taken == [0.125]
-    assert accelerator.fraction(32 * 2**30, 16 * 2**30) == 1.0
+    assert accelerator.memory_fraction(32 * 2**30, 16 * 2**30) == 1.0
 
 
 def test_out_of_gpu_memory_is_reported() -> None:
-    with pytest.raises(SystemExit) as ended, accelerator.memory_named(GPU):
+    with pytest.raises(SystemExit) as ended, accelerator.exit_when_out_of_memory(GPU):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
     assert str(ended.value) == (
         "client pi: out of GPU memory of its 2048 MiB: CUDA out of memory. Tried to allocate 2 GiB. "
         "Raise gpu.memory in the topology, or lower batch_size"
     )
-    with pytest.raises(RuntimeError, match="another"), accelerator.memory_named(GPU):
+    with pytest.raises(RuntimeError, match="another"), accelerator.exit_when_out_of_memory(GPU):
         raise RuntimeError("another")

@@ -10,7 +10,7 @@ from agents import events
 from agents.aggregator import inputs
 from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
 from agents.aggregator.settings import LastEvaluation
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.rules.defedavg_iid import DeFedAvgIid
 from agents.rules.favano import Favano
 from agents.rules.fedasync import FedAsync
@@ -28,7 +28,7 @@ def _end_after(core: Core, version: int, actions: Actions) -> Actions:
 
 
 def test_resumed_run_continues_its_counters() -> None:
-    core, _ = started(stop=Stop(after=10.0, updates=2), evaluate_every=2.0)
+    core, _ = started(stop=StopConditions(after=10.0, updates=2), evaluate_every=2.0)
     core.update("a", message("a", 1), 4, 5.0)
     core.due(5.5)
     core.evaluated(1, 0.5, 0.8, 5.6)
@@ -48,7 +48,7 @@ def test_resumed_run_continues_its_counters() -> None:
 
 
 def test_run_stops_after_a_time() -> None:
-    core, _ = started(stop=Stop(after=10.0))
+    core, _ = started(stop=StopConditions(after=10.0))
     core.update("a", message("a", 1), 4, 1.0)
     assert core.due(9.9) == []
     actions = core.due(10.0)
@@ -65,12 +65,12 @@ def test_run_stops_after_a_time() -> None:
 
 
 def test_run_without_updates_needs_no_second_evaluation() -> None:
-    core, _ = started(stop=Stop(after=10.0))
+    core, _ = started(stop=StopConditions(after=10.0))
     assert core.due(10.0)[-1] == Finish("after")
 
 
 def test_run_stops_after_a_number_of_updates() -> None:
-    core, _ = started(FedBuff(buffer_size=2), Stop(updates=2))
+    core, _ = started(FedBuff(buffer_size=2), StopConditions(updates=2))
     core.update("a", message("a", 1), 4, 1.0)
     actions = core.update("b", message("b", 2), 4, 2.0)
     assert actions[-2:] == [StopClients(), Evaluate(1)]
@@ -79,7 +79,7 @@ def test_run_stops_after_a_number_of_updates() -> None:
 
 
 def test_run_stops_at_the_target_accuracy() -> None:
-    core, _ = started(stop=Stop(target_accuracy=0.8), evaluate_every=2.0)
+    core, _ = started(stop=StopConditions(target_accuracy=0.8), evaluate_every=2.0)
     core.update("a", message("a", 1), 4, 1.0)
     core.due(2.0)
     assert core.evaluated(1, 0.5, 0.79, 2.1)[-1] != Finish("target_accuracy")
@@ -101,7 +101,7 @@ def _unfinished(actions: Actions) -> list[events.Record]:
 
 
 def test_update_in_no_version_is_recorded_at_the_end() -> None:
-    core, _ = started(FedBuff(buffer_size=3), stop=Stop(after=10.0))
+    core, _ = started(FedBuff(buffer_size=3), stop=StopConditions(after=10.0))
     core.update("a", message("a", 1), 4, 1.0)
     core.end_of_instant(1.0)  # it is sent another model
     assert _unfinished(core.due(10.0)) == [
@@ -112,7 +112,7 @@ def test_update_in_no_version_is_recorded_at_the_end() -> None:
 
 
 def test_client_without_a_dispatch_has_no_unfinished_round() -> None:
-    core, _ = started(FedAvg(), stop=Stop(after=10.0))
+    core, _ = started(FedAvg(), stop=StopConditions(after=10.0))
     core.update("a", message("a", 1), 4, 1.0)  # it waits for b
     left = core.status("b", "offline", 9.0)
     assert _unfinished(left) == [events.RoundUnfinished(9.0, "b", 0, 0.0, 9.0, 2)]
@@ -122,7 +122,7 @@ def test_client_without_a_dispatch_has_no_unfinished_round() -> None:
 
 
 def test_unanswered_broadcast_is_an_unfinished_round() -> None:
-    core, _ = started(DeFedAvgIid(buffer_size=1), stop=Stop(after=10.0))
+    core, _ = started(DeFedAvgIid(buffer_size=1), stop=StopConditions(after=10.0))
     core.end_of_instant(0.0)
     core.update("a", message("a", 1), 4, 1.0)
     core.end_of_instant(1.0)
@@ -134,7 +134,7 @@ def test_unanswered_broadcast_is_an_unfinished_round() -> None:
 
 
 def test_running_evaluation_is_awaited_before_the_final_one() -> None:
-    core, _ = started(stop=Stop(after=10.0), evaluate_every=9.0)
+    core, _ = started(stop=StopConditions(after=10.0), evaluate_every=9.0)
     core.update("a", message("a", 1), 4, 1.0)
     core.due(9.0)
     core.update("b", message("b", 2), 4, 9.5)
@@ -177,7 +177,7 @@ def test_run_may_wait_for_absent_clients() -> None:
     "rule", [FedAvg(round_timeout=5.0), FedBuff(buffer_size=2, reply="after_aggregation"), FedAsync()]
 )
 def test_inputs_after_the_end_change_nothing(rule: Rule) -> None:
-    core, server = started(rule, Stop(after=4.0, updates=100))
+    core, server = started(rule, StopConditions(after=4.0, updates=100))
     core.update("a", message("a", 1, kind=rule.client_side.kind), 4, 1.0)
     core.due(4.0)
     w, version = server.w.copy(), server.version
@@ -225,7 +225,7 @@ def test_messages_deferred_to_the_end_of_the_last_instant_are_not_sent(
 
 
 def test_update_that_ends_the_run_leaves_no_deferred_model_and_no_timer() -> None:
-    core, _ = started(FedAvg(round_timeout=5.0), Stop(updates=2))
+    core, _ = started(FedAvg(round_timeout=5.0), StopConditions(updates=2))
     core.update("a", message("a", 1), 4, 1.0)
     core.update("b", message("b", 2), 4, 1.0)
     assert core.end_of_instant(1.0) == []
@@ -235,7 +235,7 @@ def test_update_that_ends_the_run_leaves_no_deferred_model_and_no_timer() -> Non
 def _ended(timeout: float | None = 30.0, dilation: float = 1.0, **settings: Any) -> Core:
     """A run that has ended after 10 s, and waits for the evaluation of version 1."""
     waits = LastEvaluation(timeout=timeout, dilation=dilation)
-    core, _ = started(stop=Stop(after=10.0), last_evaluation=waits, **settings)
+    core, _ = started(stop=StopConditions(after=10.0), last_evaluation=waits, **settings)
     core.update("a", message("a", 1), 4, 1.0)
     assert core.due(10.0) == [StopClients(), Evaluate(1)]
     return core
@@ -313,7 +313,7 @@ def test_interrupted_run_waits_briefly_for_its_last_evaluation() -> None:
 
 def test_timeout_covers_the_running_and_the_last_evaluation_together() -> None:
     core, _ = started(
-        stop=Stop(after=10.0), evaluate_every=9.0, last_evaluation=LastEvaluation(timeout=5.0)
+        stop=StopConditions(after=10.0), evaluate_every=9.0, last_evaluation=LastEvaluation(timeout=5.0)
     )
     core.update("a", message("a", 1), 4, 1.0)
     core.due(9.0)
@@ -323,7 +323,7 @@ def test_timeout_covers_the_running_and_the_last_evaluation_together() -> None:
     assert core.due(15.0)[-1] == Finish("after")
 
     core, _ = started(
-        stop=Stop(after=10.0), evaluate_every=9.0, last_evaluation=LastEvaluation(timeout=5.0)
+        stop=StopConditions(after=10.0), evaluate_every=9.0, last_evaluation=LastEvaluation(timeout=5.0)
     )
     core.update("a", message("a", 1), 4, 1.0)
     core.due(9.0)
@@ -335,7 +335,7 @@ def test_timeout_covers_the_running_and_the_last_evaluation_together() -> None:
 
 def test_evaluations_after_the_run_are_all_done_without_a_timeout() -> None:
     core, _ = started(
-        stop=Stop(after=10.0),
+        stop=StopConditions(after=10.0),
         evaluate_every=2.0,
         evaluate_after=True,
         last_evaluation=LastEvaluation(timeout=None),

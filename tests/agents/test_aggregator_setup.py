@@ -6,7 +6,7 @@ import numpy as np
 
 from agents.aggregator.core import Setup
 from agents.aggregator.settings import Settings
-from agents.config import Named, Stop
+from agents.config import Named, StopConditions
 from agents.rules.interface import ClientSide
 
 
@@ -16,7 +16,7 @@ def test_draws_of_a_rule_depend_on_the_seed() -> None:
         schema="s",
         side=ClientSide(),
         importance={"a": 0.25, "b": 0.75},
-        stop=Stop(updates=3),
+        stop=StopConditions(updates=3),
         evaluate_every=1_000_000_000,
     )
     _, server = Setup(settings, Named("fedbuff", {"buffer_size": 1}), 7).core(np.zeros(2))

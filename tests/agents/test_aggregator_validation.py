@@ -16,13 +16,13 @@ from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.settings import Settings
 from agents.aggregator.validation import Validation
-from agents.config import Bounds, Stop
+from agents.config import StopConditions, UpdateBounds
 from agents.models import vectors
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
 from agents.pipeline import ServerSteps
 from agents.pipeline.compression import Compressed, TopK
-from agents.pipeline.secure.masked import DIVERGED, Masked
+from agents.pipeline.secure.masked_update import DIVERGED, Masked
 from agents.pipeline.secure.settings import SecureRun
 from agents.rules.client_half import ClientSide, Kind
 from agents.rules.interface import Server
@@ -47,7 +47,11 @@ _MASKED = Masked(np.array([1, 2, 3], np.uint32), holders=(0, 1), outside=0, took
 def validation(*, secure: SecureRun | None = None, version: int = 0, **settings: Any) -> Validation:
     """Validation in a run whose model is `_W` of `version`, with deltas from clients with any number of
     samples, changed by `settings`."""
-    defaults: dict[str, Any] = {"side": ClientSide(), "importance": {"a": 1.0}, "stop": Stop(after=1.0)}
+    defaults: dict[str, Any] = {
+        "side": ClientSide(),
+        "importance": {"a": 1.0},
+        "stop": StopConditions(after=1.0),
+    }
     steps = [COMPRESSED] if secure is None else [secure_step(secure)]
     asked = Settings(run="run", schema="s", evaluate_every=1, steps=steps, **defaults | settings)
     server = Server(_W.copy(), {}, np.random.default_rng(0), version=version)
@@ -88,7 +92,10 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "another model: 1 numbers in its buffers, expected 0",
     ),
     "another base": ({"base_version": 1}, "base version 1, it was sent 0"),
-    "masked": ({"encoded": _MASKED.encoded}, "encoded by no step of this run: holders, outside, took"),
+    "masked": (
+        {"encoded": _MASKED.encoded},
+        "encoded by a step that this run does not have: holders, outside, took",
+    ),
     "no samples": ({"samples": 0}, "0 samples, expected at least 1"),
     "many samples": ({"samples": 2**63}, "a count of more than"),
     "less than no step": ({"steps": -1}, "-1 steps"),
@@ -136,7 +143,7 @@ def test_samples_are_limited_by_the_clients_shard() -> None:
 
 @pytest.mark.parametrize("staleness", [0, 2, 3])
 def test_update_over_the_staleness_bound_is_dropped(staleness: int) -> None:
-    bounded = validation(bounds=Bounds(staleness=2), version=5)
+    bounded = validation(bounds=UpdateBounds(staleness=2), version=5)
     old = 5 - staleness
     told = judged(bounded, update(base_version=old), dispatched=old)
     if staleness <= 2:
@@ -156,7 +163,7 @@ def test_update_over_the_norm_bound_is_clipped_in_its_direction(
     """The move that a model makes is its difference to the global one."""
     origin = _W if kind == "model" else np.zeros(3, np.float32)
     found = update(*origin + np.array(move, np.float32), kind=kind)
-    checks = validation(bounds=Bounds(norm=2.0))
+    checks = validation(bounds=UpdateBounds(norm=2.0))
     moved = found.vector - origin
     length = checks.over_norm(found)
     if length is None:
@@ -169,7 +176,7 @@ def test_update_over_the_norm_bound_is_clipped_in_its_direction(
 
 
 def test_update_over_the_norm_bound_may_be_dropped() -> None:
-    dropping = validation(bounds=Bounds(norm=2.0, over_norm="drop"))
+    dropping = validation(bounds=UpdateBounds(norm=2.0, over_norm="drop"))
     assert isinstance(judged(dropping, update(0, 0, 2)), UpdateMessage)
     assert judged(dropping, update(0, 0, 2.5)) == "norm 2.5, the bound is 2"
 
@@ -203,8 +210,8 @@ def test_compressed_model_is_expanded_relative_to_its_base(kind: Kind, base: Vec
     [
         (compressed(_W, "model"), "the model that it was trained from is not kept"),
         (compressed(np.zeros(4, np.float32)), "another model: 4 parameters, expected 3"),
-        (huge(), "sizes out of range"),
-        (compressed(_W, indices=np.array([0, 1, 3], np.uint32)), "indices that do not ascend"),
+        (huge(), "out of range"),
+        (compressed(_W, indices=np.array([0, 1, 3], np.uint32)), "indices must ascend"),
         (compressed(np.array([0, np.inf, 0], np.float32)), "not finite"),
     ],
     ids=["no base", "too long", "huge", "forged", "not finite"],
@@ -220,10 +227,10 @@ def test_compressed_update_that_cannot_be_expanded_is_rejected(
 _MASKING_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "too long": ({"words": np.zeros(4, np.uint32)}, "another model: 4 parameters, expected 3"),
     "diverged": ({"outside": DIVERGED}, "not finite"),
-    "few holders": ({"holders": (0,)}, "1 clients have a share of its mask, 2 are needed"),
-    "an unknown holder": ({"holders": (0, 3)}, "a client that is not of this run"),
-    "longer than the round": ({"took": SECOND}, "a mask that took longer than the round"),
-    "less than no time": ({"took": -1}, "less than no time"),
+    "few holders": ({"holders": (0,)}, "only 1 clients have a share of its mask, expected at least 2"),
+    "an unknown holder": ({"holders": (0, 3)}, "a client that is not in this run"),
+    "longer than the round": ({"took": SECOND}, "masking time out of range"),
+    "less than no time": ({"took": -1}, "expected from 0 to"),
 }
 
 
@@ -248,5 +255,5 @@ def test_masked_model_is_passed_on_with_its_base_only() -> None:
     assert isinstance(found, UpdateMessage)
     assert found.vector is _W
     told = judged(models, replace(masked(), kind="model"))
-    assert told == "masked, and the model that it was trained from is not kept"
+    assert told == "masked, but the model that it was trained from is not kept"
     assert judged(validation(secure=_SECURE), update()) == "not masked, in a run with secure aggregation"

@@ -13,7 +13,7 @@ from torch import nn
 from agents import events
 from agents.aggregator import actions as act
 from agents.client.training import Trainer
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models import buffers
 from agents.models.buffers import Buffers
 from agents.models.flat import FlatModule, buffers_of, first_model, initial, load_buffers
@@ -118,7 +118,7 @@ def test_buffers_are_read_from_and_loaded_into_a_module() -> None:
 def test_training_starts_from_the_models_buffers_and_returns_its_own() -> None:
     """Earlier trainings do not matter; without a step the buffers stay unchanged."""
     w, first, _ = first_model(Normed(), seed=5)
-    trainer = Trainer(Normed(), SHARD, Local(steps=3, batch_size=8))
+    trainer = Trainer(Normed(), SHARD, LocalTraining(steps=3, batch_size=8))
     trainer.warm_up()
     once, again = (trainer.train(w, np.random.default_rng(1), buffers=first) for _ in range(2))
     assert once.buffers.equals(again.buffers)

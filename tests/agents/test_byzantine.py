@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents.client import core
-from agents.config import Local, Named
+from agents.config import LocalTraining, Named
 from agents.pipeline.byzantine import ATTACKS, Attacker, Noise
 from agents.rules.interface import ClientSide, Kind
 from agents.wire.payloads import ModelMessage, UpdateMessage
@@ -23,18 +23,18 @@ START, ENDS = [1.0, 1.0], [[3.0, 0.0], [2.0, 2.0]]
 
 def sent(named: Named, kind: Kind = "delta", **local: Any) -> list[UpdateMessage]:
     """The client's two updates."""
-    rule = client_rule(ClientSide(kind), Local(steps=2, **local))
+    rule = client_rule(ClientSide(kind), LocalTraining(steps=2, **local))
     attacker = Attacker(ATTACKS[named.name](**named.params), np.random.default_rng)
-    client = core.ClientCore(core.Identity("run", "a", 10), lambda *_: 0, rule, [attacker])
+    client = core.ClientCore(core.ClientIdentity("run", "a", 10), lambda *_: 0, rule, [attacker])
     model = ModelMessage(
         run="run", version=0, dispatch=1, schema="s", vector=np.array(START, np.float32)
     )
     updates = []
     for dispatch, end in enumerate(ENDS, start=1):
-        client.model(replace(model, dispatch=dispatch), 0)
+        client.on_model(replace(model, dispatch=dispatch), 0)
         outcome = core.Outcome(np.array(end, np.float32), 0.25)
-        client.trained(core.Trained(lambda o=outcome: o, 2, 0, 1))  # type: ignore[misc]
-        updates += [a.message() for a in client.thought(2) if isinstance(a, core.SendUpdate)]
+        client.on_trained(core.Trained(lambda o=outcome: o, 2, 0, 1))  # type: ignore[misc]
+        updates += [a.message() for a in client.on_thought(2) if isinstance(a, core.SendUpdate)]
     return updates
 
 

@@ -36,7 +36,7 @@ def test_chunks_are_joined_to_the_payload(most: int) -> None:
 @pytest.mark.parametrize("most", [1000, 100])
 def test_payloads_share_a_body(most: int) -> None:
     body = chunks.cut([PAYLOAD[:120], memoryview(PAYLOAD)[120:]], most)
-    one, other = chunks.messages(b"to a", body), chunks.messages(b"to b!", body)
+    one, other = chunks.chunk_messages(b"to a", body), chunks.chunk_messages(b"to b!", body)
     assert join(joiner_of(), [*one, *other]) == [b"to a" + PAYLOAD, b"to b!" + PAYLOAD]
     if most == 100:  # two chunks of the first 120 bytes, two of the others
         assert [len(sent(chunk)) - chunks.HEAD.size for chunk in one] == [104, 20, 100, 30]

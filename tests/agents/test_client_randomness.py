@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents import keys
+from agents import generator_keys
 from agents.client.randomness import NOISE, THINKING, TIMING, TRAINING, generator
 from testbed.topology import seeds
 
@@ -36,7 +36,7 @@ def test_clients_with_equal_name_checksums_draw_differently() -> None:
 
 
 def test_name_is_hashed_to_four_words_of_the_key() -> None:
-    assert keys.of("a") == (310482890, 3401391050, 3006382842, 1306272666)
+    assert generator_keys.key_of("a") == (310482890, 3401391050, 3006382842, 1306272666)
     names = ["", "a", "aa", "pi-1", "pi-11", "plumless", "buckeroo"]
-    assert {len(keys.of(name)) for name in names} == {4}
-    assert len({keys.of(name) for name in names}) == len(names)
+    assert {len(generator_keys.key_of(name)) for name in names} == {4}
+    assert len({generator_keys.key_of(name) for name in names}) == len(names)

@@ -118,10 +118,10 @@ def test_compressed_update_is_sent_and_readable_by_safetensors(named: Named, buf
     payload = payloads.encode(sent(packed, buffers=buffers))
     update = payloads.decode_update(payload)
     assert update.encoded is not None
-    assert Compressed.of(update.encoded).dense().tobytes() == packed.dense().tobytes()
+    assert Compressed.from_encoded(update.encoded).dense().tobytes() == packed.dense().tobytes()
     assert update.buffers.equals(buffers)
     arrays = safetensors.numpy.load(payload)
-    more = {"floats": buffers.floats, "integers": buffers.integers} if buffers else {}
+    more = {"floats": buffers.floats, "integers": buffers.integers} if buffers.nbytes else {}
     assert {name: array.tolist() for name, array in arrays.items()} == {
         name: array.tolist() for name, array in (dict(packed.arrays) | more).items()
     }
@@ -170,9 +170,9 @@ def test_model_is_compressed_as_the_difference_to_its_base() -> None:
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"values": [1.0, 1.0], "indices": [1, 1]}, "do not ascend"),
-        ({"values": [1.0, 1.0], "indices": [2, 1]}, "do not ascend"),
-        ({"values": [1.0, 1.0], "indices": [0, 3]}, "beyond the model"),
+        ({"values": [1.0, 1.0], "indices": [1, 1]}, "indices must ascend"),
+        ({"values": [1.0, 1.0], "indices": [2, 1]}, "indices must ascend"),
+        ({"values": [1.0, 1.0], "indices": [0, 3]}, "and be below 3"),
         ({"values": [np.inf, 1.0], "indices": [0, 1]}, "not finite"),
         ({"values": [np.nan, 1.0], "indices": [0, 1]}, "not finite"),
     ],
@@ -234,7 +234,7 @@ def test_damaged_payloads_are_refused_or_decoded(
     encoded = json.dumps(header).encode()
     try:
         update = payloads.decode_update(struct.pack("<Q", len(encoded)) + encoded + body)
-        decoded = Compressed.of(update.encoded) if update.encoded is not None else None
+        decoded = Compressed.from_encoded(update.encoded) if update.encoded is not None else None
     except (payloads.WireError, LookupError, ValueError):
         return
     assert decoded is not None

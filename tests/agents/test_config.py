@@ -10,8 +10,8 @@ import pytest
 
 from agents import config
 
-LINK = config.Link(up=5_000_000)
-BROKER = config.Broker("127.0.0.1", 1883, "a", "s3cret")
+LINK = config.AccessLink(up=5_000_000)
+BROKER = config.BrokerAccess("127.0.0.1", 1883, "a", "s3cret")
 TASK = config.Named("digits-logreg", {"l2": 0.1, "bias": False})
 EXAMPLES: list[Any] = [
     config.ClientConfig(
@@ -20,10 +20,10 @@ EXAMPLES: list[Any] = [
             client="a",
             seed=7,
             rule=config.Named("fedbuff", {"buffer_size": 3}),
-            local=config.Local(steps=5, clip=1.0),
+            local=config.LocalTraining(steps=5, clip=1.0),
             steps=[config.Named("compression", {"kind": "topk", "params": {"share": 0.1}})],
-            think=config.Duration("uniform", {"low": 0.1, "high": 0.2}),
-            timing=config.Duration("trace", {"values": [0.1, 0.2]}),
+            think=config.DrawnDuration("uniform", {"low": 0.1, "high": 0.2}),
+            timing=config.DrawnDuration("trace", {"values": [0.1, 0.2]}),
         ),
         broker=BROKER,
         task=TASK,
@@ -38,11 +38,11 @@ EXAMPLES: list[Any] = [
             client="a",
             seed=7,
             rule=config.Named("fedasync", {}),
-            local=config.Local(epochs=1, lr_by_step=config.Schedule(over=5, shape="cosine")),
+            local=config.LocalTraining(epochs=1, lr_by_step=config.Schedule(over=5, shape="cosine")),
         ),
         broker=BROKER,
         task=TASK,
-        start=config.Start("/start.safetensors", ["0.*"]),
+        start=config.InitialModel("/start.safetensors", ["0.*"]),
         shard="/data/a",
         threads=1,
         parameters=650,
@@ -55,7 +55,7 @@ EXAMPLES: list[Any] = [
         rule=config.Named("fedbuff", {"buffer_size": 3}),
         clients={"a": 0.25, "b": 0.75},
         evaluate_every=2.0,
-        stop=config.Stop(after=10.0, target_accuracy=0.9),
+        stop=config.StopConditions(after=10.0, target_accuracy=0.9),
         seed=7,
         test_set="/data/test",
         run_directory="/run",
@@ -94,18 +94,18 @@ EXAMPLES: list[Any] = [
         targets={"mqtt": 1883, "aggregator": 1884},
         addresses={"a": "10.0.0.2"},
         links={"a": {"rtt": 0.1, "jitter": 0.0, "loss": 0.0}},
-        access={"a": config.Access("wifi", up=2_000_000)},
+        access={"a": config.SharedLink("wifi", up=2_000_000)},
         seed=3,
     ),
 ]
 
 
 def test_link_behind_a_shared_one_has_the_lower_rate() -> None:
-    link = config.Link(up=5_000_000, rtt=0.1)
-    assert link.behind(None) == link
-    shared = config.Access("wifi", up=2_000_000, down=9_000_000)
-    assert link.behind(shared) == config.Link(up=2_000_000, down=9_000_000, rtt=0.1)
-    assert config.Link().behind(config.Access("wifi", down=1)) == config.Link(down=1)
+    link = config.AccessLink(up=5_000_000, rtt=0.1)
+    assert link.limited_by(None) == link
+    shared = config.SharedLink("wifi", up=2_000_000, down=9_000_000)
+    assert link.limited_by(shared) == config.AccessLink(up=2_000_000, down=9_000_000, rtt=0.1)
+    assert config.AccessLink().limited_by(config.SharedLink("wifi", down=1)) == config.AccessLink(down=1)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -122,15 +122,15 @@ def test_repr_hides_the_password() -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"up": 1, "sideways": 2}, "Link has no field sideways"),
-        ([], "Link: .*got `array`"),
-        (3, "Link: .*got `int`"),
-        ({"up": "1"}, r"Link: .*got `str` - at `\$\.up`"),
+        ({"up": 1, "sideways": 2}, "AccessLink has no field sideways"),
+        ([], "AccessLink: .*got `array`"),
+        (3, "AccessLink: .*got `int`"),
+        ({"up": "1"}, r"AccessLink: .*got `str` - at `\$\.up`"),
     ],
 )
 def test_invalid_configurations_are_refused(values: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        config.from_dict(config.Link, values)
+        config.from_dict(config.AccessLink, values)
 
 
 def test_unknown_and_missing_fields_of_a_nested_part_are_named() -> None:
@@ -147,4 +147,4 @@ def test_file_without_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("{")
     with pytest.raises(ValueError, match="line 1"):
-        config.load(config.Link, path)
+        config.load(config.AccessLink, path)

@@ -9,7 +9,7 @@ import pytest
 
 from agents.device import control_group
 from agents.device.control_group import ControlGroup, weights_of
-from agents.wire.messages import NO_LIMIT, Limits
+from agents.wire.messages import NO_LIMIT, CgroupLimits
 
 V2 = {
     "cpu.max": "25000 100000\n",
@@ -31,8 +31,8 @@ V1 = {
     "memory/memory.memsw.limit_in_bytes": "536870912\n",
     "memory/memory.oom_control": "under_oom 0\noom_kill 0\n",
 }
-AS_V2 = Limits(quota=25_000, period=100_000, weight=10, cpus="1", memory=2**29, swap=0)
-AS_V1 = Limits(quota=25_000, period=100_000, shares=250, cpus="1", memory=2**29, swap=0)
+AS_V2 = CgroupLimits(quota=25_000, period=100_000, weight=10, cpus="1", memory=2**29, swap=0)
+AS_V1 = CgroupLimits(quota=25_000, period=100_000, shares=250, cpus="1", memory=2**29, swap=0)
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
@@ -101,14 +101,14 @@ def group_of(folder: Path, files: Mapping[str, str]) -> ControlGroup:
 def test_missing_limits_are_none(tmp_path: Path) -> None:
     v2 = V2 | {"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.swap.max": "max\n"}
     found = group_of(tmp_path / "v2", v2)
-    assert found.limits() == Limits(
+    assert found.limits() == CgroupLimits(
         quota=NO_LIMIT, period=100_000, weight=10, cpus="1", memory=NO_LIMIT, swap=NO_LIMIT
     )
     assert found.cores() is None
     unlimited = "9223372036854771712\n"
     v1 = V1 | {"memory/memory.limit_in_bytes": unlimited, "cpu/cpu.cfs_quota_us": "-1\n"}
     found = group_of(tmp_path / "v1", v1 | {"memory/memory.memsw.limit_in_bytes": unlimited})
-    assert found.limits() == Limits(
+    assert found.limits() == CgroupLimits(
         quota=NO_LIMIT, period=100_000, shares=250, cpus="1", memory=NO_LIMIT, swap=NO_LIMIT
     )
     assert found.cores() is None

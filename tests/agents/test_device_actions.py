@@ -21,8 +21,8 @@ from agents.device_actions import (
     SetCpu,
     SetLink,
     Switching,
-    about,
     from_json,
+    hold_of,
     holds,
     to_json,
 )
@@ -67,17 +67,17 @@ def test_unknown_actions_of_another_version_are_skipped(details: dict[str, objec
 
 @pytest.mark.parametrize("action", [action for action, _ in ACTIONS])
 def test_device_state_is_rebuilt_from_its_actions(action: Action) -> None:
-    state = DeviceState().after(action)
+    state = DeviceState().with_action(action)
     assert list(state.actions()) == [action]
-    assert state.after(action) == state
+    assert state.with_action(action) == state
     if isinstance(action, Switching):
-        assert holds(action)[about(action)] == (type(action) in {Crash, Pause, Disconnect, Leave})
+        assert holds(action)[hold_of(action)] == (type(action) in {Crash, Pause, Disconnect, Leave})
 
 
 def _made(*actions: Action) -> list[Action]:
     state = DeviceState()
     for action in actions:
-        state = state.after(action)
+        state = state.with_action(action)
     return list(state.actions())
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from agents.aggregator import actions as act
-from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Trained
+from agents.client.core import ClientCore, ClientIdentity, Outcome, SendUpdate, Trained
 from agents.config import Named
 from agents.models.vectors import Vector
-from agents.pipeline.differential import Differential, DifferentialRun, Privatiser
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.differential import DifferentialPrivacy, DifferentialRun, Privatiser
+from agents.pipeline.secure.quantisation import Grid
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, Kind
@@ -112,10 +112,10 @@ def _sent(
 ) -> UpdateMessage:
     """Send one update from a newly started client."""
     rule = client_rule(ClientSide(kind))
-    core = ClientCore(Identity("run", "a", 10), lambda *_: 0, rule, [privatiser])
-    core.model(ModelMessage(run="run", version=0, dispatch=dispatch, schema="s", vector=start), 0)
-    core.trained(Trained(lambda: Outcome(end, 0.25), 1, 0, 0))
-    (send,) = core.thought(0)
+    core = ClientCore(ClientIdentity("run", "a", 10), lambda *_: 0, rule, [privatiser])
+    core.on_model(ModelMessage(run="run", version=0, dispatch=dispatch, schema="s", vector=start), 0)
+    core.on_trained(Trained(lambda: Outcome(end, 0.25), 1, 0, 0))
+    (send,) = core.on_thought(0)
     assert isinstance(send, SendUpdate)
     return send.message()
 
@@ -179,4 +179,4 @@ def test_server_noise_follows_the_staleness_discount() -> None:
 
 def test_delta_must_be_positive() -> None:
     with pytest.raises(ValueError, match="delta is 0, expected above 0"):
-        Differential(clip=1.0, noise=1.0, delta=0.0)
+        DifferentialPrivacy(clip=1.0, noise=1.0, delta=0.0)

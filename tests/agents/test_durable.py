@@ -27,7 +27,7 @@ from agents.aggregator.inputs import Input
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.settings import Settings
 from agents.aggregator.snapshot import SnapshotError
-from agents.config import Named, Stop
+from agents.config import Named, StopConditions
 from agents.device_actions import Pause, to_json
 from agents.models.buffers import Buffers
 from agents.rules import RULES
@@ -52,7 +52,7 @@ def setup_of(rule: Rule, **settings: Any) -> Setup:
         schema="s",
         side=rule.client_side,
         importance=IMPORTANCE,
-        stop=Stop(after=1e6),
+        stop=StopConditions(after=1e6),
         evaluate_every=from_seconds(1e6),
         checkpoint_every=from_seconds(CHECKPOINT_EVERY),
         **settings,

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.config import Duration
+from agents.config import DrawnDuration
 from agents.timing.durations import sampler, vary
 
 N = 20_000
 
 
 def draws(distribution: str, **params: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    sample = sampler(Duration(distribution, params), np.random.default_rng(1))
+    sample = sampler(DrawnDuration(distribution, params), np.random.default_rng(1))
     return np.array([sample() for _ in range(N)])
 
 
@@ -72,11 +72,11 @@ def test_trace_is_replayed_in_order() -> None:
 )
 def test_invalid_parameters_are_refused(distribution: str, params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"expected|give one of"):
-        sampler(Duration(distribution, params), np.random.default_rng())
+        sampler(DrawnDuration(distribution, params), np.random.default_rng())
 
 
 def test_only_constant_durations_do_not_vary() -> None:
-    assert vary(Duration("exponential", {"mean": 2}))
-    assert vary(Duration("trace", {"values": [1, 2, 7]}))
-    assert not vary(Duration("constant", {"value": 2}))
+    assert vary(DrawnDuration("exponential", {"mean": 2}))
+    assert vary(DrawnDuration("trace", {"values": [1, 2, 7]}))
+    assert not vary(DrawnDuration("constant", {"value": 2}))
     assert not vary(None)

@@ -10,10 +10,10 @@ import pytest
 from agents import events, shards
 from agents.aggregator.flood_guard import FloodGuard
 from agents.aggregator.main import Aggregator
-from agents.config import AggregatorConfig, Broker, Named, Stop
+from agents.config import AggregatorConfig, BrokerAccess, Named, StopConditions
 from agents.device_actions import Restart, to_json
 from agents.mqtt.topics import AGGREGATOR, Topics
-from agents.mqtt.transport import Received
+from agents.mqtt.transport import ReceivedMessage
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
 from tests.agents.helpers import message
@@ -22,9 +22,18 @@ from tests.agents.helpers import message
 def test_answers_to_dispatches_are_never_a_flood() -> None:
     guard = FloodGuard()
     for number in range(10_000):
-        assert guard.passes("a", at=number / 10_000)
-        guard.answers("a")
+        guard.asked("a")
+        assert guard.passes("a", at=number / 10_000, is_answer=True)
     assert not guard.floods("a")
+
+
+def test_answers_that_were_never_given_do_not_let_a_flood_pass() -> None:
+    guard = FloodGuard()
+    for _ in range(10_000):
+        guard.asked("a")
+    passed = sum(guard.passes("a", at=0.0, is_answer=True) for _ in range(2000))
+    assert passed == 256 + 100
+    assert guard.floods("a")
 
 
 @pytest.mark.parametrize("rate", [20.0, 1e6])
@@ -100,12 +109,12 @@ def test_aggregator_blocks_a_flooding_client_until_its_restart(
     shards.save(Quadratic(((1.0,),)).shards()[0], tmp_path / "shard")
     config = AggregatorConfig(
         run="r",
-        broker=Broker("localhost", 1883, "a", ""),
+        broker=BrokerAccess("localhost", 1883, "a", ""),
         task=Named("quadratic", {"centers": [[1.0]]}),
         rule=Named("fedasync", {}),
         clients={"a": 0.5, "b": 0.5},
         evaluate_every=1e6,
-        stop=Stop(after=1e6),
+        stop=StopConditions(after=1e6),
         seed=1,
         test_set=str(tmp_path / "shard"),
         run_directory=str(tmp_path),
@@ -115,30 +124,29 @@ def test_aggregator_blocks_a_flooding_client_until_its_restart(
 
     def look() -> int:
         """How often it has subscribed by then."""
-        aggregator._watched = 0.0
-        aggregator._watch()
+        aggregator._watch(aggregator._now())
         connection = aggregator._connection
         assert isinstance(connection, _Silent)
         return connection.subscribed
 
     def say(topic: str, message: messages.Message) -> None:
-        aggregator._receive(Received(topic, messages.encode(message), 0))
+        aggregator._receive(ReceivedMessage(topic, messages.encode(message), 0))
 
     def present() -> list[str]:
         return list(aggregator._core.ready)
 
     for name in ("a", "b"):
         say(names.status(name), messages.Status(name, "ready"))
-    say(names.control(AGGREGATOR), messages.Start())
+    say(names.control(AGGREGATOR), messages.StartOrder())
     for _ in range(1150):
-        aggregator._receive(Received(names.update("a"), payload, 0))
+        aggregator._receive(ReceivedMessage(names.update("a"), payload, 0))
     assert present() == ["b"]
     assert look() == 1  # it still comes
     say(names.status("a"), messages.Status("a", "ready"))
     assert present() == ["b"]
     assert look() == 2
     assert look() == 2
-    say(names.control(AGGREGATOR), messages.Log(0.0, "a", "hand", 0.0, to_json(Restart())))
+    say(names.control(AGGREGATOR), messages.LogOrder(0.0, "a", "hand", 0.0, to_json(Restart())))
     assert look() == 3  # what it has said meanwhile comes again
     say(names.status("a"), messages.Status("a", "ready"))
     assert present() == ["a", "b"]

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from agents.imports import uncollected
+from agents.imports import without_garbage_collection
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -14,7 +14,7 @@ def test_garbage_collector_is_restored_after_a_failed_import(enabled: bool) -> N
     was = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        with pytest.raises(ImportError), uncollected():
+        with pytest.raises(ImportError), without_garbage_collection():
             _fail(gc.isenabled())
         assert gc.isenabled() == enabled
     finally:

@@ -6,14 +6,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from agents.mqtt.inbox import Inbox
-from agents.mqtt.transport import Received
+from agents.mqtt.transport import ReceivedMessage
 
-LARGE = Received("update/d-1", bytes(1000), 0)
+LARGE = ReceivedMessage("update/d-1", bytes(1000), 0)
 
 
 def test_messages_of_a_flooding_sender_wait_for_the_others() -> None:
     inbox: Inbox[str] = Inbox(10_000)
-    assert inbox.take(0.0) == []
+    assert inbox.drain(0.0) == []
     sent: list[int] = []
 
     def flood() -> None:
@@ -26,7 +26,7 @@ def test_messages_of_a_flooding_sender_wait_for_the_others() -> None:
         most = 0
         while not flooding.done():
             inbox.put("a timer")  # is not kept waiting
-            taken = inbox.take(1.0)
+            taken = inbox.drain(1.0)
             most = max(most, taken.count(LARGE))
     assert sent == list(range(100))
     assert 1 <= most <= 8  # the last of them found almost 10,000 bytes waiting
@@ -36,19 +36,19 @@ def test_messages_during_connection_setup_do_not_delay_the_reply() -> None:
     inbox: Inbox[str] = Inbox(10_000)
     for _ in range(100):
         inbox.receive(LARGE)
-    assert inbox.take(0.0) == [LARGE] * 100
+    assert inbox.drain(0.0) == [LARGE] * 100
     for _ in range(7):
         inbox.receive(LARGE)
-    assert inbox.take(0.0) == [LARGE] * 7
+    assert inbox.drain(0.0) == [LARGE] * 7
 
 
 def test_connection_waiting_for_space_can_be_closed() -> None:
     inbox: Inbox[str] = Inbox(1)
-    inbox.take(0.0)
+    inbox.drain(0.0)
     inbox.receive(LARGE)
     waiting = threading.Thread(target=inbox.receive, args=(LARGE,))
     waiting.start()
     inbox.close()
     waiting.join(30)
     assert not waiting.is_alive()
-    assert inbox.take(0.0) == [LARGE]
+    assert inbox.drain(0.0) == [LARGE]

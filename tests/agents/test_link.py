@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device import link
 from tests.conftest import unavailable
 from tests.namespaces import inside, joined
@@ -36,19 +36,19 @@ peakrate 200000000000bit mtu 1514
 
 
 def test_tc_commands_of_a_link() -> None:
-    both = link.commands(Link(up=2_000_000, down=20_000_000), "eth0")
+    both = link.commands(AccessLink(up=2_000_000, down=20_000_000), "eth0")
     assert "".join(" ".join(command) + "\n" for command in both) == GOLDEN
-    assert link.commands(Link(up=2_000_000), "eth0") == both[:1]
-    assert link.commands(Link(down=20_000_000), "eth0") == both[1:]
-    assert link.commands(Link(), "eth0") == []
+    assert link.commands(AccessLink(up=2_000_000), "eth0") == both[:1]
+    assert link.commands(AccessLink(down=20_000_000), "eth0") == both[1:]
+    assert link.commands(AccessLink(), "eth0") == []
 
 
 def test_change_only_runs_the_commands_it_needs() -> None:
-    before = Link(up=2_000_000, down=20_000_000)
+    before = AccessLink(up=2_000_000, down=20_000_000)
     slower = "tbf rate 1000000bit burst 1514 limit 25000 peakrate 200000000000bit mtu 1514"
-    (changed,) = link.commands(Link(up=1_000_000, down=20_000_000), "eth0", before)
+    (changed,) = link.commands(AccessLink(up=1_000_000, down=20_000_000), "eth0", before)
     assert " ".join(changed) == f"tc qdisc replace dev eth0 root handle 1: {slower}"
-    (changed,) = link.commands(Link(up=2_000_000, down=1_000_000), "eth0", before)
+    (changed,) = link.commands(AccessLink(up=2_000_000, down=1_000_000), "eth0", before)
     assert " ".join(changed) == f"tc qdisc replace dev ifb0 root handle 1: {slower}"
 
 
@@ -78,9 +78,9 @@ class Network:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
 
-    def apply(self, wanted: Link) -> None:
+    def apply(self, wanted: AccessLink) -> None:
         self.python(
-            "from agents.config import Link\n"
+            "from agents.config import AccessLink\n"
             "from agents.device import link\n"
             f"link.apply({wanted!r}, link.interface_towards('10.213.0.1'))"
         )
@@ -128,7 +128,7 @@ def network() -> Iterator[Network]:
 
 
 def test_link_limits_both_directions(network: Network) -> None:
-    network.apply(Link(up=2_000_000, down=10_000_000))
+    network.apply(AccessLink(up=2_000_000, down=10_000_000))
     up = network.upload(250_000)
     down = network.download(1_250_000)
     # 1 s of payload each; headers add 5 %. A busy host may add, never take.
@@ -139,7 +139,7 @@ def test_link_limits_both_directions(network: Network) -> None:
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_small_model_is_limited_despite_the_bucket(network: Network, direction: str) -> None:
     """128 KiB at 2 Mbit/s is 0.52 s of payload."""
-    network.apply(Link(up=2_000_000, down=2_000_000))
+    network.apply(AccessLink(up=2_000_000, down=2_000_000))
     transfer = network.upload if direction == "up" else network.download
     assert 0.51 < transfer(128 * 1024) < 1.0
 
@@ -198,13 +198,13 @@ with socket.create_server(("10.213.0.1", 9000)) as listening:
 PLAY = """
 import itertools, sys, time
 from pathlib import Path
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device import link
 from agents.timing.nanoseconds import to_seconds
 from testbed.topology import link_traces
 from testbed.topology.devices import LinkTrace
 
-now, interface = Link(), link.interface_towards("10.213.0.1")
+now, interface = AccessLink(), link.interface_towards("10.213.0.1")
 begin = time.time()
 print(begin, flush=True)
 for step in link_traces.steps("device", link_traces.read(LinkTrace(up=sys.argv[1]), Path())):
@@ -212,7 +212,7 @@ for step in link_traces.steps("device", link_traces.read(LinkTrace(up=sys.argv[1
     if at >= float(sys.argv[2]):
         break
     time.sleep(max(0.0, begin + at - time.time()))
-    changed = now.changed(step.action.changes)
+    changed = now.with_changes(step.action.changes)
     called = time.time()
     link.apply(changed, interface, now)
     print(changed.up, begin + at, called, time.time(), flush=True)
@@ -246,7 +246,7 @@ def _bytes_by(frames: list[str], begin: float, width: float) -> list[int]:
 
 def test_change_during_a_transfer_lets_no_burst_through(network: Network) -> None:
     """10 Mbit/s are 62,500 bytes in 50 ms, 1 Mbit/s 6,250: one frame more may fall into a stretch."""
-    before, after = Link(up=10_000_000), Link(up=1_000_000)
+    before, after = AccessLink(up=10_000_000), AccessLink(up=1_000_000)
     network.apply(before)
     with (
         _running(network.broker, SINK) as sink,
@@ -257,7 +257,7 @@ def test_change_during_a_transfer_lets_no_burst_through(network: Network) -> Non
             time.sleep(1.5)
             changed = time.time()
             network.python(
-                "from agents.config import Link\n"
+                "from agents.config import AccessLink\n"
                 "from agents.device import link\n"
                 f"link.apply({after!r}, 'eth0', {before!r})"
             )
@@ -301,13 +301,13 @@ while True:
 
 MEASURE = """
 import sys, time
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device import link
 from agents.device.netlink import Netlink
 rates, now, interface = list(map(int, sys.argv[1].split(","))), None, "eth0"
 usage = None
 for rate in rates:
-    wanted = Link(up=rate, down=rate)
+    wanted = AccessLink(up=rate, down=rate)
     link.apply(wanted, interface, now)
     now, usage = wanted, usage or link.Usage(interface, Netlink())
     usage.pause()
@@ -382,7 +382,7 @@ def test_packets_larger_than_the_bucket_are_dropped(network: Network) -> None:
     """For example those of a network with jumbo frames."""
     for holder in (network.device, network.broker):
         subprocess.run([*inside(holder), *["ip", "link", "set", "eth0", "mtu", "9000"]], check=True)
-    network.apply(Link(up=8_000_000, down=8_000_000))
+    network.apply(AccessLink(up=8_000_000, down=8_000_000))
     assert 0.45 < network.upload(500_000) < 1.0
     assert 0.45 < network.download(500_000) < 1.0
 
@@ -425,10 +425,10 @@ def test_delivered_bytes_follow_a_trace(network: Network, tmp_path: Path) -> Non
 
 def test_kernel_refusals_are_reported(network: Network) -> None:
     network.python(
-        "from agents.config import Link\n"
+        "from agents.config import AccessLink\n"
         "from agents.device import link\n"
         "try:\n"
-        "    link.apply(Link(up=1_000_000), 'eth7')\n"
+        "    link.apply(AccessLink(up=1_000_000), 'eth7')\n"
         "except link.LinkError as error:\n"
         "    assert 'eth7' in str(error), error\n"
         "else:\n"
@@ -438,16 +438,16 @@ def test_kernel_refusals_are_reported(network: Network) -> None:
 
 def test_rate_of_fractional_bytes_is_set(network: Network) -> None:
     """A dilated clock divides rates into such values."""
-    network.apply(Link(up=333_333, down=884_956))
+    network.apply(AccessLink(up=333_333, down=884_956))
 
 
 def test_rate_other_than_requested_is_an_error(network: Network) -> None:
     network.python(
-        "from agents.config import Link\n"
+        "from agents.config import AccessLink\n"
         "from agents.device import link\n"
         "link._tbf = lambda rate, made=link._tbf: made(rate + 8000)\n"
         "try:\n"
-        "    link.apply(Link(up=1_000_000), 'eth0')\n"
+        "    link.apply(AccessLink(up=1_000_000), 'eth0')\n"
         "except link.LinkError as error:\n"
         "    assert 'asked for 1000000 bit/s on eth0, the kernel has 1008000' in str(error), error\n"
         "else:\n"

@@ -35,7 +35,7 @@ LONG = b"9" * 400
 HALF = b"\\ud800"
 """One half of a surrogate pair."""
 
-SAMPLE = messages.Sample(
+SAMPLE = messages.UsageSample(
     device=PI,
     at=12.5,
     cpu=3.25,
@@ -46,17 +46,19 @@ SAMPLE = messages.Sample(
     received=10,
     sent=20,
 )
-LIMITS = messages.Limits(
+LIMITS = messages.CgroupLimits(
     quota=messages.NO_LIMIT, period=10_000, weight=39, cpus="0,2-3", memory=2**29, swap=0
 )
 EXAMPLES: list[tuple[str, Message]] = [
-    (NAMES.control(AGGREGATOR), messages.Start()),
-    (NAMES.control(AGGREGATOR), messages.Stop()),
+    (NAMES.control(AGGREGATOR), messages.StartOrder()),
+    (NAMES.control(AGGREGATOR), messages.StopOrder()),
     (
         NAMES.control(AGGREGATOR),
-        messages.Log(1.5, PI, "scenario", -1e-9, {"action": "set", "link": {"up": 10**6, "rtt": None}}),
+        messages.LogOrder(
+            1.5, PI, "scenario", -1e-9, {"action": "set", "link": {"up": 10**6, "rtt": None}}
+        ),
     ),
-    (NAMES.control(AGGREGATOR), messages.Note("läuft 🙂\n")),
+    (NAMES.control(AGGREGATOR), messages.NoteOrder("läuft 🙂\n")),
     (
         NAMES.control(PI),
         messages.DeviceOrder(PI, SetLink({"up": None, "down": 8, "rtt": 0.1, "jitter": 0, "loss": 1})),
@@ -73,13 +75,13 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.control(PI), messages.DeviceOrder(PI, Leave())),
     (NAMES.control(PI), messages.DeviceOrder(PI, Join())),
     (NAMES.telemetry(PI), SAMPLE),
-    (NAMES.telemetry(PI), messages.Sample(device=PI, at=0.0, cpu=0.0, memory=0)),
-    (NAMES.telemetry(PI), messages.Probe(PI, 1.0, LinkFigures(0.1, 0.01, 0.0, 1e6, 2e6))),
-    (NAMES.telemetry(PI), messages.Probe(PI, 1.0, LinkFigures())),
+    (NAMES.telemetry(PI), messages.UsageSample(device=PI, at=0.0, cpu=0.0, memory=0)),
+    (NAMES.telemetry(PI), messages.LinkProbe(PI, 1.0, LinkFigures(0.1, 0.01, 0.0, 1e6, 2e6))),
+    (NAMES.telemetry(PI), messages.LinkProbe(PI, 1.0, LinkFigures())),
     (NAMES.telemetry(PI), messages.LimitsRead(PI, 1.0, LIMITS)),
     (NAMES.telemetry(PI), messages.Disturbance(PI, 9.5, 4.0, "the client of pi-1 was stopped")),
     (NAMES.telemetry(ROUTER), messages.Disturbance(ROUTER, 9.5, 4.0, "the router stood still")),
-    (NAMES.control(AGGREGATOR), messages.Disrupt(9.5, 4.0, "the router stood still")),
+    (NAMES.control(AGGREGATOR), messages.DisruptOrder(9.5, 4.0, "the router stood still")),
     (NAMES.control(PI), messages.LimitsRequest(PI)),
     (NAMES.failure(PI), messages.Failure(PI, "`tc` said: ü")),
     (NAMES.status(PI), messages.Status(PI, "joining")),
@@ -114,7 +116,7 @@ figures = st.builds(
 )
 limit = st.integers(-1, 2**63 - 1)
 limits = st.builds(
-    messages.Limits,
+    messages.CgroupLimits,
     quota=limit,
     period=counts,
     shares=maybe_count,
@@ -125,17 +127,17 @@ limits = st.builds(
 )
 queue_uses = st.builds(messages.QueueUse, seconds, counts, counts)
 BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
-    messages.Start: st.builds(messages.Start),
-    messages.Stop: st.builds(messages.Stop),
-    messages.Log: st.builds(
-        messages.Log,
+    messages.StartOrder: st.builds(messages.StartOrder),
+    messages.StopOrder: st.builds(messages.StopOrder),
+    messages.LogOrder: st.builds(
+        messages.LogOrder,
         at=times,
         device=names,
         source=st.sampled_from(get_args(messages.Source)),
         lateness=times,
         details=(st.builds(SetLink, changes) | st.builds(SetCpu, st.floats(0, 1000))).map(to_json),
     ),
-    messages.Note: st.builds(messages.Note, texts),
+    messages.NoteOrder: st.builds(messages.NoteOrder, texts),
     messages.ReportRequest: st.builds(messages.ReportRequest, names, counts),
     messages.Report: st.builds(messages.Report, names, counts, counts),
     messages.DeviceOrder: st.builds(
@@ -143,8 +145,8 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         names,
         st.builds(SetLink, changes) | st.sampled_from([action() for action in get_args(Switching)]),
     ),
-    messages.Sample: st.builds(
-        messages.Sample,
+    messages.UsageSample: st.builds(
+        messages.UsageSample,
         device=names,
         at=seconds,
         cpu=seconds,
@@ -157,11 +159,11 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         uplink=st.none() | queue_uses,
         downlink=st.none() | queue_uses,
     ),
-    messages.Probe: st.builds(messages.Probe, names, seconds, figures),
+    messages.LinkProbe: st.builds(messages.LinkProbe, names, seconds, figures),
     messages.LimitsRequest: st.builds(messages.LimitsRequest, names),
     messages.LimitsRead: st.builds(messages.LimitsRead, names, seconds, limits),
     messages.Disturbance: st.builds(messages.Disturbance, names, seconds, seconds, texts),
-    messages.Disrupt: st.builds(messages.Disrupt, seconds, seconds, texts),
+    messages.DisruptOrder: st.builds(messages.DisruptOrder, seconds, seconds, texts),
     messages.Failure: st.builds(messages.Failure, names, texts),
     messages.Status: st.builds(messages.Status, names, st.sampled_from(get_args(messages.State))),
     messages.Request: st.builds(
@@ -179,7 +181,7 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
 
 def _topic(message: Message) -> str:
     match message:
-        case messages.Sample(device=name) | messages.Probe(name) | messages.LimitsRead(name):
+        case messages.UsageSample(device=name) | messages.LinkProbe(name) | messages.LimitsRead(name):
             return NAMES.telemetry(name)
         case messages.Disturbance(name):
             return NAMES.telemetry(name)
@@ -230,7 +232,7 @@ def test_telemetry_has_the_format_that_the_analysis_reads() -> None:
         "received": 10,
         "sent": 20,
     }
-    assert encode(messages.Probe(PI, 1.0, LinkFigures(rtt=0.5))) == (
+    assert encode(messages.LinkProbe(PI, 1.0, LinkFigures(rtt=0.5))) == (
         b'{"device":"pi-1","at":1.0,"probe":{"rtt":0.5}}'
     )
 
@@ -269,19 +271,19 @@ OF_PI = NAMES.telemetry(PI)
 @pytest.mark.parametrize(
     ("topic", "payload", "complaint"),
     [
-        ("", b"ready", "no topic of r"),
-        ("testbed/r/status", b"ready", "no topic of r"),
-        ("testbed/other/status/pi-1", b"ready", "no topic of r"),
-        ("testbed/r/status/pi-1/x", b"ready", "no topic of r"),
-        ("testbed/r/status/+", b"ready", "no topic of r"),
-        ("testbed/r/update/pi-1", b"ready", "update/ carries no control messages"),
-        (TO_PI, b"", "no JSON"),
-        (TO_PI, b"\xff\xfe", "no JSON"),
-        (TO_PI, DEEP, "no JSON"),
-        (TO_PI, b'{"do": ' + DEEP, "no JSON"),
+        ("", b"ready", "not a topic of run r"),
+        ("testbed/r/status", b"ready", "not a topic of run r"),
+        ("testbed/other/status/pi-1", b"ready", "not a topic of run r"),
+        ("testbed/r/status/pi-1/x", b"ready", "not a topic of run r"),
+        ("testbed/r/status/+", b"ready", "not a topic of run r"),
+        ("testbed/r/update/pi-1", b"ready", "no control messages are expected on update/"),
+        (TO_PI, b"", "not a JSON"),
+        (TO_PI, b"\xff\xfe", "not a JSON"),
+        (TO_PI, DEEP, "not a JSON"),
+        (TO_PI, b'{"do": ' + DEEP, "not a JSON"),
         (TO_PI, b" " * 65_537, "65537 bytes, at most 65536"),
-        (TO_PI, b"[]", "no JSON object"),
-        (TO_PI, b"null", "no JSON object"),
+        (TO_PI, b"[]", "not a JSON object"),
+        (TO_PI, b"null", "not a JSON object"),
         (TO_AGGREGATOR, b"{}", "`do`"),
         (TO_AGGREGATOR, b'{"do": []}', "\\.do`"),
         (TO_AGGREGATOR, b'{"do": "burn"}', "'burn' .*\\.do`"),
@@ -292,7 +294,7 @@ OF_PI = NAMES.telemetry(PI)
         (TO_PI, _act("pi-1", "crash", now=1), "field `[a-z]+` .*\\.action`"),
         (TO_PI, b'{"device": "pi-1", "action": []}', "\\.action`"),
         (TO_PI, b'{"action": {"action": "crash"}}', "missing required field `device`"),
-        (TO_PI, _act("pi-2", "crash"), "topic is that of pi-1, the message that of pi-2"),
+        (TO_PI, _act("pi-2", "crash"), "device: found pi-2, expected pi-1"),
         (TO_PI, _act(3, "crash"), "\\.device`"),
         (TO_ROUTER, _act("+", "disconnect"), "\\.device`"),
         (TO_PI, _link(), "link"),
@@ -304,11 +306,11 @@ OF_PI = NAMES.telemetry(PI)
         (TO_PI, _link(rtt=-1), "link"),
         (TO_PI, _link(loss=1.1), "\\.link.loss`"),
         (TO_PI, _link(rtt="1"), "link"),
-        (TO_PI, _link(rtt=float("nan")), "no JSON"),
-        (TO_PI, _link(rtt=float("inf")), "no JSON"),
+        (TO_PI, _link(rtt=float("nan")), "not a JSON"),
+        (TO_PI, _link(rtt=float("inf")), "not a JSON"),
         (TO_AGGREGATOR, _log(at=int(LONG)), "\\.at`"),
-        (TO_AGGREGATOR, _log().replace(b"1.0", b"9" * 5000), "no JSON"),
-        (TO_AGGREGATOR, _log().replace(b"1.0", b"1e999"), "no JSON"),
+        (TO_AGGREGATOR, _log().replace(b"1.0", b"9" * 5000), "not a JSON"),
+        (TO_AGGREGATOR, _log().replace(b"1.0", b"1e999"), "not a JSON"),
         (TO_AGGREGATOR, _log(at=False), "\\.at`"),
         (TO_AGGREGATOR, _log(source="cron"), "'cron' .*\\.source`"),
         (TO_AGGREGATOR, _log(source=[]), "\\.source`"),
@@ -320,14 +322,14 @@ OF_PI = NAMES.telemetry(PI)
         (
             TO_AGGREGATOR,
             _log(details={"action": "set", "cpu": 1}).replace(b": 1}", b": 1e999}"),
-            "no JSON",
+            "not a JSON",
         ),
         (TO_AGGREGATOR, _log(details={"action": "set", "link": {"up": -1}}), "\\.link.up`"),
-        (TO_AGGREGATOR, _log(details={"action": "\ud800"}), "no JSON"),
-        (TO_AGGREGATOR, b'{"do": "note", "message": "\\ud800"}', "no JSON"),
+        (TO_AGGREGATOR, _log(details={"action": "\ud800"}), "not a JSON"),
+        (TO_AGGREGATOR, b'{"do": "note", "message": "\\ud800"}', "not a JSON"),
         (TO_AGGREGATOR, b'{"do": "note", "message": 1}', "\\.message`"),
         (TO_AGGREGATOR, b'{"do": "note", "message": "%s"}' % (b"x" * 4097), "4096 .*\\.message`"),
-        (OF_PI, _sample(device="pi-2"), "topic is that of pi-1, the message that of pi-2"),
+        (OF_PI, _sample(device="pi-2"), "device: found pi-2, expected pi-1"),
         (OF_PI, _sample(at=-1), "\\.at`"),
         (OF_PI, _sample(memory=1.5), "\\.memory`"),
         (OF_PI, _sample(memory=2**63), "\\.memory`"),
@@ -338,7 +340,7 @@ OF_PI = NAMES.telemetry(PI)
         (OF_PI, b'{"device": "pi-1", "at": 1.0, "limits": 1}', "\\.limits`"),
         (OF_PI, _limits(cpus="0-99999999"), "\\.limits.cpus`"),
         (OF_PI, _limits(swap=-2), ">= -1 .*\\.limits.swap`"),
-        (NAMES.failure(PI), b"\xff", "no UTF-8"),
+        (NAMES.failure(PI), b"\xff", "not UTF-8"),
         (NAMES.failure(PI), b"x" * 4097, "4096 .*\\.reason`"),
         (NAMES.status(PI), b"", "'' .*\\.state`"),
         (
@@ -368,9 +370,9 @@ def test_invalid_messages_are_refused_with_the_reason(
         messages.DeviceOrder(PI, SetLink({})),
         messages.DeviceOrder(PI, SetLink({"up": 10**5000})),
         messages.DeviceOrder("a/b", Crash()),
-        messages.Log(float("inf"), PI, "hand", 0.0, {"action": "crash"}),
-        messages.Log(0.0, PI, "hand", 0.0, {"action": "dance"}),
-        messages.Sample(device=PI, at=0.0, cpu=0.0, throttled=float("nan"), memory=0),
+        messages.LogOrder(float("inf"), PI, "hand", 0.0, {"action": "crash"}),
+        messages.LogOrder(0.0, PI, "hand", 0.0, {"action": "dance"}),
+        messages.UsageSample(device=PI, at=0.0, cpu=0.0, throttled=float("nan"), memory=0),
         messages.UnmaskRequest(PI, 0, [(PI, 1, 1)] * (messages.MAX_SUMMANDS + 1)),
     ],
 )
@@ -398,7 +400,7 @@ def test_any_text_is_sent_in_printable_form(text: str) -> None:
     assert (
         decode(NAMES, NAMES.failure(PI), encode(failure := messages.Failure(PI, text * 200))) == failure
     )
-    assert decode(NAMES, TO_AGGREGATOR, encode(note := messages.Note(text * 200))) == note
+    assert decode(NAMES, TO_AGGREGATOR, encode(note := messages.NoteOrder(text * 200))) == note
 
 
 def test_null_field_equals_a_missing_one() -> None:

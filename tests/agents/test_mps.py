@@ -95,9 +95,9 @@ def test_missing_daemon_is_reported_with_its_package(
 
 
 def test_mps_limits_of_a_client() -> None:
-    assert mps.limits(0.25, 2 * 2**30, 1) == {
+    assert mps.limit_variables(0.25, 2 * 2**30, 1) == {
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M",
     }
-    assert mps.limits(0.125, None, 3) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5"}
-    assert mps.limits(1.0, 2**29, 2)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=512M,1=512M"
+    assert mps.limit_variables(0.125, None, 3) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5"}
+    assert mps.limit_variables(1.0, 2**29, 2)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=512M,1=512M"

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device import link
-from agents.wire.messages import Limits
+from agents.wire.messages import CgroupLimits
 from tests.conftest import unavailable
 from tests.uml import table
 from tests.uml.table import WAYS
@@ -57,23 +57,23 @@ tc qdisc replace dev ifb0 parent 10:1 handle 100: bfifo limit 2500000000
 
 def test_netem_commands_of_a_link() -> None:
     """A rate that is not asked is lifted, so that each way has a tbf for netem to be the child of."""
-    asked = Link(up=2_000_000, rtt=0.080, jitter=0.005, loss=0.01)
+    asked = AccessLink(up=2_000_000, rtt=0.080, jitter=0.005, loss=0.01)
     made = link.commands(asked, "eth0", netem=True)
     assert "".join(" ".join(command) + "\n" for command in made) == GOLDEN
 
 
 def test_change_only_runs_the_commands_it_needs() -> None:
-    before = Link(up=2_000_000)
-    delays = link.commands(Link(up=2_000_000, rtt=0.080), "eth0", before, netem=True)
+    before = AccessLink(up=2_000_000)
+    delays = link.commands(AccessLink(up=2_000_000, rtt=0.080), "eth0", before, netem=True)
     assert [command[4:10:5] for command in delays] == [["eth0", "netem"], ["ifb0", "netem"]]
-    rates = link.commands(Link(up=1_000_000), "eth0", before, netem=True)
+    rates = link.commands(AccessLink(up=1_000_000), "eth0", before, netem=True)
     assert [command[4] for command in rates] == ["eth0", "eth0"]
     assert link.commands(before, "eth0", before, netem=True) == []
 
 
 def test_jitter_that_netem_cannot_make_is_refused() -> None:
     with pytest.raises(link.LinkError, match=r"jitter of 3 s: lower it below 2\.1 s"):
-        link.commands(Link(rtt=8.0, jitter=3.0), "eth0", netem=True)
+        link.commands(AccessLink(rtt=8.0, jitter=3.0), "eth0", netem=True)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def _output(command: list[str], environment: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("case", table.LIMITS)
 def test_cgroup_v2_limits_are_read_back(measured: Measured, case: str) -> None:
-    assert Limits(**measured["limits", case]) == table.LIMITS[case][1]
+    assert CgroupLimits(**measured["limits", case]) == table.LIMITS[case][1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.client.outbox import Outbox, set_aside, written
+from agents.client.outbox import Outbox, retry_while_disk_full, set_aside
 
 
 def opened(folder: Path) -> Outbox:
@@ -20,26 +20,26 @@ def test_unacknowledged_updates_survive_a_restart_in_order(tmp_path: Path) -> No
     outbox = opened(tmp_path)
     for dispatch in (2, 9, 10, 11):
         outbox.put(dispatch, [b"%d" % dispatch])
-    outbox.acknowledged(9)
-    outbox.acknowledged(9)  # once more, as it was sent once more
-    outbox.acknowledged(3)  # of a former process
+    outbox.discard(9)
+    outbox.discard(9)  # once more, as it was sent once more
+    outbox.discard(3)  # of a former process
     (tmp_path / ".12.update.5e1f").write_bytes(b"to")  # a crash in mid-write
     again = opened(tmp_path)
     assert list(again.payloads()) == [b"2", b"10", b"11"]
     for dispatch in (2, 10, 11):
-        again.acknowledged(dispatch)
+        again.discard(dispatch)
     assert list(opened(tmp_path).payloads()) == []
 
 
 def test_file_of_an_acknowledged_update_is_reused_for_a_shorter_one(tmp_path: Path) -> None:
     outbox = opened(tmp_path)
     outbox.put(1, [b"a long ", b"update"])
-    outbox.acknowledged(1)
+    outbox.discard(1)
     assert list(opened(tmp_path).payloads()) == []
     outbox.put(2, [b"short"])
     outbox.put(3, [b"both"])
     assert list(outbox.payloads()) == [b"short", b"both"]
-    outbox.acknowledged(2)
+    outbox.discard(2)
     outbox.close()
     assert [path.name for path in tmp_path.iterdir()] == ["3.update"]
 
@@ -51,7 +51,7 @@ def test_dispatch_answered_twice_is_stored_once(tmp_path: Path) -> None:
     outbox.put(5, [b"between"])
     outbox.put(4, [b"of the second"])
     assert list(outbox.payloads()) == [b"between", b"of the second"]
-    outbox.acknowledged(4)
+    outbox.discard(4)
     assert list(outbox.payloads()) == [b"between"]
 
 
@@ -89,7 +89,7 @@ def test_invalid_file_is_set_aside_and_reported_without_blocking_others(tmp_path
     for name in names:
         assert sum(line.startswith(f"{tmp_path / name} is set aside as ") for line in told) == 1
         assert (tmp_path / f"{name}.aside").is_symlink() or (tmp_path / f"{name}.aside").exists()
-    damaged = "it cannot be read: its checksum is wrong: it is damaged, or not whole"
+    damaged = "it cannot be read: its checksum is wrong: it is damaged or incomplete"
     assert f"{tmp_path / '4.update'} is set aside as 4.update.aside: {damaged}" in told
     assert list(opened(tmp_path).payloads()) == [b"2", b"12"]
     again.put(3, [b"3"])  # where the folder was
@@ -112,14 +112,14 @@ def test_spare_file_that_is_no_regular_file_is_not_written_to(kind: str, tmp_pat
     outbox = Outbox(tmp_path, told.append)
     outbox.put(1, [b"1"])
     assert list(outbox.payloads()) == [b"1"]
-    assert told == [f"{spare} is set aside as spare.aside: it is no regular file"]
+    assert told == [f"{spare} is set aside as spare.aside: it is not a regular file"]
     assert other.read_bytes() == b"somebody else's"
 
 
 def test_other_users_cannot_read_an_update(tmp_path: Path) -> None:
     outbox = opened(tmp_path)
     outbox.put(1, [b"1"])
-    outbox.acknowledged(1)
+    outbox.discard(1)
     outbox.put(2, [b"2"])
     outbox.put(3, [b"3"])
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
@@ -136,9 +136,9 @@ def test_full_disk_is_waited_for_until_the_run_ends() -> None:
         tried.append(seconds)
         return False
 
-    assert written(write, wait)
+    assert retry_while_disk_full(write, wait)
     assert tried == [1.0, 1.0]
     tried.clear()
-    assert not written(write, lambda _: True)
+    assert not retry_while_disk_full(write, lambda _: True)
     with pytest.raises(FileNotFoundError):
-        written(lambda: Path("/no/such/folder").mkdir(), wait)
+        retry_while_disk_full(lambda: Path("/no/such/folder").mkdir(), wait)

@@ -9,19 +9,19 @@ from contextlib import closing
 import pytest
 
 from agents.links import packet_train
-from agents.links.packet_train import Arrivals
+from agents.links.packet_train import TrainArrivals
 
 
 def test_train_lasts_one_second_within_bounds() -> None:
-    assert packet_train.length(10_000_000) == 854
-    assert packet_train.length(64_000) == 12
-    assert packet_train.length(1_000_000_000) == 2_700
+    assert packet_train.train_length(10_000_000) == 854
+    assert packet_train.train_length(64_000) == 12
+    assert packet_train.train_length(1_000_000_000) == 2_700
 
 
 def test_rate_counts_packets_after_the_first() -> None:
     """Ten more of 11,712 bits in 0.1 s; two of them were not fetched in time. What was missed before the
     train is none of its business."""
-    found = Arrivals()
+    found = TrainArrivals()
     assert found.rate == 0
     for number in range(9):
         found.add(at=1_000_000_000 + number * 12_500_000, missed=5 if number < 4 else 7)
@@ -42,7 +42,7 @@ def test_repeated_request_is_not_counted_in_the_train(host: str) -> None:
         for _ in range(2):
             sock.send(b"up 64000")
             assert sock.recv(2048) == b"go"
-        for _ in range(packet_train.length(64_000)):
+        for _ in range(packet_train.train_length(64_000)):
             sock.send(bytes(1422))  # 1464 on the wire
         assert json.loads(sock.recv(2048))["count"] == 12
 

@@ -15,7 +15,7 @@ from agents.aggregator.core import Setup
 from agents.aggregator.inputs import InstantOver, Suspended, UpdateArrived
 from agents.aggregator.recording import Cut, Extent, Recording, RecordingError, Torn
 from agents.aggregator.settings import Settings
-from agents.config import Named, Stop
+from agents.config import Named, StopConditions
 from agents.rules.interface import ClientSide
 from agents.wire import payloads
 from tests.agents.helpers import message
@@ -44,7 +44,7 @@ def begun(path: Path) -> Recording:
         schema="s",
         side=ClientSide(),
         importance={"a": 1.0},
-        stop=Stop(updates=3),
+        stop=StopConditions(updates=3),
         evaluate_every=1_000_000_000,
     )
     return Recording(path, Setup(settings, Named("fedbuff", {"buffer_size": 1}), seed=7))

@@ -10,7 +10,7 @@ import numpy as np
 from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, snapshot
-from agents.client.core import ClientCore, Identity, Outcome, Trained
+from agents.client.core import ClientCore, ClientIdentity, Outcome, Trained
 from agents.device_actions import Crash, Pause, Resume, SetCpu
 from agents.rules.fedavg import FedAvg
 from agents.rules.interface import ClientSide
@@ -144,19 +144,19 @@ def test_report_of_an_absent_client_does_not_bring_it_back() -> None:
 
 def test_client_reports_its_current_dispatch() -> None:
     rule = client_rule(ClientSide(send_buffer="hold"))
-    client = ClientCore(Identity("run", "a", 10), lambda *_: 0, rule)
+    client = ClientCore(ClientIdentity("run", "a", 10), lambda *_: 0, rule)
     assert client.works_on == 0
-    client.model(model(3), 0)
+    client.on_model(model(3), 0)
     assert client.works_on == 3
-    client.model(model(5), 0)
+    client.on_model(model(5), 0)
     assert client.works_on == 5
-    client.trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
-    client.thought(0)
+    client.on_trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
+    client.on_thought(0)
     assert client.works_on == 5
     client.pull(0)
     assert client.works_on == 5
-    client.trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
-    client.thought(0)
+    client.on_trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
+    client.on_thought(0)
     client.pull(0)
     assert client.works_on == 0
 

@@ -12,21 +12,21 @@ import pytest
 from agents import shards
 from agents.aggregator.main import Aggregator
 from agents.client import core
-from agents.client.main import Client
+from agents.client.main import ClientProcess
 from agents.config import (
     AggregatorConfig,
-    Broker,
+    BrokerAccess,
     ClientConfig,
     ClientSetup,
-    Local,
+    LocalTraining,
     Named,
     RouterConfig,
-    Stop,
+    StopConditions,
 )
 from agents.device.delayline import Impairment
 from agents.device_actions import Disconnect, SetLink
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
-from agents.mqtt.transport import Received
+from agents.mqtt.transport import ReceivedMessage
 from agents.pipeline.secure.party import Party
 from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
@@ -34,7 +34,7 @@ from agents.tasks.quadratic import Quadratic
 from agents.wire import messages
 from tests.agents.helpers import secure_step
 
-LOGIN = Broker("localhost", 1883, "a", "")
+LOGIN = BrokerAccess("localhost", 1883, "a", "")
 NAMES = Topics("r")
 TASK = Named("quadratic", {"centers": [[1.0]]})
 
@@ -44,7 +44,7 @@ class Connection:
     """Remembers what is published."""
 
     published: list[tuple[str, bytes]] = field(default_factory=list)
-    sink: Callable[[Received], None] = print
+    sink: Callable[[ReceivedMessage], None] = print
     options: dict[str, Any] = field(default_factory=dict)
 
     def open(self, _timeout: float = 0.0) -> None: ...
@@ -59,7 +59,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
     made = Connection()
 
     def connect(
-        _login: Broker, _topics: list[str], sink: Callable[[Received], None], **options: Any
+        _login: BrokerAccess, _topics: list[str], sink: Callable[[ReceivedMessage], None], **options: Any
     ) -> Connection:
         made.sink, made.options = sink, options
         return made
@@ -80,7 +80,7 @@ def shard(tmp_path: Path) -> str:
 @pytest.fixture
 def aggregator(connection: Connection, shard: str, tmp_path: Path) -> Iterator[Aggregator]:
     (tmp_path / "models").mkdir()
-    rule, stop = Named("fedasync", {}), Stop(after=10.0)
+    rule, stop = Named("fedasync", {}), StopConditions(after=10.0)
     made = Aggregator(
         AggregatorConfig(
             run="r",
@@ -104,7 +104,7 @@ def test_aggregator_refuses_invalid_messages_and_continues(
     aggregator: Aggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def say(topic: str, payload: bytes) -> None:
-        aggregator._receive(Received(topic, payload, 0))
+        aggregator._receive(ReceivedMessage(topic, payload, 0))
 
     control = NAMES.control(AGGREGATOR)
     for topic, payload in (
@@ -120,9 +120,9 @@ def test_aggregator_refuses_invalid_messages_and_continues(
     assert aggregator._refusals.count == 6
     assert capsys.readouterr().err.count("aggregator: refused a message on testbed/r/") == 6
     say(NAMES.status("a"), messages.encode(messages.Status("a", "ready")))
-    say(control, messages.encode(messages.Start()))
-    say(control, messages.encode(messages.Note("so it is")))
-    say(control, messages.encode(messages.Log(1.0, "a", "hand", 0.5, {"action": "crash"})))
+    say(control, messages.encode(messages.StartOrder()))
+    say(control, messages.encode(messages.NoteOrder("so it is")))
+    say(control, messages.encode(messages.LogOrder(1.0, "a", "hand", 0.5, {"action": "crash"})))
     aggregator._durable.sync(told=True)
     lines = (aggregator._durable._directory / "events.jsonl").read_text().splitlines()
     assert '"clients":["a"]' in lines[0]
@@ -142,7 +142,7 @@ def test_aggregator_refuses_invalid_messages_and_continues(
 
 def _setup(*steps: Named) -> ClientSetup:
     rule = Named("fedbuff", {})
-    return ClientSetup(run="r", client="a", seed=1, rule=rule, local=Local(steps=1), steps=steps)
+    return ClientSetup(run="r", client="a", seed=1, rule=rule, local=LocalTraining(steps=1), steps=steps)
 
 
 def test_client_refuses_invalid_messages_and_continues(
@@ -153,10 +153,10 @@ def test_client_refuses_invalid_messages_and_continues(
 ) -> None:
     def while_it_starts(*_: object) -> None:
         for topic in (NAMES.broadcast, NAMES.model("a"), NAMES.request("a")):
-            connection.sink(Received(topic, b"early", 0))
+            connection.sink(ReceivedMessage(topic, b"early", 0))
 
     monkeypatch.setattr("agents.client.main._trainer", while_it_starts)
-    client = Client(
+    client = ClientProcess(
         ClientConfig(
             setup=_setup(),
             broker=LOGIN,
@@ -167,7 +167,7 @@ def test_client_refuses_invalid_messages_and_continues(
         )
     )
     assert [payload for _, payload in connection.published] == [b"joining", b"ready"]
-    connection.sink(Received(NAMES.broadcast, b"model", 1))
+    connection.sink(ReceivedMessage(NAMES.broadcast, b"model", 1))
     came = [client._inbox.get(), client._inbox.get()]
     assert client._inbox.empty()
     # Models from before it was ready are not for it, and it would train the oldest first.
@@ -184,18 +184,18 @@ def test_client_refuses_invalid_messages_and_continues(
     for what in ("pull", "interrupt"):
         monkeypatch.setattr(core.ClientCore, what, ask(what))
     for payload in (b"", b"\xff", b"go", b"pull", b"interrupt", b"ready"):
-        assert client._handle(Received(NAMES.request("a"), payload, 0)) == []
+        assert client._handle(ReceivedMessage(NAMES.request("a"), payload, 0)) == []
     assert asked == ["pull", "interrupt"]
     assert capsys.readouterr().err.count("client a: refused a message on testbed/r/request/a") == 4
     assert not client._stopped.is_set()
     monkeypatch.setattr(client._pace, "end", lambda: 60.0)
     monkeypatch.setattr(core.ClientCore, "interrupt", lambda *_: [core.CutShort()])
     for payload in (b"pull", b"interrupt"):
-        client._sink(Received(NAMES.request("a"), payload, 0))
+        client._sink(ReceivedMessage(NAMES.request("a"), payload, 0))
     client._keep_pace()  # the interrupt ends it
     assert asked == ["pull", "interrupt", "pull"]
     client._cut = False
-    client._sink(Received(NAMES.request("a"), b"stop", 0))
+    client._sink(ReceivedMessage(NAMES.request("a"), b"stop", 0))
     assert client._stopped.is_set()
     client._keep_pace()  # as it has to end
 
@@ -219,7 +219,7 @@ def test_client_with_secure_aggregation_bounds_its_payloads(
         bits=16,
         timeout=60.0,
     )
-    client = Client(
+    client = ClientProcess(
         ClientConfig(
             setup=_setup(secure_step(secure)),
             broker=LOGIN,
@@ -233,19 +233,19 @@ def test_client_with_secure_aggregation_bounds_its_payloads(
     assert connection.options["largest"] == {"model": 65_544 + 4 * 1001, "share": 12 + 4 * 501 + 28}
     assert connection.published[1][0] == NAMES.key("a")
     peer = Party("r", "b", secure, 1001)
-    peer.meet("a", connection.published[1][1])
-    connection.sink(Received(NAMES.key("b"), peer.public, 0))
+    peer.add_peer("a", connection.published[1][1])
+    connection.sink(ReceivedMessage(NAMES.key("b"), peer.public, 0))
     for dispatch in range(1, 200):
         ((_, share),) = peer.prepare(dispatch)
-        connection.sink(Received(NAMES.share("a", "b"), share, 0))
-    connection.sink(Received(NAMES.share("a", "c"), b"made up", 0))
-    connection.sink(Received(NAMES.key("c"), b"made up", 0))
+        connection.sink(ReceivedMessage(NAMES.share("a", "b"), share, 0))
+    connection.sink(ReceivedMessage(NAMES.share("a", "c"), b"made up", 0))
+    connection.sink(ReceivedMessage(NAMES.key("c"), b"made up", 0))
     assert client._inbox.empty()
     assert isinstance(client._exchange, Party)
     assert {name: len(held) for name, held in client._exchange._held.items()} == {"b": 10}
     refused = capsys.readouterr().err
-    assert "share/a/c: a share of c: 7 bytes, a share has 2044" in refused
-    assert "key/c: no public key of a client of this run" in refused
+    assert "share/a/c: share from c: share has 7 bytes, expected 2044" in refused
+    assert "key/c: expected a public key of a client of this run" in refused
 
 
 class Delays:
@@ -278,17 +278,17 @@ def test_router_refuses_invalid_messages_and_continues(
     for order in (
         messages.DeviceOrder("a", Disconnect()),
         messages.DeviceOrder("b", SetLink({"rtt": 0.1})),
-        messages.Note("no"),
+        messages.NoteOrder("no"),
     ):
-        router._carry_out(Received(NAMES.control(ROUTER), messages.encode(order), 0))
-    router._carry_out(Received(NAMES.control(ROUTER), b"[" * 60_000, 0))
+        router._carry_out(ReceivedMessage(NAMES.control(ROUTER), messages.encode(order), 0))
+    router._carry_out(ReceivedMessage(NAMES.control(ROUTER), b"[" * 60_000, 0))
     assert router._refusals.count == 4
     assert capsys.readouterr().err.count("router: refused a message on") == 4
     assert [topic for topic, _ in connection.published] == [NAMES.failure(ROUTER)] * 4
     assert isinstance(router._delays, Delays)
     assert router._delays.changed == []
     router._carry_out(
-        Received(
+        ReceivedMessage(
             NAMES.control(ROUTER),
             messages.encode(messages.DeviceOrder("a", SetLink({"jitter": 0.01}))),
             0,

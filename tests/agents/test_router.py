@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from agents.config import Access
+from agents.config import SharedLink
 from agents.device.delayline import Impairment
 from agents.links import probe_server
 from agents.router.main import (
-    cells,
     forwarding_rules,
     impairment,
     new_forwarding_rules,
     queue_rules,
+    shared_cells,
 )
 
 
@@ -58,9 +58,9 @@ def test_each_direction_has_half_of_the_round_trip() -> None:
 
 
 def test_devices_of_one_access_share_a_cell_per_direction() -> None:
-    wifi, quick = Access("wifi", up=2_000_000, down=5_000_000), Access("quick", down=9_000_000)
+    wifi, quick = SharedLink("wifi", up=2_000_000, down=5_000_000), SharedLink("quick", down=9_000_000)
     queues = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
-    found = cells({"a": wifi, "c": wifi, "d": quick}, queues)
+    found = shared_cells({"a": wifi, "c": wifi, "d": quick}, queues)
     assert {queue: cell.rate for queue, cell in found.items()} == {
         0: 2_000_000,
         1: 5_000_000,

@@ -12,7 +12,7 @@ from agents.aggregator import inputs
 from agents.aggregator.actions import AskForReport, AskForUnacknowledged
 from agents.aggregator.inputs import INPUTS
 from agents.aggregator.run_phase import REACTIONS, IllegalInputError, Reaction, RunPhase
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.device_actions import Pause, to_json
 from agents.timing.nanoseconds import SECOND
 from tests.agents.helpers import VANILLA, Core, make_core, message, records, started
@@ -22,7 +22,7 @@ def _in(phase: RunPhase) -> Core:
     """A core of a run in this phase, at 10 s."""
     if phase is RunPhase.WAITING:
         return make_core(VANILLA)[0]
-    core, _ = started(stop=Stop(after=1e6))
+    core, _ = started(stop=StopConditions(after=1e6))
     core.update("a", message("a", 1), 4, 1.0)
     if phase is RunPhase.SUSPENDED:
         core.handle(inputs.Suspended(10 * SECOND, "2"))

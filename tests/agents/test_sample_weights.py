@@ -13,7 +13,7 @@ from torch import nn
 from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.evaluation_parts import Parts
 from agents.client.training import Trainer, batches
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -22,7 +22,7 @@ from testbed.virtual.stacked_training import BatchTrainer, Job
 CLASSES = torch.tensor([4.0, 1.0, 0.5])
 _RNG = np.random.default_rng(5)
 SHARD = Shard(_RNG.normal(size=(40, 4)).astype(np.float32), _RNG.integers(0, 3, 40))
-LOCAL = Local(steps=9, batch_size=8, lr=0.3)
+LOCAL = LocalTraining(steps=9, batch_size=8, lr=0.3)
 
 
 @dataclass(frozen=True)

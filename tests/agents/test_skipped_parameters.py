@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from agents.client.training import Trainer, batches, trainer_of
-from agents.config import Local
+from agents.client.training import Trainer, batches, make_trainer
+from agents.config import LocalTraining
 from agents.models.flat import FlatModule, initial
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -71,14 +71,16 @@ class Partial(Task):
 
 
 LOCALS = {
-    "decay": Local(steps=12, batch_size=8, lr=0.1, weight_decay=0.1),
-    "momentum": Local(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, momentum=0.9),
-    "adam": Local(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, optimizer="adam"),
-    "adamw": Local(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, optimizer="adamw"),
+    "decay": LocalTraining(steps=12, batch_size=8, lr=0.1, weight_decay=0.1),
+    "momentum": LocalTraining(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, momentum=0.9),
+    "adam": LocalTraining(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, optimizer="adam"),
+    "adamw": LocalTraining(steps=12, batch_size=8, lr=0.1, weight_decay=0.1, optimizer="adamw"),
 }
 
 
-def torchs(local: Local, module: nn.Module, rng: np.random.Generator) -> tuple[np.ndarray, set[str]]:
+def torchs(
+    local: LocalTraining, module: nn.Module, rng: np.random.Generator
+) -> tuple[np.ndarray, set[str]]:
     """Return the result of plain PyTorch, and the parameters that it skipped in some steps but not in
     all."""
     if local.optimizer == "sgd":
@@ -119,7 +121,7 @@ def test_proximal_and_l2_terms_train_every_parameter(more: dict[str, Any]) -> No
     """(μ/2)‖w − w_b‖² and (l2/2)‖w‖² depend on every parameter: weight decay acts on all."""
     task = Partial(l2=0.0 if more else 0.1)
     start = initial(task.model())
-    local = Local(steps=3, batch_size=8, lr=0.1, weight_decay=0.1, **more)
+    local = LocalTraining(steps=3, batch_size=8, lr=0.1, weight_decay=0.1, **more)
     end = Trainer(task, SHARD, local).train(start, np.random.default_rng(1)).end
     unused = slice(-12, None)
     assert np.linalg.norm(end[unused]) < 0.99 * np.linalg.norm(start[unused])
@@ -161,7 +163,7 @@ def test_parameters_without_gradient_are_skipped_in_virtual_time(
 def test_zero_gradient_without_decay_and_momentum_allows_stacking() -> None:
     """The models are stacked in this case."""
     task = Partial()
-    local = Local(steps=12, batch_size=8, lr=0.1)
+    local = LocalTraining(steps=12, batch_size=8, lr=0.1)
     start = initial(task.model())
     job = Job(
         start=start,
@@ -193,7 +195,7 @@ class OwnFit(Partial):
 
 def test_own_fit_starts_without_gradients() -> None:
     task = OwnFit()
-    trainer = trainer_of(task, SHARD, Local(steps=1, lr=0.1))
+    trainer = make_trainer(task, SHARD, LocalTraining(steps=1, lr=0.1))
     start = initial(task.model())
     plain = task.model()
     task.fit(plain, SHARD, 0.1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.flat import FlatModule, learned, stored_buffers
 from agents.tasks import TASKS
 from agents.tasks.bert import Sst2BertLora
@@ -131,7 +131,7 @@ def test_quadratic_gives_each_client_its_own_center() -> None:
     assert [shard.x.tolist() for shard in shards] == [[[1, -2]], [[3, 0]], [[5, 2]]]
     assert shards[0].x.dtype == np.float32
     assert shards[0].y.tolist() == [0]
-    assert Local(epochs=2).count(len(shards[0])) == 2
+    assert LocalTraining(epochs=2).count(len(shards[0])) == 2
 
 
 def test_centers_must_have_one_dimension_and_one_per_client() -> None:

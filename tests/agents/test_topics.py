@@ -16,7 +16,7 @@ def test_topics_of_a_run() -> None:
     assert topics.control("a") == "testbed/run-1/control/a"
     assert topics.telemetry("a") == "testbed/run-1/telemetry/a"
     assert topics.failure("a") == "testbed/run-1/failure/a"
-    assert topics.name_in("testbed/run-1/status/pi4-2") == "pi4-2"
+    assert topics.split("testbed/run-1/status/pi4-2") == ("status", "pi4-2")
 
 
 @pytest.mark.parametrize("name", ["a", "pi4-2", "run_1.b", "0", "x" * 63])
@@ -27,5 +27,5 @@ def test_valid_names_are_accepted(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "+", "#", "a/b", "a b", "a\n", "-a", ".a", "ä", "x" * 64, "a\x00"])
 def test_invalid_names_are_refused(name: str) -> None:
     assert not is_name(name)
-    with pytest.raises(ValueError, match="cannot name a run"):
+    with pytest.raises(ValueError, match="invalid run name"):
         Topics(name)

@@ -13,7 +13,7 @@ from torch import nn
 
 from agents.client import training
 from agents.client.training import Trainer, batches
-from agents.config import Local, Schedule, Start
+from agents.config import InitialModel, LocalTraining, Schedule
 from agents.models.flat import FlatModule, initial, schema_hash
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -37,13 +37,13 @@ _RNG = np.random.default_rng(5)
 SHARD = Shard(_RNG.normal(size=(10, 4)).astype(np.float32), _RNG.integers(0, 2, 10), scale=0.5)
 
 
-def _train(local: Local, task: Task | None = None, seed: int = 1) -> np.ndarray:
+def _train(local: LocalTraining, task: Task | None = None, seed: int = 1) -> np.ndarray:
     """The progress: end minus start."""
     trainer = Trainer(task or Tiny(), SHARD, local)
     return trainer.train(START, np.random.default_rng(seed)).end - START
 
 
-def _torchs(local: Local, module: nn.Module) -> torch.optim.Optimizer:
+def _torchs(local: LocalTraining, module: nn.Module) -> torch.optim.Optimizer:
     """torch's own optimizer with these settings."""
     if local.optimizer == "sgd":
         return torch.optim.SGD(
@@ -54,7 +54,7 @@ def _torchs(local: Local, module: nn.Module) -> torch.optim.Optimizer:
     return kind(module.parameters(), local.lr, betas, local.epsilon, local.weight_decay)
 
 
-def _reference(local: Local, l2: float, steps: int, seed: int = 1) -> np.ndarray:
+def _reference(local: LocalTraining, l2: float, steps: int, seed: int = 1) -> np.ndarray:
     """The reference: a plain module, autograd of the whole loss, and torch.optim.SGD."""
     module = Tiny().model()
     start = [p.detach().clone() for p in module.parameters()]
@@ -79,21 +79,29 @@ def _reference(local: Local, l2: float, steps: int, seed: int = 1) -> np.ndarray
 @pytest.mark.parametrize(
     ("local", "l2"),
     [
-        (Local(steps=7, batch_size=4, lr=0.3), 0.0),
-        (Local(steps=7, batch_size=4, lr=0.3, momentum=0.9), 0.0),
-        (Local(steps=7, batch_size=4, lr=0.3, proximal=0.7), 0.0),
-        (Local(steps=7, batch_size=4, lr=0.3), 0.2),
-        (Local(steps=7, batch_size=4, lr=0.3, momentum=0.5, proximal=0.7), 0.2),
-        (Local(steps=7, batch_size=4, lr=0.3, momentum=0.5, weight_decay=0.4), 0.2),
-        (Local(steps=7, batch_size=4, lr=0.3, clip_gradient=0.1, weight_decay=0.4), 0.0),
-        (Local(steps=7, batch_size=4, lr=0.3, clip_gradient=100.0), 0.0),  # which no gradient has
-        (Local(steps=7, batch_size=4, lr=0.3, lr_by_step=Schedule(over=5, to=0.1)), 0.0),
-        (Local(steps=7, batch_size=4, lr=0.03, optimizer="adam", weight_decay=0.4), 0.2),
-        (Local(steps=7, batch_size=4, lr=0.03, optimizer="adamw", weight_decay=0.4, beta1=0.5), 0.0),
-        (Local(steps=7, batch_size=4, lr=0.03, optimizer="adam", beta2=0.9, epsilon=0.1), 0.0),
+        (LocalTraining(steps=7, batch_size=4, lr=0.3), 0.0),
+        (LocalTraining(steps=7, batch_size=4, lr=0.3, momentum=0.9), 0.0),
+        (LocalTraining(steps=7, batch_size=4, lr=0.3, proximal=0.7), 0.0),
+        (LocalTraining(steps=7, batch_size=4, lr=0.3), 0.2),
+        (LocalTraining(steps=7, batch_size=4, lr=0.3, momentum=0.5, proximal=0.7), 0.2),
+        (LocalTraining(steps=7, batch_size=4, lr=0.3, momentum=0.5, weight_decay=0.4), 0.2),
+        (LocalTraining(steps=7, batch_size=4, lr=0.3, clip_gradient=0.1, weight_decay=0.4), 0.0),
+        (
+            LocalTraining(steps=7, batch_size=4, lr=0.3, clip_gradient=100.0),
+            0.0,
+        ),  # which no gradient has
+        (LocalTraining(steps=7, batch_size=4, lr=0.3, lr_by_step=Schedule(over=5, to=0.1)), 0.0),
+        (LocalTraining(steps=7, batch_size=4, lr=0.03, optimizer="adam", weight_decay=0.4), 0.2),
+        (
+            LocalTraining(
+                steps=7, batch_size=4, lr=0.03, optimizer="adamw", weight_decay=0.4, beta1=0.5
+            ),
+            0.0,
+        ),
+        (LocalTraining(steps=7, batch_size=4, lr=0.03, optimizer="adam", beta2=0.9, epsilon=0.1), 0.0),
     ],
 )
-def test_training_equals_torchs_optimizers(local: Local, l2: float) -> None:
+def test_training_equals_torchs_optimizers(local: LocalTraining, l2: float) -> None:
     np.testing.assert_allclose(_train(local, Tiny(l2)), _reference(local, l2, 7), atol=1e-6)
 
 
@@ -109,7 +117,7 @@ def test_one_step_by_hand() -> None:
             return nn.Linear(2, 2, bias=False)
 
     shard = Shard(np.array([[10, 20]], np.uint8), np.array([0]), scale=0.1)
-    trainer = Trainer(Linear(), shard, Local(steps=1, lr=0.5))
+    trainer = Trainer(Linear(), shard, LocalTraining(steps=1, lr=0.5))
     result = trainer.train(np.zeros(4, np.float32), np.random.default_rng(0))
     assert result.end.tolist() == pytest.approx([0.25, 0.5, -0.25, -0.5])
     assert result.loss == pytest.approx(np.log(2))
@@ -117,7 +125,7 @@ def test_one_step_by_hand() -> None:
 
 
 def test_the_loss_is_the_mean_over_the_steps_with_the_l2_term() -> None:
-    standing_still = Trainer(Tiny(l2=0.2), SHARD, Local(steps=3, batch_size=10, lr=0.0))
+    standing_still = Trainer(Tiny(l2=0.2), SHARD, LocalTraining(steps=3, batch_size=10, lr=0.0))
     result = standing_still.train(START, np.random.default_rng(1))
     logits = Tiny().model()(torch.from_numpy(SHARD.x) * 0.5)
     loss = nn.functional.cross_entropy(logits, torch.from_numpy(SHARD.y)).item()
@@ -125,13 +133,13 @@ def test_the_loss_is_the_mean_over_the_steps_with_the_l2_term() -> None:
 
 
 def test_step_size_sent_with_the_model_is_used() -> None:
-    trainer = Trainer(Tiny(), SHARD, Local(steps=5, lr=0.1))
+    trainer = Trainer(Tiny(), SHARD, LocalTraining(steps=5, lr=0.1))
     end = trainer.train(START, np.random.default_rng(1), lr=0.3).end
-    np.testing.assert_array_equal(end - START, _train(Local(steps=5, lr=0.3)))
+    np.testing.assert_array_equal(end - START, _train(LocalTraining(steps=5, lr=0.3)))
 
 
 def test_gradient_equals_one_step_of_size_one() -> None:
-    local = Local(steps=5, batch_size=4, lr=1.0, momentum=0.9)
+    local = LocalTraining(steps=5, batch_size=4, lr=1.0, momentum=0.9)
     result = Trainer(Tiny(l2=0.2), SHARD, local).gradient(START, np.random.default_rng(1))
     np.testing.assert_allclose(-result.end, _reference(local, 0.2, 1), atol=1e-6)
     assert result.steps == 1
@@ -139,7 +147,7 @@ def test_gradient_equals_one_step_of_size_one() -> None:
 
 def test_clip_gradient_bounds_a_sent_gradient() -> None:
     for bound in (0.01, 0.001):
-        trainer = Trainer(Tiny(), SHARD, Local(steps=1, clip_gradient=bound))
+        trainer = Trainer(Tiny(), SHARD, LocalTraining(steps=1, clip_gradient=bound))
         sent = trainer.gradient(START, np.random.default_rng(0)).end
         assert np.linalg.norm(sent) == pytest.approx(bound)
 
@@ -160,16 +168,17 @@ def test_schedules_by_hand(schedule: Schedule, factors: list[float]) -> None:
 
 
 def test_learning_rate_schedule_follows_the_version() -> None:
-    local = Local(lr=0.4, lr_by_version=Schedule(over=10))
+    local = LocalTraining(lr=0.4, lr_by_version=Schedule(over=10))
     assert local.rate(0) == 0.4
     assert local.rate(5) == pytest.approx(0.2)
     assert local.rate(5, assigned=0.1) == pytest.approx(0.05)
-    assert Local(lr=0.4).rate(5) == 0.4
+    assert LocalTraining(lr=0.4).rate(5) == 0.4
 
 
 def test_bfloat16_is_near_float32_and_the_vector_stays_float32() -> None:
     full, mixed = (
-        _train(Local(steps=5, lr=0.3, precision=precision)) for precision in ("float32", "bfloat16")
+        _train(LocalTraining(steps=5, lr=0.3, precision=precision))
+        for precision in ("float32", "bfloat16")
     )
     assert mixed.dtype == np.float32
     np.testing.assert_allclose(mixed, full, atol=0.02)
@@ -191,7 +200,9 @@ def test_float16_scaling_preserves_small_and_large_gradients(factor: float) -> N
     """float16 has numbers from 6e-8 to 65504. The behaviour is the same on the CPU, where a topology
     does not allow it."""
     half, full = (
-        _train(Local(steps=20, batch_size=4, lr=0.5 / factor, precision=kind), Scaled(factor=factor))
+        _train(
+            LocalTraining(steps=20, batch_size=4, lr=0.5 / factor, precision=kind), Scaled(factor=factor)
+        )
         for kind in ("float16", "float32")
     )
     assert np.linalg.norm(half - full) < 0.02 * np.linalg.norm(full)
@@ -199,13 +210,13 @@ def test_float16_scaling_preserves_small_and_large_gradients(factor: float) -> N
 
 
 def test_loss_of_nan_ends_the_search_for_a_scale() -> None:
-    trainer = Trainer(Scaled(factor=math.inf), SHARD, Local(steps=2, precision="float16"))
+    trainer = Trainer(Scaled(factor=math.inf), SHARD, LocalTraining(steps=2, precision="float16"))
     assert not math.isfinite(trainer.train(START, np.random.default_rng(1)).loss)
 
 
 def test_frozen_parameters_are_neither_trained_nor_sent() -> None:
-    frozen = Start(frozen=("0.*",))
-    trainer = Trainer(Tiny(), SHARD, Local(steps=5, lr=0.3, optimizer="adam"), frozen)
+    frozen = InitialModel(frozen=("0.*",))
+    trainer = Trainer(Tiny(), SHARD, LocalTraining(steps=5, lr=0.3, optimizer="adam"), frozen)
     before = {name: p.clone() for name, p in trainer.flat.module.named_parameters()}
     start = initial(trainer.flat.module)
     assert start.size == 3 * 2 + 2
@@ -221,7 +232,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent() -> None:
 def test_training_depends_only_on_start_and_seed(optimizer: Literal["sgd", "adam"]) -> None:
     """The optimizer's state is reset for each training."""
     momentum = 0.9 if optimizer == "sgd" else 0.0
-    local = Local(steps=5, batch_size=4, momentum=momentum, optimizer=optimizer)
+    local = LocalTraining(steps=5, batch_size=4, momentum=momentum, optimizer=optimizer)
     trainer = Trainer(Tiny(), SHARD, local)
     trainer.warm_up()
     for _ in range(2):
@@ -232,7 +243,7 @@ def test_training_depends_only_on_start_and_seed(optimizer: Literal["sgd", "adam
 
 def test_trainer_leaves_its_shard_unchanged() -> None:
     before = SHARD.x.copy()
-    Trainer(Tiny(), SHARD, Local(steps=1))
+    Trainer(Tiny(), SHARD, LocalTraining(steps=1))
     np.testing.assert_array_equal(SHARD.x, before)
 
 
@@ -243,23 +254,23 @@ def test_clip_norm_is_exact_for_many_equal_elements() -> None:
 
 
 def test_clip_bounds_the_update_and_keeps_its_direction() -> None:
-    free = _train(Local(steps=5, lr=1.0))
+    free = _train(LocalTraining(steps=5, lr=1.0))
     length = float(np.linalg.norm(free))
-    clipped = _train(Local(steps=5, lr=1.0, clip=length / 2))
+    clipped = _train(LocalTraining(steps=5, lr=1.0, clip=length / 2))
     np.testing.assert_allclose(clipped, free / 2, atol=1e-5)
-    np.testing.assert_allclose(_train(Local(steps=5, lr=1.0, clip=length * 2)), free, atol=1e-6)
+    np.testing.assert_allclose(_train(LocalTraining(steps=5, lr=1.0, clip=length * 2)), free, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("local", "steps"),
     [
-        (Local(steps=7), 7),
-        (Local(epochs=1, batch_size=10), 1),
-        (Local(epochs=1, batch_size=100), 1),
-        (Local(epochs=2, batch_size=4), 6),  # 4 + 4 + 2 samples, twice
+        (LocalTraining(steps=7), 7),
+        (LocalTraining(epochs=1, batch_size=10), 1),
+        (LocalTraining(epochs=1, batch_size=100), 1),
+        (LocalTraining(epochs=2, batch_size=4), 6),  # 4 + 4 + 2 samples, twice
     ],
 )
-def test_steps_by_local_settings(local: Local, steps: int) -> None:
+def test_steps_by_local_settings(local: LocalTraining, steps: int) -> None:
     assert local.count(len(SHARD)) == steps
     trainer = Trainer(Tiny(), SHARD, local)
     assert trainer.train(START, np.random.default_rng(0)).steps == steps
@@ -274,11 +285,11 @@ def test_an_epoch_sees_every_sample_once() -> None:
 
 
 def test_interrupted_training_returns_the_steps_done() -> None:
-    trainer = Trainer(Tiny(), SHARD, Local(steps=1000, batch_size=4))
+    trainer = Trainer(Tiny(), SHARD, LocalTraining(steps=1000, batch_size=4))
     asked = iter([False, False, True])
     result = trainer.train(START, np.random.default_rng(1), stopped=lambda: next(asked))
     assert result.steps == 2
-    np.testing.assert_array_equal(result.end - START, _train(Local(steps=2, batch_size=4)))
+    np.testing.assert_array_equal(result.end - START, _train(LocalTraining(steps=2, batch_size=4)))
     nothing = trainer.train(START, np.random.default_rng(1), stopped=lambda: True)
     assert nothing.steps == 0
     np.testing.assert_array_equal(nothing.end, START)
@@ -343,7 +354,7 @@ def test_model_that_does_not_fit_a_flat_vector_is_refused(module: nn.Module, tol
 
 
 def test_flat_vector_leaves_out_frozen_parameters() -> None:
-    trainer = Trainer(Tiny(), SHARD, Local(steps=3), Start(frozen=("0.weight",)))
+    trainer = Trainer(Tiny(), SHARD, LocalTraining(steps=3), InitialModel(frozen=("0.weight",)))
     module = trainer.flat.module
     frozen = module[0].weight.clone()  # type: ignore[index]
     assert trainer.flat.w.numel() == 23 - 12

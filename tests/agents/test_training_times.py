@@ -8,11 +8,11 @@ import numpy as np
 
 from agents.client import memory_file, randomness
 from agents.client.training_times import Timing
-from agents.config import Duration
+from agents.config import DrawnDuration
 from agents.timing.nanoseconds import SECOND, Nanoseconds
 
-MEASURED = Duration("trace", {"values": [1, 2, 7]})
-DRAWN = Duration("exponential", {"mean": 2})
+MEASURED = DrawnDuration("trace", {"values": [1, 2, 7]})
+DRAWN = DrawnDuration("exponential", {"mean": 2})
 
 
 def rng(purpose: int) -> np.random.Generator:
@@ -28,7 +28,7 @@ def taken(timing: Timing, trainings: int) -> list[tuple[Nanoseconds, Nanoseconds
 
 
 def test_each_started_training_takes_the_next_duration() -> None:
-    timing = Timing(MEASURED, Duration("constant", {"value": 5}), rng, speed=0.5)
+    timing = Timing(MEASURED, DrawnDuration("constant", {"value": 5}), rng, speed=0.5)
     floors = [2, 4, 14, 2]
     assert taken(timing, 4) == [(floor * SECOND, 5 * SECOND) for floor in floors]
     assert taken(Timing(MEASURED, None, rng), 2) == [(SECOND, 0), (2 * SECOND, 0)]

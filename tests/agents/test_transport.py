@@ -14,10 +14,10 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 from paho.mqtt.enums import MQTTErrorCode
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.links import packet_times
 from agents.mqtt import chunks, streaming
-from agents.mqtt.transport import Connection, Received
+from agents.mqtt.transport import Connection, ReceivedMessage
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE = 1, 3, 4, 8
 CONNACK, SUBACK = b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01"
@@ -67,12 +67,12 @@ def listener() -> Iterator[socket.socket]:
 @contextmanager
 def connected(
     listener: socket.socket,
-    sink: Callable[[Received], None],
+    sink: Callable[[ReceivedMessage], None],
     will: tuple[str, bytes] | None = None,
 ) -> Iterator[tuple[Connection, Peer]]:
     """A connection that has subscribed, and its peer."""
     port = listener.getsockname()[1]
-    broker = Broker("127.0.0.1", port, "me", "secret")
+    broker = BrokerAccess("127.0.0.1", port, "me", "secret")
     with closing(Connection(broker, ["x"], sink, will=will)) as connection:
         connection._paho.connect_async("127.0.0.1", port)
         connection._paho.loop_start()
@@ -86,7 +86,7 @@ def test_messages_keep_their_order_across_a_reconnect(
     listener: socket.socket,
 ) -> None:
     connection = Connection(
-        Broker("127.0.0.1", listener.getsockname()[1], "me", "secret"), ["x"], lambda _: None
+        BrokerAccess("127.0.0.1", listener.getsockname()[1], "me", "secret"), ["x"], lambda _: None
     )
     paho = connection._paho
     paho.reconnect_delay_set(1, 1)
@@ -142,10 +142,10 @@ def test_arrival_time_is_when_the_kernel_received_the_message(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packet_times, "_LONGEST", 60 * 10**9)  # this host may be busy
-    arrived: queue.Queue[Received] = queue.Queue()
+    arrived: queue.Queue[ReceivedMessage] = queue.Queue()
     goes_on = threading.Event()
 
-    def sink(message: Received) -> None:
+    def sink(message: ReceivedMessage) -> None:
         arrived.put(message)
         goes_on.wait(10)
 
@@ -167,10 +167,10 @@ def test_large_messages_are_assembled_from_any_pieces_and_acknowledged(
 ) -> None:
     """One message, parts, repeated parts, and a topic that is longer than what is looked at; what a
     lost connection has left unfinished is of no matter to the next one."""
-    arrived: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    arrived: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
     port = listener.getsockname()[1]
     update = "testbed/r/update/a"
-    broker = Broker("127.0.0.1", port, "me", "secret")
+    broker = BrokerAccess("127.0.0.1", port, "me", "secret")
     connection = Connection(broker, ["x"], arrived.put, largest={"update": len(LARGE)})
     connection._paho.reconnect_delay_set(1, 1)
     head, *shares = map(on_wire, chunks.split(LARGE, 70_000))
@@ -208,15 +208,15 @@ def test_large_message_over_a_slow_link_rarely_wakes_its_reader(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes of the next, small one are not waited for."""
-    woken, read = 0, streaming.Client._packet_read
+    woken, read = 0, streaming.StreamingClient._packet_read
 
-    def counting(client: streaming.Client) -> MQTTErrorCode:
+    def counting(client: streaming.StreamingClient) -> MQTTErrorCode:
         nonlocal woken
         woken += 1
         return read(client)
 
-    monkeypatch.setattr(streaming.Client, "_packet_read", counting)
-    arrived: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    monkeypatch.setattr(streaming.StreamingClient, "_packet_read", counting)
+    arrived: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
     with connected(listener, arrived.put) as (_, peer):
         packet = message("model", LARGE, 1)
         for at in range(0, len(packet), 1_448):

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.profiles import DEVICES, fit, table
 from testbed.topology import profiles
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "fidelity.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "evidence" / "profiles.md"
 
 
 @pytest.mark.parametrize("device", DEVICES)

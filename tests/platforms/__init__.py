@@ -2,5 +2,6 @@
 
 Each platform is a `Machine` (tests/platforms/machine.py): a guest under QEMU (tests/platforms/guests.py)
 or the engine of another Debian release on this host (tests/platforms/engines.py).
-tests/platforms/checks.py has the checks that run on it, docs/platforms.md the table of what passed.
+tests/platforms/checks.py has the checks that run on it, docs/evidence/platforms.md the table of what
+passed.
 """

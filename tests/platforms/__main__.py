@@ -1,4 +1,4 @@
-"""Run the checks on platforms, keep their results, and make the table of docs/platforms.md.
+"""Run the checks on platforms, keep their results, and make the table of docs/evidence/platforms.md.
 
 python -m tests.platforms --list
 python -m tests.platforms [PLATFORM ...] [--only CHECK,...] [--without CHECK,...]

@@ -1,4 +1,4 @@
-"""Results per platform: the records, and the tables in docs/platforms.md made from them."""
+"""Results per platform: the records, and the tables made from them in docs/evidence/platforms.md."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from testbed.host import cache
 from tests.platforms.checks import CHECKS, Outcome
 from tests.platforms.local import CHECKOUT
 
-RECORDS = CHECKOUT / "docs" / "platforms.json"
-PAGE = CHECKOUT / "docs" / "platforms.md"
+RECORDS = CHECKOUT / "docs" / "evidence" / "platforms.json"
+PAGE = CHECKOUT / "docs" / "evidence" / "platforms.md"
 BEGIN, END = "<!-- platforms: begin -->", "<!-- platforms: end -->"
 """Lines of the page around what is made of the records."""
 _FACTS = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from agents.client import core as client
 from agents.client.training_times import Timing
-from agents.config import Link, Local
+from agents.config import AccessLink, LocalTraining
 from agents.rules.client_half import SavedVectors
 from agents.rules.interface import ClientSide
 from agents.wire import payloads
@@ -44,9 +44,9 @@ def device(
 ) -> Device:
     """One that takes a second for a step with a whole core, of which it has half, and a nanosecond for a
     byte to the server; to start, `start` seconds."""
-    local = Local(steps=1)
+    local = LocalTraining(steps=1)
     planned = PlannedDevice(
-        name="a", group="a", cpu=0.5, memory=0, local=local, link=Link(up=8_000_000_000)
+        name="a", group="a", cpu=0.5, memory=0, local=local, link=AccessLink(up=8_000_000_000)
     )
     rule = client_rule(side, local, memory=memory)
 
@@ -55,7 +55,7 @@ def device(
 
     return Device(
         index=0,
-        core=client.ClientCore(client.Identity("run", "a", 1), lambda *_: 0, rule),
+        core=client.ClientCore(client.ClientIdentity("run", "a", 1), lambda *_: 0, rule),
         line=line or Network(queue, 0).line(planned),
         train=train,
         speed=Speed(planned, StepCost(time=StepTime(1.0), start=start)),

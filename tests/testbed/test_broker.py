@@ -25,15 +25,15 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.mqtt import chunks
 from agents.mqtt.topics import AGGREGATOR, Topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from testbed.broker import (
     Account,
-    Identity,
-    Limits,
+    BrokerLimits,
     Listeners,
+    TlsIdentity,
     accounts,
     covers,
     hash_password,
@@ -52,7 +52,7 @@ from tests.conftest import unavailable
 
 TOPICS = Topics("r")
 LARGE = os.urandom(2_000_000)
-LIMITS = Limits(packet=3_000_000, queue=8_000_000)
+LIMITS = BrokerLimits(packet=3_000_000, queue=8_000_000)
 
 
 def test_topic_rights_of_a_run() -> None:
@@ -125,14 +125,14 @@ def test_password_hashes_are_salted_and_checked() -> None:
 def test_configuration_uses_the_brokers_path_of_the_folder(tmp_path: Path) -> None:
     at = Listeners("0.0.0.0", 1883)  # noqa: S104
     conf = write_mosquitto(tmp_path, accounts("r", ["a"]), at, seen_at="/testbed")
-    assert conf.read_text() == mosquitto_conf(at, "/testbed", Limits())
+    assert conf.read_text() == mosquitto_conf(at, "/testbed", BrokerLimits())
     assert str(tmp_path) not in conf.read_text()
     assert (tmp_path / "acl").read_text().startswith("user aggregator\ntopic write ")
 
 
 @pytest.mark.parametrize(("parameters", "devices"), [(1000, 4), (10_000, 100)])
 def test_qos_0_flood_uses_bounded_broker_memory(parameters: int, devices: int) -> None:
-    limits = Limits.of(parameters, devices)
+    limits = BrokerLimits.of(parameters, devices)
     assert limits.messages * 4 * parameters < 3 * limits.queue
     conf = mosquitto_conf(Listeners("h", 1), "/testbed", limits)
     assert f"\nmax_queued_messages {limits.messages}\n" in conf
@@ -153,7 +153,7 @@ def test_memory_limit_exceeds_the_needs_of_a_usual_run(
 ) -> None:
     """A usual run takes a model under way to or from each device, and half of the shares that may
     be; a flood of one connection is in it, too, and what one client may have retained."""
-    limits = Limits.of(parameters, devices, beside)
+    limits = BrokerLimits.of(parameters, devices, beside)
     assert limits.memory >> 20 == memory
     usual = 64 * 2**20 + 4 * parameters * devices * (1 + beside / 2)
     assert limits.memory > 1.8 * usual
@@ -162,7 +162,7 @@ def test_memory_limit_exceeds_the_needs_of_a_usual_run(
 
 
 def test_memory_limit_grows_with_colluding_clients() -> None:
-    one, four = (Limits.of(10**6, 20, 5.0, hostile) for hostile in (1, 4))
+    one, four = (BrokerLimits.of(10**6, 20, 5.0, hostile) for hostile in (1, 4))
     assert four.memory - one.memory == 3 * 28 * (2**20 + 2**17)
 
 
@@ -173,7 +173,7 @@ def test_broker_files_hold_no_password_and_are_private(tmp_path: Path, embedded:
     if embedded:
         listeners, packet, hashed = read_embedded(write_embedded(tmp_path, made, at, identity))
         assert [each["bind"] for each in listeners.values()] == ["h:1", "h:2"]
-        assert (packet, list(hashed)) == (Limits().packet, list(made))
+        assert (packet, list(hashed)) == (BrokerLimits().packet, list(made))
         assert is_password(made["a"].password, hashed["a"].password)
     else:
         write_mosquitto(tmp_path, made, at, identity)
@@ -208,7 +208,7 @@ class Peer:
 
     def __init__(
         self,
-        login: Broker,
+        login: BrokerAccess,
         *,
         password: str | None = None,
         will: str | None = None,
@@ -259,7 +259,7 @@ class Peer:
         self.paho._reset_sockets()  # those that wake its loop; else they wait for the garbage collector
 
 
-Logins = Callable[[str], Broker]
+Logins = Callable[[str], BrokerAccess]
 Connect = Callable[..., Peer]
 
 
@@ -272,7 +272,9 @@ def logins(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logins]:
 
 
 @contextlib.contextmanager
-def running(kind: str, tmp_path: Path, made: Mapping[str, Account], limits: Limits) -> Iterator[Logins]:
+def running(
+    kind: str, tmp_path: Path, made: Mapping[str, Account], limits: BrokerLimits
+) -> Iterator[Logins]:
     """How each user of `made` logs in at a broker that runs meanwhile."""
     port, tls_port = free_ports(2)
     identity = new_identity("127.0.0.1")
@@ -295,7 +297,7 @@ def running(kind: str, tmp_path: Path, made: Mapping[str, Account], limits: Limi
     assert not any(account.password in log for account in made.values())
 
 
-def login(made: Mapping[str, Account], at: Listeners, identity: Identity, user: str) -> Broker:
+def login(made: Mapping[str, Account], at: Listeners, identity: TlsIdentity, user: str) -> BrokerAccess:
     """`a` and `b` use TLS, all others do not."""
     if user not in ("a", "b"):
         return made[user].at(at.host, at.port)
@@ -321,8 +323,8 @@ def broker_command(
     folder: Path,
     made: Mapping[str, Account],
     at: Listeners,
-    identity: Identity,
-    limits: Limits,
+    identity: TlsIdentity,
+    limits: BrokerLimits,
 ) -> list[str]:
     if kind == "embedded":
         config = write_embedded(folder, made, at, identity, limits=limits)
@@ -349,7 +351,7 @@ def test_wrong_password_is_refused(connect: Connect) -> None:
 
 
 def test_device_and_init_with_similar_names_are_distinct(logins: Logins, connect: Connect) -> None:
-    inits, devices = (queue.SimpleQueue[Received]() for _ in range(2))
+    inits, devices = (queue.SimpleQueue[ReceivedMessage]() for _ in range(2))
     init = Connection(logins("init/a"), [TOPICS.control("a")], inits.put)
     device = Connection(logins("init-a"), [TOPICS.request("init-a")], devices.put)
     for connection in (init, device):
@@ -357,7 +359,7 @@ def test_device_and_init_with_similar_names_are_distinct(logins: Logins, connect
     connect("controller").publish(TOPICS.control("a"), b"pause")
     connect("aggregator").publish(TOPICS.request("init-a"), b"stop")
     for inbox in (inits, devices):  # who was sent away by the other comes back first
-        assert isinstance(inbox.get(timeout=10), Received)
+        assert isinstance(inbox.get(timeout=10), ReceivedMessage)
     for connection in (init, device):
         connection.close()
 
@@ -403,7 +405,7 @@ def test_a_status_is_published_again_after_a_reconnect(logins: Logins, connect: 
 
 def test_new_subscription_gets_retained_messages_again(logins: Logins, connect: Connect) -> None:
     connect("a").publish(TOPICS.status("a"), b"ready", retain=True)
-    inbox = queue.SimpleQueue[Received]()
+    inbox = queue.SimpleQueue[ReceivedMessage]()
     aggregator = Connection(logins("aggregator"), [TOPICS.status("+")], inbox.put, keeps_session=True)
     aggregator.open()
     assert inbox.get(timeout=30).payload == b"ready"
@@ -491,7 +493,7 @@ def test_queue_for_a_client_that_does_not_read_is_limited(connect: Connect) -> N
 
 
 @contextlib.contextmanager
-def measured(tmp_path: Path, limits: Limits) -> Iterator[tuple[Connect, Logins, psutil.Process]]:
+def measured(tmp_path: Path, limits: BrokerLimits) -> Iterator[tuple[Connect, Logins, psutil.Process]]:
     """A Mosquitto for the clients a to d, with secure aggregation."""
     made = accounts("r", ["a", "b", "c", "d"], secure=True)
     with running("mosquitto", tmp_path, made, limits) as logins, contextlib.ExitStack() as stack:
@@ -508,7 +510,7 @@ def measured(tmp_path: Path, limits: Limits) -> Iterator[tuple[Connect, Logins, 
 def test_retained_messages_of_a_client_are_bounded(tmp_path: Path) -> None:
     """A message on each word that it can think of, and the largest on each topic that it may: eight are
     kept. The others' messages, large and small, get through."""
-    limits = Limits.of(600_000, 4, 8 / 2)
+    limits = BrokerLimits.of(600_000, 4, 8 / 2)
     assert limits.packet > 2_000_000 / 2
     with measured(tmp_path, limits) as (connect, _, broker):
         attacker, victim, aggregator = connect("a"), connect("b"), connect("aggregator")
@@ -534,7 +536,7 @@ def test_retained_messages_of_a_client_are_bounded(tmp_path: Path) -> None:
 def test_broker_at_its_memory_limit_continues(tmp_path: Path) -> None:
     """A client that sends more than there is room for is disconnected, and reconnects; small messages
     are passed on."""
-    limits = Limits(packet=1_200_000, queue=100_000_000, memory=16_000_000)
+    limits = BrokerLimits(packet=1_200_000, queue=100_000_000, memory=16_000_000)
     with measured(tmp_path, limits) as (connect, _, broker):
         aggregator, client = connect("aggregator"), connect("b")
         aggregator.subscribe(TOPICS.update("+"))
@@ -557,7 +559,7 @@ def test_announced_length_is_not_allocated(tmp_path: Path) -> None:
     and what others send is whole."""
     share = os.urandom(2_500_000)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with measured(tmp_path, Limits.of(600_000, 4, 8 / 2)) as (connect, logins, _):
+    with measured(tmp_path, BrokerLimits.of(600_000, 4, 8 / 2)) as (connect, logins, _):
         victim = Connection(
             logins("b"), [TOPICS.share("b", "+")], inbox.put, largest={"share": len(share)}
         )
@@ -683,7 +685,7 @@ def test_transfer_longer_than_the_keep_alive_keeps_its_connection(logins: Logins
     noticed."""
     relay, names = Relay(), Topics("r")
     lanes: list[Lane] = []
-    got: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    got: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
     lost: list[int] = []
     threading.Thread(target=relay.serve, daemon=True).start()
     with ExitStack() as stack:

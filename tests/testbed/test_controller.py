@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from agents import own_code
-from agents.config import Broker, Link
+from agents.config import AccessLink, BrokerAccess
 from agents.device_actions import Action, Crash, SetLink
 from agents.mqtt.topics import Topics
-from agents.mqtt.transport import Connection, Received
-from agents.wire.messages import NO_LIMIT, AddressedOrder, DeviceOrder, Note
+from agents.mqtt.transport import Connection, ReceivedMessage
+from agents.wire.messages import NO_LIMIT, AddressedOrder, DeviceOrder, NoteOrder
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.host.signals import interrupting
 from testbed.run import live_runs
@@ -45,7 +45,7 @@ class Asked(Connection):
         name = json.loads(payload)["device"]
         assert topic == self._names.control(name)
         read = {"device": name, "at": time.monotonic(), "limits": self._limits}
-        answer = Received(self._names.telemetry(name), json.dumps(read).encode(), 0)
+        answer = ReceivedMessage(self._names.telemetry(name), json.dumps(read).encode(), 0)
         self._controller._inbox.receive(answer)
 
 
@@ -148,8 +148,8 @@ class Idle:
     def __init__(self) -> None:
         self.done: list[tuple[str, Action]] = []
 
-    def start(self) -> Broker:
-        return Broker("localhost", 0, "", "")
+    def start(self) -> BrokerAccess:
+        return BrokerAccess("localhost", 0, "", "")
 
     def limit(self, device: str) -> None: ...
     def stop(self) -> None: ...
@@ -170,7 +170,7 @@ class Idle:
 class Stubborn(Idle):
     """A runtime that cannot remove what it has started."""
 
-    def start(self) -> Broker:
+    def start(self) -> BrokerAccess:
         raise RunFailedError("the broker ended as soon as it was started")
 
     def stop(self) -> None:
@@ -196,11 +196,11 @@ def test_failed_order_is_noted_and_makes_the_run_not_valid(tmp_path: Path) -> No
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
-    said = Received(names.failure("d-1"), b"`tc qdisc` failed", 0)
+    said = ReceivedMessage(names.failure("d-1"), b"`tc qdisc` failed", 0)
     controller._received(said, written.append)
     told = "d-1 could not do as it was told: `tc qdisc` failed"
     assert controller.failures == [told]
-    assert controller._orders == [("aggregator", Note(told))]
+    assert controller._orders == [("aggregator", NoteOrder(told))]
     assert written == []
 
 
@@ -215,14 +215,14 @@ def test_invalid_message_is_noted_and_ignored(tmp_path: Path) -> None:
         (names.status("d-1"), b"\xff"),
         (names.request("d-1"), b"stop"),
     ):
-        controller._received(Received(topic, payload, 0), written.append)
+        controller._received(ReceivedMessage(topic, payload, 0), written.append)
     assert controller._status == {}
     assert written == controller.failures == []
-    notes = [note.message for _, note in controller._orders if isinstance(note, Note)]
+    notes = [note.message for _, note in controller._orders if isinstance(note, NoteOrder)]
     assert len(notes) == 4
-    assert notes[1].endswith("the topic is that of d-1, the message that of d-2")
+    assert notes[1].endswith("device: found d-2, expected d-1 as in the topic")
     for _ in range(100):
-        controller._received(Received(names.status("d-1"), b"?", 0), written.append)
+        controller._received(ReceivedMessage(names.status("d-1"), b"?", 0), written.append)
     said = {topic: count for topic, count in controller._refusals.counts.items() if count > 1}
     assert said == {names.telemetry("d-1"): 2, names.status("d-1"): 101}
     assert len(controller._orders) == 2 + 22 + 1  # of 101 the first 20, the 21st, the 100th
@@ -235,10 +235,10 @@ def test_excess_telemetry_of_a_device_is_dropped_without_affecting_others(tmp_pa
     written: list[str] = []
     sample = b'{"device": "%s", "at": 1.0, "cpu": 1.0, "memory": 1}'
     for _ in range(1000):
-        controller._received(Received(names.telemetry("d-1"), sample % b"d-1", 0), written.append)
-        controller._received(Received(names.failure("d-1"), b"x" * 4096, 0), written.append)
-        controller._received(Received(names.failure("d-1"), b"x" * 5000, 0), written.append)
-    controller._received(Received(names.telemetry("d-2"), sample % b"d-2", 0), written.append)
+        controller._received(ReceivedMessage(names.telemetry("d-1"), sample % b"d-1", 0), written.append)
+        controller._received(ReceivedMessage(names.failure("d-1"), b"x" * 4096, 0), written.append)
+        controller._received(ReceivedMessage(names.failure("d-1"), b"x" * 5000, 0), written.append)
+    controller._received(ReceivedMessage(names.telemetry("d-2"), sample % b"d-2", 0), written.append)
     assert 100 < len(written) < 200
     assert '"d-2"' in written[-1]
     assert len(controller.failures) + len(controller._orders) < 400
@@ -261,9 +261,9 @@ def test_flooding_client_is_killed_and_the_aggregator_notified_afterwards(
     told = "d-1 sent far more than it may, and its client was ended"
     assert controller.failures == [told]
     assert controller._postponed == []
-    controller._received(Received(names.status("aggregator"), b"ready", 0), lambda _: None)
+    controller._received(ReceivedMessage(names.status("aggregator"), b"ready", 0), lambda _: None)
     assert controller._postponed is None
-    assert controller._orders == [("aggregator", Note(told))]
+    assert controller._orders == [("aggregator", NoteOrder(told))]
 
 
 def test_sample_from_the_future_is_refused(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_sample_from_the_future_is_refused(tmp_path: Path) -> None:
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
     soon = b'{"device": "d-1", "at": %f, "cpu": 1.0, "memory": 1}' % (time.monotonic() + 60)
-    controller._received(Received(names.telemetry("d-1"), soon, 0), written.append)
+    controller._received(ReceivedMessage(names.telemetry("d-1"), soon, 0), written.append)
     assert written == []
     assert controller._refusals.count == 1
 
@@ -279,14 +279,14 @@ def test_sample_from_the_future_is_refused(tmp_path: Path) -> None:
 def test_unreadable_failure_makes_the_run_not_valid(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    controller._received(Received(names.failure("d-1"), b"\xff", 0), lambda _: None)
+    controller._received(ReceivedMessage(names.failure("d-1"), b"\xff", 0), lambda _: None)
     assert len(controller.failures) == len(controller._orders) == 1
 
 
 def test_order_that_cannot_be_sent_is_a_failure(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller = Controller(run, Idle(), Lines())
-    connection = Connection(Broker("localhost", 0, "c", ""), [], lambda _: None)
+    connection = Connection(BrokerAccess("localhost", 0, "c", ""), [], lambda _: None)
     controller._send(connection, ("d-1", DeviceOrder("d-1", SetLink({"rtt": 1e12}))))
     (failure,) = controller.failures
     assert failure.startswith("an order to d-1 could not be sent: ")
@@ -306,7 +306,7 @@ def test_no_actions_are_done_while_the_last_evaluation_is_awaited(
 ) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    controller._received(Received(names.status("aggregator"), b"over", 0), lambda _: None)
+    controller._received(ReceivedMessage(names.status("aggregator"), b"over", 0), lambda _: None)
     with pytest.raises(BadInputError, match="is over but for its last evaluation"):
         controller._execute({"device": "d-1", "action": "crash"})
 
@@ -314,14 +314,14 @@ def test_no_actions_are_done_while_the_last_evaluation_is_awaited(
 def test_run_clock_starts_after_all_links_are_measured(tmp_path: Path) -> None:
     """A probe would take of what others share with its device. Told twice, it is written once."""
     run = spec(tmp_path, more="scenario: [{at: 5s, join: d-2}]")
-    linked = [replace(device, link=Link(rtt=0.1)) for device in run.plan.devices]
+    linked = [replace(device, link=AccessLink(rtt=0.1)) for device in run.plan.devices]
     run = replace(run, plan=replace(run.plan, runtime="docker", devices=tuple(linked), device_cpus="1"))
     assert run.plan.absent == frozenset({"d-2"})
     assert run.plan.probed == frozenset({"d-1", "d-2"})
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
 
     def say(topic: str, text: str) -> None:
-        controller._inbox.receive(Received(topic, text.encode(), 0))
+        controller._inbox.receive(ReceivedMessage(topic, text.encode(), 0))
 
     for component in ("aggregator", "d-1"):
         say(names.status(component), "ready")
@@ -354,7 +354,7 @@ def test_run_clock_does_not_start_with_wrong_kernel_limits(
     run = replace(run, plan=replace(run.plan, runtime="docker", device_cpus="1"))
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     for component in ("aggregator", "d-1"):
-        controller._inbox.receive(Received(names.status(component), b"ready", 0))
+        controller._inbox.receive(ReceivedMessage(names.status(component), b"ready", 0))
     connection = Asked(controller, names, AS_REQUESTED | kernel)
     if told is None:
         controller._hold_barrier(connection)
@@ -369,7 +369,7 @@ def test_run_clock_does_not_start_with_wrong_kernel_limits(
 )
 def test_run_clock_does_not_start_with_a_wrong_link(up: float, told: str | None, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=1)
-    linked = tuple(replace(device, link=Link(up=1_000_000)) for device in run.plan.devices)
+    linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)
     run = replace(run, plan=replace(run.plan, devices=linked))
     before = '{"device": "d-1", "at": 1.0, "probe": {"up": 9e6}}\n'  # of a run that is carried on
     run.directory.telemetry.write_text(before)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from agents import events
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.rules.fedfix import FedFix
 from agents.wire import payloads
 from analysis.load import Run
@@ -160,7 +160,7 @@ def test_last_scenario_step_may_end_the_run(tmp_path: Path) -> None:
 
 
 def test_equal_periods_coincide_throughout_the_run() -> None:
-    run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, Stop(after=600.0))
+    run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, StopConditions(after=600.0))
     run.run()
     assert {r.weight for r in run.records if isinstance(r, events.UpdateApplied)} == {0.5}
     assert run.server.version == 6_000

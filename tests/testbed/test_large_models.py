@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.broker import Limits
+from testbed.broker import BrokerLimits
 from testbed.errors import BadInputError
 from testbed.plan import Catalog, Host, agent_configs, model_check, plan
 from testbed.plan.catalog import read
@@ -36,7 +36,7 @@ def test_plan_compares_needed_memory_with_the_limit(memory: str, warned: bool) -
 
 
 def test_broker_limits_fit_chunked_models() -> None:
-    whole, parted = Limits.of(100_000, 2), Limits.of(110_000_000, 2)
+    whole, parted = BrokerLimits.of(100_000, 2), BrokerLimits.of(110_000_000, 2)
     assert whole.packet == 400_000 + 2**17
     assert parted.packet == 2**20 + 2**17
     assert parted.queue > 4 * 440_000_000

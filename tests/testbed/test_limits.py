@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agents.wire.messages import NO_LIMIT, Limits
+from agents.wire.messages import NO_LIMIT, CgroupLimits
 from testbed.fidelity import Clock, measure
 from testbed.fidelity.figures import Requested, RequestedCpu
 from testbed.fidelity.limits import RequestedLimits, differences
 from testbed.fidelity.validity import verdict
 
 WANTED = RequestedLimits(quota=2500, period=10_000, shares=2500, cpus="1-2", memory=2**29)
-V1 = Limits(quota=2500, period=10_000, shares=2500, cpus="1,2", memory=2**29, swap=0)
+V1 = CgroupLimits(quota=2500, period=10_000, shares=2500, cpus="1,2", memory=2**29, swap=0)
 V2 = structs.replace(V1, shares=None, weight=96)
 EPOCH = 1000.0
 
@@ -46,11 +46,11 @@ EPOCH = 1000.0
         ),
     ],
 )
-def test_differences_of_limits_are_described(found: Limits, expected: list[str]) -> None:
+def test_differences_of_limits_are_described(found: CgroupLimits, expected: list[str]) -> None:
     assert list(differences(WANTED, found)) == expected
 
 
-def read(at: float, limits: Limits) -> dict[str, Any]:
+def read(at: float, limits: CgroupLimits) -> dict[str, Any]:
     plain = {name: value for name, value in structs.asdict(limits).items() if value is not None}
     return {"device": "pi", "at": EPOCH + at, "limits": plain}
 

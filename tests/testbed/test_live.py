@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from agents import events
-from agents.config import Stop
+from agents.config import StopConditions
 from analysis.load import load
 from testbed.watching import live
 from testbed.watching.live import LiveView
@@ -21,7 +21,7 @@ from tests.testbed.record_factories import STARTED, fleet, update
 
 
 def tallied(records: Iterable[events.Record]) -> Tally:
-    tally = Overview(rule="fedbuff", stop=Stop(after=60.0), devices=fleet(3)).tally()
+    tally = Overview(rule="fedbuff", stop=StopConditions(after=60.0), devices=fleet(3)).tally()
     for record in records:
         tally.take(record)
     return tally
@@ -30,7 +30,9 @@ def tallied(records: Iterable[events.Record]) -> Tally:
 def shown(records: Iterable[events.Record]) -> list[str]:
     """Return the lines that a user sees if `records` arrive all at once."""
     console = Console(file=io.StringIO(), width=80)
-    with LiveView(console, Overview(rule="fedbuff", stop=Stop(after=60.0), devices=fleet(3))) as view:
+    with LiveView(
+        console, Overview(rule="fedbuff", stop=StopConditions(after=60.0), devices=fleet(3))
+    ) as view:
         for record in records:
             view.record(record)
         view.refresh(now=1000.0)
@@ -162,7 +164,9 @@ def test_virtual_run_prints_a_line_per_host_second_and_per_tenth(
     monkeypatch.setattr("testbed.watching.live.time.monotonic", lambda: seconds)
     console = Console(file=io.StringIO(), width=80)
     assert isinstance(console.file, io.StringIO)
-    overview = Overview(rule="fedbuff", stop=Stop(after=100.0), devices=fleet(1), runtime="virtual")
+    overview = Overview(
+        rule="fedbuff", stop=StopConditions(after=100.0), devices=fleet(1), runtime="virtual"
+    )
     view = LiveView(console, overview)
     view.record(events.RunStarted(0.0, 1.7e9, ("pi-1",), ()))
     for at in range(35):  # at once
@@ -178,7 +182,7 @@ def test_virtual_run_prints_a_line_per_host_second_and_per_tenth(
 def test_notices_are_collected_for_a_second() -> None:
     console = Console(file=io.StringIO(), width=80)
     assert isinstance(console.file, io.StringIO)
-    view = LiveView(console, Overview(rule="fedbuff", stop=Stop(updates=10), devices=fleet(2)))
+    view = LiveView(console, Overview(rule="fedbuff", stop=StopConditions(updates=10), devices=fleet(2)))
     view.record(events.RunStarted(0.0, 1.7e9, ("pi-1", "pi-2"), ()))
     view.record(events.ClientStatus(3.0, "pi-1", "offline"))
     view.refresh(now=1000.0)
@@ -191,9 +195,9 @@ def test_notices_are_collected_for_a_second() -> None:
 
 def test_messages_are_printed_without_markup() -> None:
     console = Console(file=io.StringIO(), width=80)
-    LiveView(console, Overview(rule="fedbuff", stop=Stop(after=60.0), devices=fleet(1))).progress(
-        "[/bold] " + 100 * "x"
-    )
+    LiveView(
+        console, Overview(rule="fedbuff", stop=StopConditions(after=60.0), devices=fleet(1))
+    ).progress("[/bold] " + 100 * "x")
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == "[/bold] " + 100 * "x" + "\n"
 

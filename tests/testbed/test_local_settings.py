@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agents.config import Local, Schedule
+from agents.config import LocalTraining, Schedule
 from agents.tasks import TASKS
 from testbed import simulate
 from testbed.errors import BadInputError
@@ -42,7 +42,7 @@ def test_group_overrides_only_its_keys() -> None:
     shared = "optimizer: adam, lr_by_version: {over: 10, to: 0.5}"
     parsed = parse(_text(shared, group="lr_by_step: {shape: cosine, over: 5}, clip_gradient: 1"))
     local = parsed.devices[0].local.build()
-    assert local == Local(
+    assert local == LocalTraining(
         steps=5,
         lr=0.05,
         optimizer="adam",

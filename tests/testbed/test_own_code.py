@@ -250,7 +250,7 @@ class LateState(PlainState):
 def nothing_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    own_code.use(None)
+    own_code.use_folder(None)
 
 
 def write(folder: Path, module: str = MODULE, **changes: Any) -> Path:
@@ -313,10 +313,10 @@ def test_parameters_follow_from_annotations(tmp_path: Path) -> None:
         ({"task": task("Unknown")}, "its parameter call (Callable[[], int]) is nothing that a topology"),
         ({"task": task("Taken")}, "own:Taken: its parameter local has a name that a topology uses"),
         ({"task": task("Elsewhere")}, "task.name: own:Elsewhere learns from 'nowhere', expected digits"),
-        ({"task": task("Bare")}, "Bare is no dataclass"),
+        ({"task": task("Bare")}, "Bare is not a dataclass"),
         ({"task": task("Other")}, "from agents.tasks.interface import Task"),
-        ({"task": task("Plain")}, "Plain is no task: derive it"),
-        ({"rule": {"name": ":Plain"}}, "rule.name: :Plain is no class, expected module:Class"),
+        ({"task": task("Plain")}, "Plain is not a task: derive it"),
+        ({"rule": {"name": ":Plain"}}, "rule.name: found :Plain, expected module:Class"),
         ({"rule": {"name": "other:Plain"}}, "rule.name: the code has no module other"),
         ({"rule": {"name": "subprocess:Popen"}}, "rule.name: the code has no module subprocess"),
         ({"rule": {"name": "own:Silent"}}, "rule: its update returns None, expected a list of actions"),
@@ -435,17 +435,17 @@ def test_evaluation_error_is_attributed_to_own_code(tmp_path: Path) -> None:
 
 def test_aggregator_reports_an_evaluation_error(tmp_path: Path) -> None:
     write(tmp_path)
-    own_code.use(str(tmp_path))
-    mine = own_code.find("own:Unscored", TASKS, Task)()
+    own_code.use_folder(str(tmp_path))
+    mine = own_code.find_class("own:Unscored", TASKS, Task)()
     samples = Shard(np.ones((100, 8, 8), np.float32), np.zeros(100, np.int64))
     done: Future[Future[Evaluation]] = Future()
     Evaluator(mine, samples, done.set_result).submit(3, first_model(mine, 0)[0])
     error = done.result(timeout=30).exception()
     assert error is not None
-    assert own_code.caused(error, "own:Unscored")
-    assert not own_code.caused(error, "digits-logreg")
+    assert own_code.is_own_fault(error, "own:Unscored")
+    assert not own_code.is_own_fault(error, "digits-logreg")
     told = "AttributeError: 'float' object has no attribute 'double'\nin the evaluation of version 3"
-    assert own_code.told(error) == told
+    assert own_code.own_traceback(error) == told
 
 
 def learning(name: str, **more: Any) -> dict[str, Any]:
@@ -512,9 +512,11 @@ def saved(testbed: Testbed, path: Path, *options: str) -> dict[str, torch.Tensor
 def fresh(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """A state of the model of `name`, other than the one that a run begins with."""
     write(folder)
-    own_code.use(str(folder))
+    own_code.use_folder(str(folder))
     torch.manual_seed(99)
-    state: dict[str, torch.Tensor] = own_code.find(f"own:{name}", TASKS, Task)().model().state_dict()
+    state: dict[str, torch.Tensor] = (
+        own_code.find_class(f"own:{name}", TASKS, Task)().model().state_dict()
+    )
     return state
 
 
@@ -697,27 +699,27 @@ def test_client_error_shows_only_own_code_in_the_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path)
-    own_code.use(str(tmp_path))
-    mine = own_code.find("own:Mine", TASKS, Task)
-    with pytest.raises(SystemExit) as ended, own_code.running("own:Mine"):
+    own_code.use_folder(str(tmp_path))
+    mine = own_code.find_class("own:Mine", TASKS, Task)
+    with pytest.raises(SystemExit) as ended, own_code.exit_if_own_code_fails("own:Mine"):
         mine(fails=True).loss(None, [1, 2, 3])  # type: ignore[call-arg, arg-type]
     assert ended.value.code == own_code.FAILED
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
     assert said.count("File ") == 2
     assert said.endswith("RuntimeError: this cannot be\n")
-    with pytest.raises(RuntimeError), own_code.running("digits-logreg"):  # ours is ours
+    with pytest.raises(RuntimeError), own_code.exit_if_own_code_fails("digits-logreg"):  # ours is ours
         raise RuntimeError
 
 
 def test_state_with_own_classes_is_saved_and_loaded(tmp_path: Path) -> None:
     write(tmp_path)
-    own_code.use(str(tmp_path))
-    rule = own_code.find("own:Plain", RULES, Rule)()
+    own_code.use_folder(str(tmp_path))
+    rule = own_code.find_class("own:Plain", RULES, Rule)()
     server = Server(np.ones(2, np.float32), {"a": 1.0}, np.random.default_rng(0))
     snapshot.save(rule.begin(server), tmp_path / "state")
     assert snapshot.load(tmp_path / "state").server.w.tolist() == [1, 1]
-    own_code.use(None)
+    own_code.use_folder(None)
     with pytest.raises(snapshot.SnapshotError, match=r"own\.PlainState"):
         snapshot.load(tmp_path / "state")
 
@@ -726,8 +728,8 @@ def test_one_process_can_run_several_code_versions(tmp_path: Path) -> None:
     versions = []
     for period in ("2.0", "5.0"):
         write(tmp_path / period, MODULE.replace("2.0", period))
-        own_code.use(str(tmp_path / period))
-        versions.append(own_code.find("own:Plain", RULES, Rule)().period)  # type: ignore[attr-defined]
+        own_code.use_folder(str(tmp_path / period))
+        versions.append(own_code.find_class("own:Plain", RULES, Rule)().period)  # type: ignore[attr-defined]
     assert versions == [2.0, 5.0]
     assert not list(tmp_path.rglob("*.pyc"))
 

@@ -124,7 +124,7 @@ def test_run_learns_from_a_data_folder(
 def test_documented_example_is_complete(
     testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (TOPOLOGIES.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (TOPOLOGIES.parent / "docs" / "guide" / "data.md").read_text(encoding="utf-8")
     python, whole, task, circle, devices = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(python, {})  # noqa: S102
@@ -561,12 +561,12 @@ def test_byte_lists_are_tokens_or_pixels_as_declared(tmp_path: Path) -> None:
 def test_tokens_reach_the_model_as_integers() -> None:
     import torch
 
-    from agents.shards import inputs
+    from agents.shards import model_inputs
 
     tokens = Shard(np.array([[1, 2]], np.int8), np.zeros(1, np.int64))
-    assert inputs(torch.from_numpy(tokens.x), 1.0).dtype == torch.int64
+    assert model_inputs(torch.from_numpy(tokens.x), 1.0).dtype == torch.int64
     pixels = torch.tensor([[0, 255]], dtype=torch.uint8)
-    assert inputs(pixels, 1 / 255).tolist() == [[0.0, 1.0]]
+    assert model_inputs(pixels, 1 / 255).tolist() == [[0.0, 1.0]]
 
 
 def test_numeric_client_ids_are_equal_across_batches(tmp_path: Path) -> None:

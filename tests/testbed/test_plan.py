@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.config import Duration, Link
+from agents.config import AccessLink, DrawnDuration
 from testbed import topology
 from testbed.bundle import TOPOLOGIES
 from testbed.errors import BadInputError
@@ -125,7 +125,7 @@ def test_real_runtimes_support_links_and_outages(runtime: str) -> None:
         "{name: pi, cpu: 1, link: {up: 5Mbps}, availability: {on: 5s, off: 1s}}",
         "scenario: [{at: 1s, disconnect: pi, for: 1s}, {at: 3s, set: pi, link: {rtt: 1s, loss: 0%}}]",
     )
-    assert plan(wanted, runtime, FOUR_CORES).devices[0].link == Link(up=5_000_000)
+    assert plan(wanted, runtime, FOUR_CORES).devices[0].link == AccessLink(up=5_000_000)
 
 
 def test_packet_loss_is_refused_with_relays(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_image_key_needs_containers(tmp_path: Path) -> None:
 def test_real_runtimes_accept_timing_and_speed_with_cpu() -> None:
     wanted = fleet("{name: pi, cpu: 1, timing: 1s, speed: 2}")
     (device,) = plan(wanted, "docker", FOUR_CORES).devices
-    assert (device.timing, device.speed) == (Duration("constant", {"value": 1.0}), 2.0)
+    assert (device.timing, device.speed) == (DrawnDuration("constant", {"value": 1.0}), 2.0)
     assert device.profile == "1 cpu, 512 MiB, timing 1s"
 
 
@@ -231,7 +231,7 @@ def test_virtual_device_is_described_by_its_settings() -> None:
     a, b = planned.devices
     assert (a.profile, b.profile) == ("10 gflops", "timing exponential")
     assert (a.speed, b.speed) == (0.5, 1.0)
-    assert b.timing == Duration("exponential", {"mean": None, "rate": 5.0})
+    assert b.timing == DrawnDuration("exponential", {"mean": None, "rate": 5.0})
     silent = {"up": None, "down": None, "think": None, "local": "20 steps x 32"}
     assert describe(planned) == [
         {"device": "a", "gflops": 10.0, "timing": None, "speed": 0.5, "rtt": "60ms", **silent},

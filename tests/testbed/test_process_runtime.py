@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from agents import config
-from agents.config import Broker, ClientConfig, Link
+from agents.config import AccessLink, BrokerAccess, ClientConfig
 from agents.device_actions import (
     Action,
     Crash,
@@ -31,7 +31,7 @@ from agents.device_actions import (
 )
 from agents.mqtt.topics import CONTROLLER as CONTROLLER_COMPONENT
 from agents.mqtt.topics import ROUTER, Topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, Received
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.wire import messages
 from testbed.errors import BadInputError, HostError
 from testbed.host import die_with_parent, forkserver, run_module
@@ -120,7 +120,7 @@ def test_run_from_start_to_stop(
     assert live.components == 4
     assert {info.directory for info in of(run)} == {str(directory.path)}
     sample = runtime.meter.telemetry()[0]
-    assert isinstance(sample, messages.Sample)
+    assert isinstance(sample, messages.UsageSample)
     assert sample.device == "d-1"
     assert sample.memory > 1_000_000
     assert runtime.ended() == {}
@@ -153,14 +153,14 @@ def test_relay_is_started_if_devices_have_links(make: Make, tmp_path: Path) -> N
 def test_relay_reports_invalid_commands_and_continues(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, more=CUTS)
     runtime = make(run)
-    names, failures = Topics(run.directory.run), queue.SimpleQueue[Received]()
+    names, failures = Topics(run.directory.run), queue.SimpleQueue[ReceivedMessage]()
     controller = Connection(runtime.start(), [names.failure(ROUTER)], failures.put)
     controller.open()
 
     def refused(payload: bytes) -> str:
         controller.publish(names.control(ROUTER), payload)
         event = failures.get(timeout=10)
-        assert isinstance(event, Received)
+        assert isinstance(event, ReceivedMessage)
         return event.payload.decode()
 
     assert "no JSON" in refused(b"[" * 60_000)
@@ -212,14 +212,14 @@ def test_run_with_an_unknown_link_does_not_start(
 
     monkeypatch.setattr("testbed.relay.relay_probe.measure", measure)
     run = spec(tmp_path, more="scenario: [{at: 1s, set: d-1, link: {rtt: 1ms}}]")
-    linked = [replace(device, link=Link(rtt=0.01)) for device in run.plan.devices]
+    linked = [replace(device, link=AccessLink(rtt=0.01)) for device in run.plan.devices]
     runtime = make(replace(run, plan=replace(run.plan, devices=tuple(linked))))
     with pytest.raises(HostError, match=r"link of d-1 cannot be measured \(timed out\)"):
         runtime.start()
     assert components(run) == {"broker", "router"}  # which the controller then stops
 
 
-def log_in(broker: Broker) -> None:
+def log_in(broker: BrokerAccess) -> None:
     connection = Connection(broker, [], lambda _: None)
     connection.open()
     connection.close()

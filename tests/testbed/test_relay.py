@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.config import Access, Link
+from agents.config import AccessLink, SharedLink
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from testbed.relay import relay_probe
 from testbed.relay.main import OwnLink, shared_lanes
@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 Connect = Callable[[], tuple[socket.socket, socket.socket]]
 """The ends of a new connection: the device's and the broker's."""
 Through = Callable[..., Connect]
-Of = Callable[[Link], OwnLink]
+Of = Callable[[AccessLink], OwnLink]
 CELL = 4_000_000
 """bit/s."""
 
@@ -82,7 +82,7 @@ def sent(sock: socket.socket, data: bytes) -> None:
 
 
 def test_streams_arrive_complete_before_their_ends(through: Through, of: Of) -> None:
-    connect = through(of(Link(50_000_000, 50_000_000, rtt=0.02, jitter=0.005)))
+    connect = through(of(AccessLink(50_000_000, 50_000_000, rtt=0.02, jitter=0.005)))
     ends = [connect(), connect()]  # which share the link
     data = [os.urandom(500_000), os.urandom(500_000)]
     for (device, _), some in zip(ends, data, strict=True):
@@ -100,7 +100,7 @@ def test_connection_of_a_vanished_device_is_kept_until_the_broker_closes_it(
 ) -> None:
     gc.freeze()  # garbage that other tests have left is not looked at
     try:
-        device, broker = through(of(Link()))()
+        device, broker = through(of(AccessLink()))()
         device.close()
         assert received(broker) == b""
         time.sleep(0.05)  # asyncio forgets the device's end
@@ -111,7 +111,7 @@ def test_connection_of_a_vanished_device_is_kept_until_the_broker_closes_it(
 
 
 def test_sender_blocks_when_the_receiver_does_not_read(through: Through, of: Of) -> None:
-    device, broker = through(of(Link()))()
+    device, broker = through(of(AccessLink()))()
     device.settimeout(0.5)
     passed = 0
     with suppress(TimeoutError):
@@ -122,8 +122,8 @@ def test_sender_blocks_when_the_receiver_does_not_read(through: Through, of: Of)
     assert len(received(broker)) == passed
 
 
-@pytest.mark.parametrize("link", [Link(), Link(rtt=0.1)])
-def test_reset_closes_the_other_side(link: Link, through: Through, of: Of) -> None:
+@pytest.mark.parametrize("link", [AccessLink(), AccessLink(rtt=0.1)])
+def test_reset_closes_the_other_side(link: AccessLink, through: Through, of: Of) -> None:
     device, broker = through(of(link))()
     device.sendall(b"last words")
     assert broker.recv(4) == b"last"
@@ -133,7 +133,7 @@ def test_reset_closes_the_other_side(link: Link, through: Through, of: Of) -> No
 
 
 def test_reset_does_not_affect_other_connections(through: Through, of: Of) -> None:
-    connect = through(of(Link(rtt=0.1)))
+    connect = through(of(AccessLink(rtt=0.1)))
     (device, broker), (other_device, other_broker) = connect(), connect()
     sent(broker, bytes(1000))
     time.sleep(0.02)  # the bytes and the end are under way to a device that is no longer there
@@ -147,14 +147,14 @@ def test_unreachable_target_closes_the_devices_connection(relay: Relay, of: Of) 
     with socket.create_server((HOST, 0)) as gone:
         target = gone.getsockname()
     listener = socket.create_server((HOST, 0))
-    access = of(Link())
+    access = of(AccessLink())
     relay.listen(listener, target, [access.up], [access.down])
     with socket.create_connection(listener.getsockname(), 10) as device:
         assert device.recv(1) == b""
 
 
 def test_outage_blocks_data_and_keeps_the_connection(relay: Relay, through: Through, of: Of) -> None:
-    access = of(Link(rtt=0.02))
+    access = of(AccessLink(rtt=0.02))
     device, broker = through(access)()
     relay.submit(partial(access.apply, Disconnect()))
     time.sleep(0.05)
@@ -171,7 +171,7 @@ def test_outage_blocks_data_and_keeps_the_connection(relay: Relay, through: Thro
 
 def test_passed_bytes_are_counted_in_a_shared_file(through: Through, of: Of, traffic: Path) -> None:
     before = Traffic(traffic, ["pi"]).of("pi")
-    device, broker = through(of(Link(rtt=0.02)))()
+    device, broker = through(of(AccessLink(rtt=0.02)))()
     sent(device, bytes(1000))
     sent(broker, bytes(2000))
     assert (len(received(broker)), len(received(device))) == (1000, 2000)
@@ -182,7 +182,7 @@ def test_passed_bytes_are_counted_in_a_shared_file(through: Through, of: Of, tra
 
 @pytest.mark.alone
 def test_change_affects_only_the_named_fields(relay: Relay, through: Through, of: Of) -> None:
-    access = of(Link(up=1_000_000, rtt=0.4))
+    access = of(AccessLink(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
     relay.submit(partial(access.apply, SetLink({"rtt": 0.02})))
     assert access.link.up == 1_000_000
@@ -197,7 +197,11 @@ def test_change_affects_only_the_named_fields(relay: Relay, through: Through, of
 
 def test_only_limited_directions_of_an_access_are_shared() -> None:
     found = shared_lanes(
-        {"a": Access("wifi", CELL), "b": Access("wifi", CELL), "c": Access("lte", CELL, CELL)}
+        {
+            "a": SharedLink("wifi", CELL),
+            "b": SharedLink("wifi", CELL),
+            "c": SharedLink("lte", CELL, CELL),
+        }
     )
     assert [(len(up), len(down)) for up, down in found.values()] == [(1, 0), (1, 0), (1, 1)]
     assert found["a"][0][0] is found["b"][0][0]
@@ -207,8 +211,8 @@ def test_only_limited_directions_of_an_access_are_shared() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("upwards", [True, False])
 def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("abc", Access("wifi", CELL, CELL)))
-    pairs = [through(of(Link(rtt=0.02)), *shared[name])() for name in "abc"]
+    shared = shared_lanes(dict.fromkeys("abc", SharedLink("wifi", CELL, CELL)))
+    pairs = [through(of(AccessLink(rtt=0.02)), *shared[name])() for name in "abc"]
     begin = time.monotonic()
     ended = []
 
@@ -234,9 +238,9 @@ def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Throug
 
 @pytest.mark.alone
 def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
+    shared = shared_lanes(dict.fromkeys("ab", SharedLink("wifi", CELL)))
     slow, fast = (
-        through(of(Link(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
+        through(of(AccessLink(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
     )
     threading.Thread(target=sent, args=(slow[0], bytes(1_000_000)), daemon=True).start()
     time.sleep(0.5)  # its queue is full
@@ -249,9 +253,9 @@ def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
 
 @pytest.mark.alone
 def test_disconnected_device_uses_none_of_its_cell(relay: Relay, through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
-    own = of(Link())
-    away, there = through(own, *shared["a"])(), through(of(Link()), *shared["b"])()
+    shared = shared_lanes(dict.fromkeys("ab", SharedLink("wifi", CELL)))
+    own = of(AccessLink())
+    away, there = through(own, *shared["a"])(), through(of(AccessLink()), *shared["b"])()
     relay.submit(partial(own.apply, Disconnect()))
     time.sleep(0.05)
     threading.Thread(target=sent, args=(away[0], bytes(500_000)), daemon=True).start()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents import events
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device_actions import (
     Action,
     Crash,
@@ -85,7 +85,7 @@ def test_changes_and_absences_are_in_device_time(tmp_path: Path) -> None:
     assert [(s.what, s.due, s.done) for s in requested.steps(records)][2] == ("pause of a", 7.0, 7.25)
     assert requested.devices(spec, [])[0].link == (RequestedLink(up=1e6, delay=0.04),)
     assert spec.topology.devices[0].link is not None
-    assert spec.topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
+    assert spec.topology.devices[0].link.plain() == AccessLink(up=1_000_000, rtt=0.08)
 
 
 def test_rejoining_device_is_not_held_by_earlier_actions(tmp_path: Path) -> None:
@@ -166,12 +166,12 @@ def test_director_executes_and_logs_due_steps() -> None:
     assert runtime.done == [("a", Crash())]
     assert told[0] == ("a", messages.DeviceOrder("a", Crash()))
     part, logged = told[1]
-    assert isinstance(logged, messages.Log)
+    assert isinstance(logged, messages.LogOrder)
     assert (part, logged.details) == ("aggregator", {"action": "crash"})
     assert 0 <= logged.lateness == logged.at < 1
     player.execute("b", SetCpu(0.5))
     by_hand = told[-1][1]
-    assert isinstance(by_hand, messages.Log)
+    assert isinstance(by_hand, messages.LogOrder)
     assert (by_hand.source, by_hand.lateness) == ("hand", 0.0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agents import events
-from agents.config import Local
+from agents.config import LocalTraining
 from testbed import topology
 from testbed.data import preparation
 from testbed.plan import Host, costs, plan, rounds
@@ -152,15 +152,15 @@ def test_task_without_a_dataset_knows_its_samples() -> None:
 
 def test_measured_step_time_is_cached_for_the_same_work(tmp_path: Path) -> None:
     task = fleet("{name: pi, cpu: 0.1}").task.build()
-    assert costs.kept_step_time(task, Local(steps=1)) is None
+    assert costs.kept_step_time(task, LocalTraining(steps=1)) is None
     step = costs.StepTime(0.00125, 0.0015)
-    costs.keep_step_time(task, Local(steps=1), step)
-    assert costs.kept_step_time(task, Local(epochs=3, lr=0.5)) == step
-    assert costs.kept_step_time(task, Local(steps=1, batch_size=8)) is None
+    costs.keep_step_time(task, LocalTraining(steps=1), step)
+    assert costs.kept_step_time(task, LocalTraining(epochs=3, lr=0.5)) == step
+    assert costs.kept_step_time(task, LocalTraining(steps=1, batch_size=8)) is None
     (file,) = (tmp_path / "cache" / "testbed" / "steps").iterdir()
     for damaged in ("", "0.001", "0.0 0.1", "nan 0.1", "0.1 inf", "0.2 0.1"):
         file.write_text(damaged)
-        assert costs.kept_step_time(task, Local(steps=1)) is None
+        assert costs.kept_step_time(task, LocalTraining(steps=1)) is None
 
 
 def test_round_takes_as_long_as_planned(testbed: Testbed, tmp_path: Path) -> None:

@@ -184,10 +184,10 @@ def test_link_change_keeps_unmentioned_fields() -> None:
     first, second = (step.action for step in fleet.timeline())
     assert isinstance(first, SetLink)
     assert isinstance(second, SetLink)
-    link = config.Link(up=5_000_000, down=1_000, rtt=0.1, loss=0.5).changed(first.changes)
-    assert link == config.Link(5_000_000, 1_000, rtt=0.01, jitter=0.02, loss=0.5)
-    assert link.changed(second.changes) == replace(link, up=None, down=2_000_000)
-    assert config.Link().changed(second.changes) == config.Link(None, 2_000_000)
+    link = config.AccessLink(up=5_000_000, down=1_000, rtt=0.1, loss=0.5).with_changes(first.changes)
+    assert link == config.AccessLink(5_000_000, 1_000, rtt=0.01, jitter=0.02, loss=0.5)
+    assert link.with_changes(second.changes) == replace(link, up=None, down=2_000_000)
+    assert config.AccessLink().with_changes(second.changes) == config.AccessLink(None, 2_000_000)
 
 
 def test_overlapping_actions_are_merged() -> None:

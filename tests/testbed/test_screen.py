@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agents import events
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.device_actions import Crash, Pause, Restart, Resume
 from testbed.fidelity.validity import Validity
 from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, Cell
@@ -31,7 +31,7 @@ def screen(
 ) -> Screen:
     overview = Overview(
         rule="fedbuff",
-        stop=Stop(after=60.0),
+        stop=StopConditions(after=60.0),
         devices=devices,
         runtime=runtime,
         run="small-run",

@@ -15,7 +15,7 @@ import yaml
 from torch import nn
 
 from agents.client.training import Trainer
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.models.buffers import Buffers
 from agents.models.flat import buffers_of, initial
 from agents.models.vectors import Vector
@@ -170,7 +170,7 @@ def test_client_trainer_equals_plain_sgd_bit_by_bit(norm: str, one_thread: None)
     (shard,) = task.shards()
     torch.manual_seed(SEED)
     first = task.model()
-    trainer = Trainer(task, shard, Local(steps=ROUNDS, batch_size=64, lr=LR))
+    trainer = Trainer(task, shard, LocalTraining(steps=ROUNDS, batch_size=64, lr=LR))
     start, before = initial(first), buffers_of(first)
     end = trainer.train(start, np.random.default_rng(0), buffers=before)
     module = plain(task, ROUNDS)

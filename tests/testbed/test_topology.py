@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.config import Duration, Link, Local, Named
+from agents.config import AccessLink, DrawnDuration, LocalTraining, Named
 from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
@@ -158,12 +158,12 @@ def test_resolved_topology_spells_out_defaults_and_groups() -> None:
     assert parsed.device_names == ("pi-1", "pi-2", "nano")
     assert parsed.rule.named.params["server_lr"] == 1.0
     assert pi.memory == 512 * 2**20
-    assert pi.local.build() == Local(steps=20)
-    assert nano.local.build() == Local(epochs=2, lr=0.5)
+    assert pi.local.build() == LocalTraining(steps=20)
+    assert nano.local.build() == LocalTraining(epochs=2, lr=0.5)
     assert pi.think is not None
-    assert pi.think.plain() == Duration("constant", {"value": 0.2})
+    assert pi.think.plain() == DrawnDuration("constant", {"value": 0.2})
     assert nano.think is not None
-    assert nano.think.plain() == Duration("trace", {"values": (1.0, 0.02)})
+    assert nano.think.plain() == DrawnDuration("trace", {"values": (1.0, 0.02)})
     assert topology.parse(parsed.to_yaml()) == parsed
 
 
@@ -186,14 +186,14 @@ def test_virtual_time_keys_are_resolved() -> None:
     parsed = topology.parse(VIRTUAL)
     a, b, c = parsed.devices
     assert a.timing is not None
-    assert a.timing.plain() == Duration("constant", {"value": 0.2})
+    assert a.timing.plain() == DrawnDuration("constant", {"value": 0.2})
     assert b.link is not None
-    assert b.link.plain() == Link(up=5_000_000, rtt=0.06)
+    assert b.link.plain() == AccessLink(up=5_000_000, rtt=0.06)
     assert c.timing is not None
-    assert c.timing.plain() == Duration("normal", {"mean": 1.0, "std": 1.0, "low": 0.1})
+    assert c.timing.plain() == DrawnDuration("normal", {"mean": 1.0, "std": 1.0, "low": 0.1})
     assert c.local.build().fednova
     assert parsed.server.link is not None
-    assert parsed.server.link.plain() == Link(up=100_000_000)
+    assert parsed.server.link.plain() == AccessLink(up=100_000_000)
     assert parsed.virtual.step_time == 0.002
     assert topology.parse(parsed.to_yaml()) == parsed
 

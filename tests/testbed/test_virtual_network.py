@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.config import Access, Link, Local
+from agents.config import AccessLink, LocalTraining, SharedLink
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.virtual.event_queue import SCENARIO, EventQueue
@@ -27,7 +27,9 @@ SECOND = 125_000
 
 
 def _device(name: str = "a", **fields: Any) -> PlannedDevice:
-    return PlannedDevice(name=name, group=name, cpu=None, memory=0, local=Local(steps=1), **fields)
+    return PlannedDevice(
+        name=name, group=name, cpu=None, memory=0, local=LocalTraining(steps=1), **fields
+    )
 
 
 class Times:
@@ -35,7 +37,7 @@ class Times:
 
     def __init__(
         self,
-        server_link: Link | None = None,
+        server_link: AccessLink | None = None,
         seed: int = 0,
         *,
         steady: bool = False,
@@ -72,7 +74,7 @@ steadily = pytest.mark.parametrize("steady", [False, True])
 @steadily
 def test_messages_of_a_device_are_sent_one_after_the_other(steady: bool) -> None:
     times = Times(steady=steady)
-    line = times.network.line(_device(link=Link(up=MBIT, rtt=0.2)))
+    line = times.network.line(_device(link=AccessLink(up=MBIT, rtt=0.2)))
     for at in (0.0, 0.1, 2.0):
         times.upload(at, line, SECOND // 2)
     assert times.play_times() == [0.6, 1.1, 2.6]
@@ -80,7 +82,7 @@ def test_messages_of_a_device_are_sent_one_after_the_other(steady: bool) -> None
 
 def test_directions_are_separate_links() -> None:
     times = Times()
-    line = times.network.line(_device(link=Link(up=MBIT, down=2 * MBIT)))
+    line = times.network.line(_device(link=AccessLink(up=MBIT, down=2 * MBIT)))
     times.upload(0.0, line, SECOND, "up")
     times.download(0.0, line, SECOND, "down")
     assert times.play() == [("down", 0.5), ("up", 1.0)]
@@ -89,8 +91,8 @@ def test_directions_are_separate_links() -> None:
 @steadily
 def test_unlimited_link_takes_half_a_round_trip(steady: bool) -> None:
     times = Times(steady=steady)
-    times.network.line(_device(link=Link())).download(SECOND, times.noted("at once"))
-    line = times.network.line(_device(link=Link(rtt=0.2)))
+    times.network.line(_device(link=AccessLink())).download(SECOND, times.noted("at once"))
+    line = times.network.line(_device(link=AccessLink(rtt=0.2)))
     for name in ("first", "second"):
         line.download(SECOND, times.noted(name))
     assert times.arrivals == [("at once", 0.0), ("first", 0.1), ("second", 0.1)]
@@ -99,7 +101,7 @@ def test_unlimited_link_takes_half_a_round_trip(steady: bool) -> None:
 
 def test_arrival_time_is_known_at_once_on_a_constant_link() -> None:
     times = Times(steady=True)
-    line = times.network.line(_device(link=Link(up=MBIT)))
+    line = times.network.line(_device(link=AccessLink(up=MBIT)))
     for name in ("first", "second"):
         line.upload(SECOND, times.noted(name))
     assert times.arrivals == [("first", 1.0), ("second", 2.0)]
@@ -107,9 +109,9 @@ def test_arrival_time_is_known_at_once_on_a_constant_link() -> None:
 
 
 def test_slowest_link_on_the_path_limits_the_rate() -> None:
-    times = Times(Link(up=4 * MBIT, down=2 * MBIT))
-    cell = Access("cell", up=4 * MBIT, down=MBIT)
-    line = times.network.line(_device(link=Link(up=8 * MBIT, down=8 * MBIT), access=cell))
+    times = Times(AccessLink(up=4 * MBIT, down=2 * MBIT))
+    cell = SharedLink("cell", up=4 * MBIT, down=MBIT)
+    line = times.network.line(_device(link=AccessLink(up=8 * MBIT, down=8 * MBIT), access=cell))
     times.upload(0.0, line, SECOND, "up")
     times.download(0.0, line, SECOND, "down")
     assert times.play() == [("up", 0.5), ("down", 1.0)]
@@ -119,7 +121,7 @@ def test_slowest_link_on_the_path_limits_the_rate() -> None:
 def test_two_devices_share_a_cell_equally(steady: bool) -> None:
     """The second begins when the first is half through: 0.5 Mbit are left at 0.5 Mbit/s."""
     times = Times(steady=steady)
-    cell = Access("cell", up=MBIT, down=None)
+    cell = SharedLink("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
     times.upload(0.5, second, SECOND, "b")
@@ -129,7 +131,7 @@ def test_two_devices_share_a_cell_equally(steady: bool) -> None:
 def test_separate_cells_are_not_shared() -> None:
     times = Times()
     for name in "ab":
-        line = times.network.line(_device(name, access=Access(name, up=MBIT, down=None)))
+        line = times.network.line(_device(name, access=SharedLink(name, up=MBIT, down=None)))
         times.upload(0.0, line, SECOND, name)
     assert times.play() == [("a", 1.0), ("b", 1.0)]
 
@@ -137,7 +139,7 @@ def test_separate_cells_are_not_shared() -> None:
 def test_device_has_one_share_of_a_cell_for_all_its_messages() -> None:
     """`a` has two messages, `b` one: `b` has half until it is through, at 2 s."""
     times = Times()
-    cell = Access("cell", up=MBIT, down=None)
+    cell = SharedLink("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     for line, name in ((first, "a1"), (first, "a2"), (second, "b")):
         times.upload(0.0, line, SECOND, name)
@@ -145,8 +147,8 @@ def test_device_has_one_share_of_a_cell_for_all_its_messages() -> None:
 
 
 def test_slow_upload_does_not_block_others_at_the_server() -> None:
-    times = Times(Link(down=MBIT))
-    slow = times.network.line(_device("slow", link=Link(up=MBIT // 100)))
+    times = Times(AccessLink(down=MBIT))
+    slow = times.network.line(_device("slow", link=AccessLink(up=MBIT // 100)))
     fast = times.network.line(_device("fast"))
     times.upload(0.0, slow, SECOND, "slow")
     times.upload(3.0, fast, SECOND, "fast")
@@ -154,9 +156,9 @@ def test_slow_upload_does_not_block_others_at_the_server() -> None:
 
 
 def test_concurrent_transfers_share_the_server_rate() -> None:
-    times = Times(Link(up=MBIT))
+    times = Times(AccessLink(up=MBIT))
     for k in range(100):
-        line = times.network.line(_device(f"d{k}", link=Link(down=MBIT)))
+        line = times.network.line(_device(f"d{k}", link=AccessLink(down=MBIT)))
         times.download(0.0, line, SECOND, f"d{k}")
     assert times.play() == [(f"d{k}", 100.0) for k in range(100)]
 
@@ -164,7 +166,7 @@ def test_concurrent_transfers_share_the_server_rate() -> None:
 @steadily
 def test_request_does_not_overtake_a_model(steady: bool) -> None:
     times = Times(steady=steady)
-    line = times.network.line(_device(link=Link(down=MBIT, rtt=0.2)))
+    line = times.network.line(_device(link=AccessLink(down=MBIT, rtt=0.2)))
     times.at(0.0, lambda: line.download(0, times.noted("first")))
     times.download(0.0, line, SECOND, "model")
     times.at(0.5, lambda: line.download(0, times.noted("second")))
@@ -187,7 +189,7 @@ def test_transfer_continues_at_the_new_rate(
     changes: list[tuple[float, dict[str, float | None]]], arrives: float
 ) -> None:
     times = Times()
-    line = times.network.line(_device(link=Link(up=MBIT)))
+    line = times.network.line(_device(link=AccessLink(up=MBIT)))
     times.upload(10.0, line, SECOND)
     for at, change in changes:
         times.at(at, functools.partial(line.change, change))
@@ -197,14 +199,14 @@ def test_transfer_continues_at_the_new_rate(
 @steadily
 def test_link_with_full_loss_passes_nothing(steady: bool) -> None:
     times = Times(steady=steady)
-    times.upload(0.0, times.network.line(_device(link=Link(loss=1.0))), SECOND)
+    times.upload(0.0, times.network.line(_device(link=AccessLink(loss=1.0))), SECOND)
     assert times.play() == []
 
 
 def test_lost_packets_are_retransmitted() -> None:
     """6 % of 1000 s; the last packet may take a few time-outs of 0.2 s, 0.4 s, ..."""
     times = Times()
-    line = times.network.line(_device(link=Link(up=100_000, loss=0.06)))
+    line = times.network.line(_device(link=AccessLink(up=100_000, loss=0.06)))
     times.upload(0.0, line, 94_000 * 1000 // 8)
     assert times.play_times() == [pytest.approx(1000, abs=5)]
 
@@ -212,7 +214,7 @@ def test_lost_packets_are_retransmitted() -> None:
 def test_limit_set_during_a_transfer_applies_to_the_rest() -> None:
     """Half of it has passed the cell when the device's own link becomes slow."""
     times = Times()
-    line = times.network.line(_device(access=Access("cell", up=MBIT, down=None)))
+    line = times.network.line(_device(access=SharedLink("cell", up=MBIT, down=None)))
     times.upload(0.0, line, SECOND)
     times.at(0.5, lambda: line.change({"up": MBIT // 10}))
     assert times.play_times() == [5.5]
@@ -231,8 +233,8 @@ def test_change_applies_to_bytes_that_have_not_passed_all_links(
     """After a second ¾ of the message have passed the device's own link, and half the cell, which is
     shared until then."""
     times = Times()
-    cell = Access("cell", up=MBIT, down=None)
-    line = times.network.line(_device(access=cell, link=Link(up=MBIT * 3 // 4)))
+    cell = SharedLink("cell", up=MBIT, down=None)
+    line = times.network.line(_device(access=cell, link=AccessLink(up=MBIT * 3 // 4)))
     times.upload(0.0, line, SECOND, "a")
     times.upload(0.0, times.network.line(_device("b", access=cell)), SECOND // 2, "b")
     times.at(1.0, lambda: line.change(change))
@@ -241,7 +243,7 @@ def test_change_applies_to_bytes_that_have_not_passed_all_links(
 
 def test_disconnected_device_passes_nothing_and_frees_its_share() -> None:
     times = Times()
-    cell = Access("cell", up=MBIT, down=None)
+    cell = SharedLink("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
     times.upload(0.0, second, SECOND, "b")
@@ -254,7 +256,7 @@ def test_disconnected_device_passes_nothing_and_frees_its_share() -> None:
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_messages_lost_in_a_crash_do_not_block_others(way: str) -> None:
     times = Times()
-    cell = Access("cell", up=MBIT, down=MBIT)
+    cell = SharedLink("cell", up=MBIT, down=MBIT)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     send = times.upload if way == "up" else times.download
     for line, name in ((first, "lost"), (first, "lost too"), (second, "b")):
@@ -267,7 +269,7 @@ def test_messages_lost_in_a_crash_do_not_block_others(way: str) -> None:
 def test_lost_message_does_not_delay_the_next() -> None:
     """The lost message would have arrived at 10 s."""
     times = Times()
-    line = times.network.line(_device(link=Link(rtt=20.0)))
+    line = times.network.line(_device(link=AccessLink(rtt=20.0)))
     line.download(0, times.noted("lost"))
     line.drop()
     line.change({"rtt": 0.0})
@@ -276,7 +278,7 @@ def test_lost_message_does_not_delay_the_next() -> None:
 
 
 def test_jitter_and_loss_are_per_device_and_keep_the_order() -> None:
-    link = Link(up=MBIT, rtt=0.2, jitter=0.1, loss=0.2)
+    link = AccessLink(up=MBIT, rtt=0.2, jitter=0.1, loss=0.2)
 
     def arrivals(*names: str, seed: int = 0, steady: bool = False) -> list[float]:
         """Return the arrival times of the first device's messages."""
@@ -298,8 +300,8 @@ def test_jitter_and_loss_are_per_device_and_keep_the_order() -> None:
     assert alone[-1] > 1.0
 
 
-@pytest.mark.parametrize("link", [Link(jitter=0.1, rtt=0.2), Link(loss=0.5)])
-def test_jitter_and_loss_are_drawn_per_message(link: Link) -> None:
+@pytest.mark.parametrize("link", [AccessLink(jitter=0.1, rtt=0.2), AccessLink(loss=0.5)])
+def test_jitter_and_loss_are_drawn_per_message(link: AccessLink) -> None:
     times = Times()
     line = times.network.line(_device(link=link))
     for k in range(8):
@@ -313,7 +315,7 @@ def test_deterministic_links_draw_no_random_numbers() -> None:
         raise AssertionError
 
     arrivals: list[Nanoseconds] = []
-    line = Line(EventQueue(), Link(rtt=0.2), ((), ()), generator, steady=False, packets=False)
+    line = Line(EventQueue(), AccessLink(rtt=0.2), ((), ()), generator, steady=False, packets=False)
     line.download(0, arrivals.append)
     assert arrivals == [100_000_000]
 
@@ -373,7 +375,7 @@ def _in_turn(flows: list[tuple[int, int]]) -> list[float]:
 def test_headers_count_and_a_full_bucket_passes_at_once(steady: bool) -> None:
     """100 kbit/s: 12,500 bytes/s, the bucket holds 1,514 bytes and is full again after 0.12112 s."""
     times = Times(steady=steady, packets=True)
-    line = times.network.line(_device(link=Link(up=100_000)))
+    line = times.network.line(_device(link=AccessLink(up=100_000)))
     size = 3 * 1448 - 64  # 4,542 bytes with all headers; the hops take 1 ms
     for at in (0.0, 0.0, 1.0, 1.3):
         times.upload(at, line, size)
@@ -385,7 +387,7 @@ def test_headers_count_and_a_full_bucket_passes_at_once(steady: bool) -> None:
 def test_request_has_the_size_of_a_small_message() -> None:
     """194 bytes with all headers; alone it fits into the bucket."""
     times = Times(packets=True)
-    line = times.network.line(_device(link=Link(down=100_000)))
+    line = times.network.line(_device(link=AccessLink(down=100_000)))
     times.download(0.0, line, 0)
     times.download(1.0, line, 3 * 1448 - 64)
     times.download(1.0, line, 0)
@@ -396,7 +398,7 @@ def test_request_has_the_size_of_a_small_message() -> None:
 def test_received_packets_are_acknowledged_on_the_return_path(steady: bool) -> None:
     """Three packets by 202 bytes, a request by 70, which the bucket then lacks."""
     times = Times(steady=steady, packets=True)
-    line = times.network.line(_device(link=Link(up=100_000)))
+    line = times.network.line(_device(link=AccessLink(up=100_000)))
     for at, size, acknowledgement in ((0.0, 3 * 1448 - 64, 202), (1.0, 0, 70)):
         times.arrivals.clear()
         times.download(at, line, size)
@@ -406,7 +408,7 @@ def test_received_packets_are_acknowledged_on_the_return_path(steady: bool) -> N
 
 def test_size_of_an_update_depends_on_its_header_digits() -> None:
     times = Times(packets=True)
-    line = times.network.line(_device(link=Link(up=100_000)))
+    line = times.network.line(_device(link=AccessLink(up=100_000)))
     line.hand_in(3 * 1448 - 64 - 72, times.noted("update"))
     assert times.play_times() == pytest.approx([0.24324])
 
@@ -414,7 +416,7 @@ def test_size_of_an_update_depends_on_its_header_digits() -> None:
 @steadily
 def test_aggregator_acknowledges_an_update(steady: bool) -> None:
     times = Times(steady=steady, packets=True)
-    line = times.network.line(_device(link=Link(up=100_000)))
+    line = times.network.line(_device(link=AccessLink(up=100_000)))
     line.acknowledge()
     times.upload(0.0, line, 3 * 1448 - 64)
     assert times.play_times() == pytest.approx([0.24324 + 70 / 12_500])
@@ -428,7 +430,7 @@ def test_bucket_is_equal_on_a_constant_link(sends: list[tuple[int, int]], rate: 
     found = []
     for steady in (False, True):
         times = Times(steady=steady, packets=True)
-        line = times.network.line(_device(link=Link(up=rate)))
+        line = times.network.line(_device(link=AccessLink(up=rate)))
         for at, size in sorted(sends):
             times.upload(at / 1e3, line, size)
         found.append(times.play_times())

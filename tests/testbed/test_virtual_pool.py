@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agents.client.core import Outcome
-from agents.config import Local
+from agents.config import LocalTraining
 from agents.shards import Shard
 from agents.tasks.quadratic import Quadratic
 from testbed.virtual.pool import Pool, Ticket
@@ -41,7 +41,7 @@ def _ticket(pool: Pool, client: int, steps: int = 1, *, gradient: bool = False) 
             pool=pool,
             start=np.zeros(1, np.float32),
             indices=np.array([client]),
-            local=Local(steps=steps, lr=0.5),
+            local=LocalTraining(steps=steps, lr=0.5),
             lr=0.5,
             steps=steps,
             rng=lambda: np.random.default_rng(0),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.client.training_times import Timing
-from agents.config import Duration, Local
+from agents.config import DrawnDuration, LocalTraining
 from agents.timing.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice, costs
 from testbed.plan.costs import StepCost, StepTime, goodput
@@ -17,12 +17,12 @@ from testbed.virtual.timing import Speed, latency
 
 
 def _device(**fields: Any) -> PlannedDevice:
-    plain: dict[str, Any] = {"cpu": None, "memory": 0, "local": Local(steps=1)}
+    plain: dict[str, Any] = {"cpu": None, "memory": 0, "local": LocalTraining(steps=1)}
     return PlannedDevice(name="a", group="a", **(plain | fields))
 
 
-def _constant(seconds: float) -> Duration:
-    return Duration("constant", {"value": seconds})
+def _constant(seconds: float) -> DrawnDuration:
+    return DrawnDuration("constant", {"value": seconds})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from agents.client.training import Trainer
-from agents.config import Local, Schedule, Start
+from agents.config import InitialModel, LocalTraining, Schedule
 from agents.models.flat import initial
 from agents.shards import Shard
 from agents.tasks.cnn import Cifar10Cnn, MnistCnn
@@ -99,7 +99,7 @@ def _jobs(task: Task, train: Shard, options: dict[str, Any], *, gradient: bool =
     for seed, (samples, batch, steps, lr) in enumerate(RAGGED):
         start = w + rng.normal(0, 0.05, w.size).astype(np.float32)
         indices = rng.choice(len(train), samples, replace=False)
-        local = Local(steps=steps, batch_size=batch, lr=lr, **options)
+        local = LocalTraining(steps=steps, batch_size=batch, lr=lr, **options)
         jobs.append(
             Job(
                 start=start,
@@ -192,7 +192,7 @@ def test_interrupted_training_does_only_its_steps() -> None:
 
 def test_stacked_models_leave_out_frozen_parameters() -> None:
     task, train = TASKS["logistic"]
-    start = Start(frozen=("1.weight",))
+    start = InitialModel(frozen=("1.weight",))
     job = dataclasses.replace(_jobs(task, train, {})[0], start=np.zeros(10, np.float32))
     (result,) = BatchTrainer(task, train, start).run([job])
     shard = Shard(train.x[job.indices], train.y[job.indices], train.scale)
@@ -217,7 +217,7 @@ def test_gradient_equals_the_clients(task: str) -> None:
 
 
 def _quadratic(client: int, steps: int, lr: float = 0.5, *, gradient: bool = False) -> Job:
-    local = Local(steps=steps, lr=lr)
+    local = LocalTraining(steps=steps, lr=lr)
     return Job(
         start=np.zeros(2, np.float32),
         indices=np.array([client]),
@@ -250,7 +250,7 @@ def test_logistic_step_by_hand() -> None:
     job = Job(
         start=start,
         indices=np.array([0]),
-        local=Local(steps=1),
+        local=LocalTraining(steps=1),
         lr=0.5,
         steps=1,
         rng=lambda: np.random.default_rng(0),
@@ -272,7 +272,7 @@ def test_large_logits_do_not_overflow() -> None:
     job = Job(
         start=start,
         indices=np.array([0]),
-        local=Local(steps=1),
+        local=LocalTraining(steps=1),
         lr=0.5,
         steps=1,
         rng=lambda: np.random.default_rng(0),
@@ -296,7 +296,7 @@ def test_many_jobs_give_the_results_of_single_ones() -> None:
     task, train = LARGE["mnist-logreg"]
     rng = np.random.default_rng(0)
     starts = rng.normal(0, 0.05, (40, 7850)).astype(np.float32)
-    local = Local(steps=1, batch_size=32, lr=0.1)
+    local = LocalTraining(steps=1, batch_size=32, lr=0.1)
 
     def job(k: int) -> Job:
         return Job(

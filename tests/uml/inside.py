@@ -24,7 +24,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from agents.config import Link
+from agents.config import AccessLink
 from agents.device import link, link_probe
 from agents.device.control_group import ControlGroup
 from agents.links import packet_train, probe_server
@@ -133,16 +133,16 @@ class Shaped:
     """The device's link, as its init keeps it: every change is made in place."""
 
     def __init__(self) -> None:
-        self._now: Link | None = None
+        self._now: AccessLink | None = None
 
-    def set(self, wanted: Link) -> None:
+    def set(self, wanted: AccessLink) -> None:
         link.apply(wanted, "eth0", self._now, netem=True)
         self._now = wanted
 
 
 def rates(shaped: Shaped) -> None:
     for up, down in RATES:
-        shaped.set(Link(up, down))
+        shaped.set(AccessLink(up, down))
         tell("rate", f"up {up}", fastest(upload, up))
         tell("rate", f"down {down}", fastest(download, down))
 
@@ -159,7 +159,7 @@ def fastest(move: Callable[[str, int, int], float], rate: int) -> float:
 
 def model(shaped: Shaped) -> None:
     """Seconds of one transfer; the shortest of three, as a busy host only makes them longer."""
-    shaped.set(Link(MODEL_RATE, MODEL_RATE))
+    shaped.set(AccessLink(MODEL_RATE, MODEL_RATE))
     for way in WAYS:
         tell("model", way, min(transfer(way) for _ in range(3)))
 
@@ -192,7 +192,7 @@ def whole(shaped: Shaped) -> None:
 
 def delays(shaped: Shaped) -> None:
     for delay in DELAYS:
-        shaped.set(Link(rtt=2 * delay))
+        shaped.set(AccessLink(rtt=2 * delay))
         for way in WAYS:
             packets = stream(way, 20, gap=0.005, patience=delay + 0.1)
             tell("delay", f"{way} {delay}", [received - sent for _, sent, received in packets])
@@ -216,7 +216,7 @@ def jitter(shaped: Shaped) -> None:
 
 def losses(shaped: Shaped) -> None:
     for loss in LOSSES:
-        shaped.set(Link(loss=loss))
+        shaped.set(AccessLink(loss=loss))
         for way in WAYS:
             tell("loss", f"{way} {loss}", LOSS_PACKETS - len(stream(way, LOSS_PACKETS)))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from agents.config import Link
-from agents.wire.messages import NO_LIMIT, Limits
+from agents.config import AccessLink
+from agents.wire.messages import NO_LIMIT, CgroupLimits
 
 RATES = (
     (256_000, 512_000),
@@ -22,14 +22,17 @@ DELAYS = (0.005, 0.025, 0.085, 0.150, 0.300)
 """One way."""
 LOSSES = (0.0, 0.01, 0.1)
 LOSS_PACKETS = 5_000
-JITTER = Link(rtt=0.040, jitter=0.010)
+JITTER = AccessLink(rtt=0.040, jitter=0.010)
 JITTER_PACKETS = 100
-WHOLE = Link(up=4_000_000, down=8_000_000, rtt=0.020)
+WHOLE = AccessLink(up=4_000_000, down=8_000_000, rtt=0.020)
 """Link that is measured as a device measures its own; so short a delay that TCP's slow start does not
 count."""
 MODEL, MODEL_RATE = 100_000, 2_000_000
 """A small model's bytes, and the rate both ways."""
-FAST, SLOW = Link(10_000_000, 10_000_000, rtt=0.100), Link(1_000_000, 1_000_000, rtt=0.010)
+FAST, SLOW = (
+    AccessLink(10_000_000, 10_000_000, rtt=0.100),
+    AccessLink(1_000_000, 1_000_000, rtt=0.010),
+)
 """A link and what it becomes while packets pass."""
 WAYS = ("up", "down")
 FRAME = 1514
@@ -38,7 +41,7 @@ FRAME = 1514
 LIMITS = {
     "as a group begins": (
         {},
-        Limits(quota=NO_LIMIT, period=100_000, weight=100, memory=NO_LIMIT, swap=NO_LIMIT),
+        CgroupLimits(quota=NO_LIMIT, period=100_000, weight=100, memory=NO_LIMIT, swap=NO_LIMIT),
     ),
     "as an engine sets them": (
         {
@@ -47,15 +50,15 @@ LIMITS = {
             "memory.max": str(2**29 + 1),  # the kernel takes whole pages
             "memory.swap.max": "0",
         },
-        Limits(quota=5_000, period=20_000, weight=97, memory=2**29, swap=0),
+        CgroupLimits(quota=5_000, period=20_000, weight=97, memory=2**29, swap=0),
     ),
     "swap's limit lost": (
         {"memory.swap.max": "max"},
-        Limits(quota=5_000, period=20_000, weight=97, memory=2**29, swap=NO_LIMIT),
+        CgroupLimits(quota=5_000, period=20_000, weight=97, memory=2**29, swap=NO_LIMIT),
     ),
     "without a quota": (
         {"cpu.max": "max", "cpu.weight": "1", "memory.swap.max": "0"},
-        Limits(quota=NO_LIMIT, period=20_000, weight=1, memory=2**29, swap=0),
+        CgroupLimits(quota=NO_LIMIT, period=20_000, weight=1, memory=2**29, swap=0),
     ),
 }
 """Files of a control group and what is written into them, and the limits that it has then. This kernel

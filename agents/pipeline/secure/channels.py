@@ -1,5 +1,5 @@
-"""Channels between two clients that the server passes messages on for and cannot read: X25519, HKDF and
-AES-256-GCM."""
+"""Encrypted channels between two clients. The server forwards the messages but cannot read them: X25519,
+HKDF and AES-256-GCM."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NONCE_BYTES = 12
 
 
 class ChannelError(Exception):
-    """A key or a message that cannot be used; the text says why."""
+    """A key or a message is invalid; the text says why."""
 
 
 class Channels:
-    """One client's channels to all others, of one life of its process."""
+    """Channels of one client process to all other clients."""
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
@@ -29,36 +29,39 @@ class Channels:
 
     @property
     def public(self) -> bytes:
+        """Public key of this process."""
         return self._private.public_key().public_bytes_raw()
 
-    def check(self, peer: bytes) -> None:
-        """Raise ChannelError where no secret can be shared with who has the public key `peer`."""
+    def check_key(self, peer: bytes) -> None:
+        """Raise ChannelError if no secret can be agreed with the owner of the public key `peer`."""
         self._cipher(peer)
 
     def forget(self, peer: bytes) -> None:
-        """Nobody has the public key `peer` any more. (With it again, the secret is the same.)"""
+        """Drop the secret shared with the public key `peer`. A later use computes the same secret
+        again."""
         self._ciphers.pop(peer, None)
 
-    def sealed(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
-        """`content` for who has the public key `peer`; `about` is not sent, but must be the same when it
-        is opened. Raises ChannelError."""
+    def seal(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
+        """Return `content` encrypted for the owner of the public key `peer`. `about` is authenticated
+        but not sent: `open` needs the same values. Raises ChannelError."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._cipher(peer).encrypt(nonce, content, _flat(about))
 
-    def opened(self, message: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
-        """Raises ChannelError for what was not sealed like this, by `peer` for us."""
+    def open(self, message: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
+        """Decrypt a message of `seal`. Raises ChannelError unless the owner of the key `peer` sealed it
+        for this client, with the same `about`."""
         nonce, rest = message[:_NONCE_BYTES], message[_NONCE_BYTES:]
         try:
             return self._cipher(peer).decrypt(nonce, rest, _flat(about))
         except (InvalidTag, ValueError) as error:
-            raise ChannelError("it was not sealed for us by this sender") from error
+            raise ChannelError("not sealed for us by this sender") from error
 
     def _cipher(self, peer: bytes) -> AESGCM:
         if (cipher := self._ciphers.get(peer)) is None:
             try:
                 shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
             except ValueError as error:
-                raise ChannelError("no public key") from error
+                raise ChannelError("invalid public key") from error
             both = b"".join(sorted((peer, self.public)))
             key = HKDF(SHA256(), 32, salt=None, info=b"testbed share" + both).derive(shared)
             cipher = self._ciphers[peer] = AESGCM(key)

@@ -1,9 +1,9 @@
-"""Lagrange coding: a mask as shares of which any U together give it back, and any T together tell
-nothing (Yu et al. 2019, arXiv 1806.00939; So et al. 2022, arXiv 2109.14236, section 4.1).
+"""Lagrange coding of masks: any U shares of a mask restore it, and any T shares reveal nothing about it
+(Yu et al. 2019, arXiv 1806.00939; So et al. 2022, arXiv 2109.14236, section 4.1).
 
-A mask is cut into U − T blocks z_1, …, z_{U−T}, followed by T blocks of noise. They are the values at
-β_1, …, β_U of one polynomial of degree U − 1, and share j is its value at α_j. It is linear: a weighted
-sum of shares is the share of the weighted sum of masks, which so is all that has to be decoded.
+A mask is cut into U − T blocks z_1, …, z_{U−T}, followed by T blocks of noise. The blocks are the values
+at β_1, …, β_U of one polynomial of degree U − 1, and share j is its value at α_j. The code is linear: a
+weighted sum of shares is the share of the weighted sum of masks, so only that sum has to be decoded.
 """
 
 from __future__ import annotations
@@ -19,27 +19,32 @@ from agents.pipeline.secure.settings import SecureRun
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """The shares of masks of `size` elements among N = `parties` holders, numbered from 0."""
+class MaskCode:
+    """Code for masks of `size` elements with N = `parties` holders of shares, numbered from 0."""
 
     parties: int
+    """N, number of holders."""
     needed: int
-    """U: so many shares give a mask back."""
+    """U, number of shares that restore a mask."""
     colluding: int
-    """T: so many shares tell nothing of it."""
+    """T, number of shares that reveal nothing about a mask."""
     size: int
+    """Elements of a mask."""
     field: Field = FIELD
 
     def __post_init__(self) -> None:
-        problem = unfit(self.parties, self.needed, self.colluding)
+        problem = code_problem(self.parties, self.needed, self.colluding)
         if problem is not None:
             raise ValueError(problem)
         if self.parties + self.needed > self.field.p:
-            raise ValueError(f"{self.parties} holders are more than the field has points for")
+            raise ValueError(
+                f"{self.parties} holders and needed (U) {self.needed}: the field has only "
+                f"{self.field.p} points, expected at most that many in all"
+            )
 
     @property
     def length(self) -> int:
-        """Elements of a share."""
+        """Elements of one share."""
         return -(-self.size // (self.needed - self.colluding))
 
     @property
@@ -50,27 +55,29 @@ class Code:
         return [self.needed + 1 + holder for holder in holders]
 
     def shares(self, mask: Words, noise: Words, holders: Sequence[int]) -> Words:
-        """Of a mask, shape (size,), with uniform noise, shape (T · length,): a row for each of
-        `holders`."""
+        """Return the shares of a mask, one row per holder: shape (holders, length). `mask`: shape
+        (size,); `noise`: uniform elements, shape (T · length,)."""
         blocks = np.zeros((self.needed, self.length), np.uint32)
         blocks.reshape(-1)[: self.size] = mask
         blocks[self.needed - self.colluding :] = noise.reshape(self.colluding, self.length)
-        matrix = lagrange(self._betas, self._alphas(holders), self.field)
+        matrix = lagrange_matrix(self._betas, self._alphas(holders), self.field)
         return self.field.product(matrix, blocks)
 
     def mask(self, holders: Sequence[int], shares: Words) -> Words:
-        """What the shares of U different `holders`, a row each, are the shares of."""
-        matrix = lagrange(self._alphas(holders), self._betas[: self.needed - self.colluding], self.field)
+        """Restore a mask, shape (size,), from the shares of U different `holders`, one row each."""
+        matrix = lagrange_matrix(
+            self._alphas(holders), self._betas[: self.needed - self.colluding], self.field
+        )
         return self.field.product(matrix, shares).reshape(-1)[: self.size]
 
 
-def code_of(settings: SecureRun, size: int) -> Code:
-    """The code of a run's masks, of `size` parameters."""
-    return Code(len(settings.clients), settings.needed, settings.colluding, size)
+def code_of(settings: SecureRun, size: int) -> MaskCode:
+    """Return the code for the masks of a run, for a model of `size` parameters."""
+    return MaskCode(len(settings.clients), settings.needed, settings.colluding, size)
 
 
-def unfit(parties: int, needed: int, colluding: int) -> str | None:
-    """Why N holders, U and T do not go together, or None."""
+def code_problem(parties: int, needed: int, colluding: int) -> str | None:
+    """Return why N = `parties`, U and T do not fit together; None if they do."""
     if not 1 <= needed <= parties:
         return f"needed (U) is {needed}, expected from 1 to the number of clients, {parties}"
     if not 0 <= colluding < needed:
@@ -78,9 +85,10 @@ def unfit(parties: int, needed: int, colluding: int) -> str | None:
     return None
 
 
-def split(parties: int, needed: int) -> str | None:
-    """Why N holders and U let a server open two sums that differ by one update, or None: two sets of U
-    holders without a common one would give each share twice."""
+def split_problem(parties: int, needed: int) -> str | None:
+    """Return why a server could open two sums that differ by one update; None if it cannot.
+
+    Two disjoint sets of U holders could each answer for one of the sums."""
     if 2 * needed > parties:
         return None
     return (
@@ -90,9 +98,9 @@ def split(parties: int, needed: int) -> str | None:
     )
 
 
-def lagrange(points: Sequence[int], targets: Sequence[int], field: Field) -> NDArray[np.uint64]:
-    """What takes the values of a polynomial at `points` to those at `targets`, which are others: shape
-    (targets, points)."""
+def lagrange_matrix(points: Sequence[int], targets: Sequence[int], field: Field) -> NDArray[np.uint64]:
+    """Return the matrix that maps a polynomial's values at `points` to its values at `targets`: shape
+    (targets, points). No target may be a point."""
     p = field.p
     weights = []
     for x in points:

@@ -1,4 +1,4 @@
-"""What secure aggregation costs a client: measured on this host, as clients do it."""
+"""CPU time that secure aggregation costs a client, measured on this host."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from agents.pipeline.secure.party import Party
 from agents.pipeline.secure.settings import SecureRun
 
 _MESSAGE_TIME = 0.0014
-"""CPU time of a small message beside what is made of it, in seconds on a whole core: waking up, MQTT,
-TCP. Fitted to a run in docker (docs/privacy.md)."""
+"""CPU time to send or receive a small message, without processing its content, in seconds on a whole
+core: waking up, MQTT, TCP. Fitted to a run in docker (docs/evidence/privacy.md)."""
 _TRIES = 5
 
 
-def measured(secure: SecureRun, parameters: int) -> ExchangeCost:
-    """What it takes with a model of so many parameters."""
+def measure_cost(secure: SecureRun, parameters: int) -> ExchangeCost:
+    """Measure the CPU time per update, share and answer for a model of `parameters` parameters."""
     names = [secure.clients[0], secure.clients[-1]]
     party, peer = (Party("run", name, secure, parameters) for name in names)
     for name in secure.clients:
-        party.meet(name, Party("run", name, secure, 1).public)
-    party.meet(peer.name, peer.public)
-    peer.meet(party.name, party.public)
+        party.add_peer(name, Party("run", name, secure, 1).public)
+    party.add_peer(peer.name, peer.public)
+    peer.add_peer(party.name, party.public)
     update, rng = np.zeros(parameters, np.float32), np.random.default_rng(0)
     masks, shares, answers = [], [], []
     for turn in range(1 + _TRIES):
@@ -35,7 +35,7 @@ def measured(secure: SecureRun, parameters: int) -> ExchangeCost:
             masks.append(time.process_time() - began)
             if peer.name in sealed:
                 began = time.process_time()
-                peer.take(party.name, sealed[peer.name])
+                peer.receive_share(party.name, sealed[peer.name])
                 shares.append(time.process_time() - began)
         began = time.process_time()
         party.answer(turn, [(party.name, dispatch, 1) for dispatch in dispatches])

@@ -1,8 +1,8 @@
 """Arithmetic modulo a Mersenne prime p = 2^bits − 1, on arrays.
 
 Elements are unsigned integers below p. 2^bits is 1 modulo p, so a number is reduced by adding its high
-bits to its low ones, which NumPy does at the pace of memory; and products of matrices go through float64
-in halves of 16 bits, where every sum of them is exact, so that they take BLAS's time.
+bits to its low bits, which NumPy does at memory speed. Products of matrices are computed by BLAS in
+float64, on halves of 16 bits, whose sums of products are exact.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ Words = NDArray[np.uint32]
 """Elements of the field."""
 _HALF = 16
 _COLUMNS = 1 << 13
-"""Of a product that are computed at once: their halves stay in the processor's cache."""
+"""Columns of a product that are computed at once, so that they stay in the processor's cache."""
 _MAX_INNER = 1 << 12
-"""Terms of a sum of products: 2^12 · 2^(16+16) is below 2^53, and what is combined of it below 2^63."""
+"""Maximum number of terms of a sum of products: 2^12 · 2^(16+16) is below 2^53, so float64 is exact, and
+the combined halves are below 2^63."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,16 @@ class Field:
 
     def __post_init__(self) -> None:
         if self.bits not in (3, 5, 7, 13, 17, 19, 31):
-            raise ValueError(f"2^{self.bits} − 1 is no prime that fits 32 bits")
+            raise ValueError(
+                f"bits is {self.bits}, expected 3, 5, 7, 13, 17, 19 or 31: 2^bits − 1 is prime"
+            )
 
     @property
     def p(self) -> int:
         return (1 << self.bits) - 1
 
-    def reduced(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """`values` modulo p; they are changed in place."""
+    def reduce(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Reduce `values` modulo p, in place, and return them."""
         p, bits = np.uint64(self.p), np.uint64(self.bits)
         bound = 1 << 64
         while bound > 2 * self.p:
@@ -45,20 +48,15 @@ class Field:
             values &= p
             values += high
             bound = self.p + (bound >> self.bits) + 1
-        # Of x and x − p, which wraps around where it is negative, the smaller one is below p.
+        # x − p wraps around if it is negative, so the smaller of x and x − p is below p.
         np.minimum(values, values - p, out=values)
         return values
 
-    def words(self, values: NDArray[Any]) -> Words:
-        """Integers of any size and sign as elements."""
-        words: Words = np.mod(values, self.p).astype(np.uint32)
-        return words
-
     def product(self, left: NDArray[Any], right: Words) -> Words:
-        """The product of matrices of elements, shapes (n, k) and (k, m)."""
+        """Return the matrix product of elements, shapes (n, k) and (k, m)."""
         rows, inner = left.shape
         if inner > _MAX_INNER:
-            raise ValueError(f"sums of {inner} products, at most {_MAX_INNER} are exact")
+            raise ValueError(f"sums of {inner} products are not exact, expected at most {_MAX_INNER}")
         low_mask = np.uint64((1 << _HALF) - 1)
         whole = left.astype(np.uint64)
         halves = np.concatenate([whole >> np.uint64(_HALF), whole & low_mask]).astype(np.float64)
@@ -68,25 +66,25 @@ class Field:
             part = right[:, start : start + _COLUMNS]
             high = halves @ (part >> np.uint32(_HALF)).astype(np.float64)
             low = halves @ (part & np.uint32(low_mask)).astype(np.float64)
-            middle = self.reduced((high[rows:] + low[:rows]).astype(np.uint64))
+            middle = self.reduce((high[rows:] + low[:rows]).astype(np.uint64))
             middle *= unit
             middle += low[rows:].astype(np.uint64)
             middle += high[:rows].astype(np.uint64) * high_unit
-            result[:, start : start + _COLUMNS] = self.reduced(middle)
+            result[:, start : start + _COLUMNS] = self.reduce(middle)
         return result
 
     def sum(self, left: Words, right: Words) -> Words:
-        """left + right, elementwise."""
+        """Return left + right, elementwise."""
         total: Words = left + right  # below 2^32
         np.minimum(total, total - np.uint32(self.p), out=total)
         return total
 
     def difference(self, left: Words, right: Words) -> Words:
-        """left − right, elementwise."""
+        """Return left − right, elementwise."""
         total: Words = left - right
         np.minimum(total, total + np.uint32(self.p), out=total)
         return total
 
 
 FIELD = Field()
-"""Of every run: 31 bits, as much as 32-bit words on the wire can use of a Mersenne prime."""
+"""Field of every run: 2^31 − 1 is the largest Mersenne prime that fits the 32-bit words on the wire."""

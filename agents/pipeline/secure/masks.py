@@ -1,4 +1,4 @@
-"""Uniform elements of the field from a short secret: AES-128 in counter mode."""
+"""Masks: uniform elements of the field from a short secret, by AES-128 in counter mode."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SEED_BYTES = 16
 _ZEROS = bytes(1 << 16)
 
 
-def seed() -> bytes:
-    """A fresh secret, from the system's source."""
+def new_seed() -> bytes:
+    """Return a new secret from the operating system."""
     return secrets.token_bytes(SEED_BYTES)
 
 
-def expanded(secret: bytes, count: int, field: Field = FIELD) -> Words:
-    """`count` elements, which follow from `secret`: the stream's words with their upper bits cut off,
-    without those that are p, so that none is more likely than another."""
+def expand_seed(secret: bytes, count: int, field: Field = FIELD) -> Words:
+    """Return `count` uniform elements that `secret` determines: words of the key stream, reduced to the
+    field's bits; a word that is p is drawn again, so that all elements are equally likely."""
     stream = Cipher(algorithms.AES128(secret), modes.CTR(bytes(16))).encryptor()
     buffer = bytearray(4 * count + 15)
     at = 0

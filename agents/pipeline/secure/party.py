@@ -1,11 +1,11 @@
-"""A client's side of secure aggregation: its masks, the shares of the others' masks, and sums of these.
+"""A client's side of secure aggregation: its masks, its shares of other clients' masks, and their sums.
 
-    with a model:   mask z, N shares of it, one sealed for each client that is there
-    with an update: the update, rounded, plus z
-    when asked:     Σ a_i (share of z_i) over the updates of one buffer
+    when a model arrives:   make a mask z and its shares, and send one sealed share to each known client
+    when an update is sent: round the update and add z
+    when the server asks:   send Σ a_i (share of z_i) over the updates of one buffer
 
-It gives a sum of K updates or more of which none counts for more than the others together, and each
-share only once: of two sums that differ by one update, their difference would be that update.
+A client answers only for sums of at least K updates in which no update has more weight than the others
+together, and it uses each share only once: two sums that differ by one update would reveal that update.
 """
 
 from __future__ import annotations
@@ -22,29 +22,39 @@ from agents.pipeline.secure import masks, secure_messages
 from agents.pipeline.secure.channels import KEY_BYTES, ChannelError, Channels
 from agents.pipeline.secure.coding import code_of
 from agents.pipeline.secure.field import FIELD, Words
-from agents.pipeline.secure.masked import DIVERGED, Masked
-from agents.pipeline.secure.quantised import Grid, dominates
+from agents.pipeline.secure.masked_update import DIVERGED, Masked
+from agents.pipeline.secure.quantisation import Grid, dominates
 from agents.pipeline.secure.settings import SecureRun
 from agents.timing.nanoseconds import Nanoseconds
 
 _MASKS = 4
-"""Of its own that a client keeps: of the training that goes on, and of one in its send buffer."""
+"""Maximum number of own masks that a client keeps: for the running training and for updates that wait to
+be sent."""
 
 
 @dataclass(slots=True)
 class _Mask:
+    """An own mask that has not been used yet."""
+
     words: Words
     holders: tuple[int, ...]
     took: Nanoseconds = 0
-    """From when it was begun until its shares were on their way."""
+    """Time from the start of making the mask until its shares were sent."""
 
 
 class Party:
-    """The client `name`, for models of `size` parameters. `meet` and `take` may be called in another
-    thread than the rest, and never wait for a computation there."""
+    """One client's side: the client `name`, for models of `size` parameters.
+
+    `add_peer` and `receive_share` may be called in another thread than the other methods. They never
+    wait for a computation of that thread."""
 
     def __init__(
-        self, run: str, name: str, settings: SecureRun, size: int, seed: Callable[[], bytes] = masks.seed
+        self,
+        run: str,
+        name: str,
+        settings: SecureRun,
+        size: int,
+        seed: Callable[[], bytes] = masks.new_seed,
     ) -> None:
         self._run, self.name, self._settings = run, name, settings
         self._places = {client: place for place, client in enumerate(settings.clients)}
@@ -55,47 +65,46 @@ class Party:
         self._keys: dict[str, bytes] = {}
         self._masks: dict[int, _Mask] = {}
         self._lock = threading.Lock()
-        """Of what others have sent: keys, and the shares that are held."""
+        """Protects the keys and shares that other clients have sent."""
         self._held: dict[str, dict[int, Words]] = {}
-        """By client and dispatch, of each client in the order in which they came."""
+        """Shares of masks, by client and dispatch; those of a client in the order of arrival."""
 
     @property
     def public(self) -> bytes:
-        """Its public key, which the others are to `meet`."""
+        """Public key of this client process; all other clients pass it to `add_peer`."""
         return self._channels.public
 
     @property
     def share_size(self) -> int:
-        """Bytes of the message with a share."""
+        """Bytes of a message with a share."""
         return secure_messages.share_size(self.code.length)
 
-    def meet(self, client: str, key: bytes) -> None:
-        """`client` is there with this public key; of one that started anew, it is another one than
-        before. Raises PeerError."""
+    def add_peer(self, client: str, key: bytes) -> None:
+        """Store the public key of `client`; a restarted client has a new key. Raises PeerError."""
         if client not in self._places or len(key) != KEY_BYTES:
-            raise PeerError("no public key of a client of this run")
+            raise PeerError("expected a public key of a client of this run")
         if client == self.name:
             return
         with self._lock:
             if (former := self._keys.pop(client, None)) is not None:
                 self._channels.forget(former)
         try:
-            self._channels.check(bytes(key))
-        except ChannelError as error:  # found here, it spoils nobody's masks
+            self._channels.check_key(bytes(key))
+        except ChannelError as error:  # checked now, so that it spoils no mask later
             raise PeerError(f"{error} of {client}") from error
         with self._lock:
             self._keys[client] = bytes(key)
 
     def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
-        """Make the mask of the update that will answer `dispatch`; for each client that is known, the
-        message with its share."""
+        """Make the mask of the update that will answer `dispatch`; yield the name of each known client
+        and the message with its share."""
         code = self.code
         with self._lock:
             keys = dict(self._keys)
         known = [name for name in self._settings.clients if name in keys or name == self.name]
         holders = tuple(self._places[name] for name in known)
-        mask = masks.expanded(self._seed(), code.size)
-        noise = masks.expanded(self._seed(), code.colluding * code.length)
+        mask = masks.expand_seed(self._seed(), code.size)
+        noise = masks.expand_seed(self._seed(), code.colluding * code.length)
         shares = code.shares(mask, noise, holders)
         self._masks[dispatch] = _Mask(mask, holders)
         while len(self._masks) > _MASKS:
@@ -108,51 +117,51 @@ class Party:
             about = self._about(self.name, name, dispatch)
             yield (
                 name,
-                secure_messages.encode_share(
-                    dispatch, self._channels.sealed(content, keys[name], about)
-                ),
+                secure_messages.encode_share(dispatch, self._channels.seal(content, keys[name], about)),
             )
 
-    def prepared(self, dispatch: int, took: Nanoseconds) -> None:
-        """Note how long the mask and its shares took."""
+    def note_preparation_time(self, dispatch: int, took: Nanoseconds) -> None:
+        """Record how long it took to make the mask and to send its shares."""
         self._masks[dispatch].took = took
 
     def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked:
-        """The update that answers `dispatch`, shape (d,), as it is sent; `rng` rounds it."""
+        """Return the masked update that answers `dispatch`. `vector`: shape (d,); `rng` rounds it."""
         mask = self._masks.pop(dispatch)
         try:
-            words, outside = self.grid.rounded(vector, rng)
+            words, outside = self.grid.round(vector, rng)
         except ValueError:
             words, outside = np.zeros(vector.size, np.uint32), DIVERGED
         return Masked(FIELD.sum(words, mask.words), mask.holders, outside, mask.took)
 
-    def take(self, sender: str, payload: bytes | bytearray) -> None:
-        """A share of a mask of `sender`. Raises PeerError."""
+    def receive_share(self, sender: str, payload: bytes | bytearray) -> None:
+        """Store the share of a mask of the client `sender`. Raises PeerError."""
         try:
             dispatch, sealed = secure_messages.decode_share(payload, self.code.length)
             with self._lock:
                 key = self._keys.get(sender)
             if key is None:
-                raise PeerError(f"a share of {sender}, whose key is not known")
+                raise PeerError(f"share from {sender}: its public key is not known")
             about = self._about(sender, self.name, dispatch)
-            content = self._channels.opened(sealed, key, about)
+            content = self._channels.open(sealed, key, about)
             share = secure_messages.elements(np.frombuffer(content, "<u4"))
         except (secure_messages.SecureWireError, ChannelError) as error:
-            raise PeerError(f"a share of {sender}: {error}") from error
+            raise PeerError(f"share from {sender}: {error}") from error
         self._hold(sender, dispatch, share)
 
     def answer(self, number: int, wanted: Wanted) -> bytes:
-        """The message with the sum that request `number` of the server asks for; what is summed is
-        forgotten. Raises PeerError for what no honest server asks for."""
+        """Return the message with the sum of shares that request `number` of the server asks for, and
+        delete these shares. Raises PeerError for a request that no honest server sends."""
         keys = [(client, dispatch) for client, dispatch, _ in wanted]
         least, largest = self._settings.updates, self._settings.largest_weight
         if (found := len(set(keys))) < max(least, len(keys)):
-            raise PeerError(f"a sum of {found} updates, expected {least} different ones or more")
+            raise PeerError(
+                f"sum of {found} updates requested, expected at least {least} different ones"
+            )
         if not all(1 <= weight <= largest for _, _, weight in wanted):
-            raise PeerError(f"a weight that is not from 1 to {largest}")
+            raise PeerError(f"weight out of range, expected from 1 to {largest}")
         weights = [weight for _, _, weight in wanted]
         if dominates(weights):
-            raise PeerError("an update that counts for more than the others of its sum")
+            raise PeerError("one update has more weight than the other updates of the sum together")
         with self._lock:
             if not all(dispatch in self._held.get(client, ()) for client, dispatch in keys):
                 return secure_messages.encode_sum(number, None)
@@ -161,8 +170,8 @@ class Party:
         return secure_messages.encode_sum(number, summed[0])
 
     def _hold(self, client: str, dispatch: int, share: Words) -> None:
-        """Where there is no room, the oldest share of the client that has most of them is forgotten: so
-        whoever sends too many loses its own, and as few may be left of one that is gone."""
+        """Store a share. If there are too many, delete the oldest share of the client with most shares:
+        a client that sends too many loses its own, and no client's shares fill the memory."""
         with self._lock:
             own = self._held.setdefault(client, {})
             own.pop(dispatch, None)

@@ -1,14 +1,12 @@
-"""The sums that the rule has asked for where updates come masked: what each is made of, and what becomes
-of it. Pure.
+"""Server half of secure aggregation: masked updates, and the sums that the rule requests. Pure.
 
-A masked update waits for the sum that it is to go into. A sum waits for the shares of its masks: it is
-`Opened` as soon as enough clients have answered, and `Lost` as soon as too few are left that can, or
-where what is opened is no sum of such updates.
+A masked update waits until the rule puts it into a sum. A sum waits for shares of its masks. It is
+opened (`SumOpened`) when enough clients have answered. It is lost (`SumLost`) when too few clients are
+left that can answer, or when the opened vector cannot be a sum of such updates.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,49 +18,52 @@ from agents.aggregator.actions import Log
 from agents.models.vectors import Vector
 from agents.pipeline.interface import BASE_LACKS, ServerStep
 from agents.pipeline.secure.field import Words
-from agents.pipeline.secure.masked import Masked
+from agents.pipeline.secure.masked_update import Masked
 from agents.pipeline.secure.secure_messages import sum_size
-from agents.pipeline.secure.sums import Sum, Summand, Sums
+from agents.pipeline.secure.sums import MaskedSums, Sum, Summand
 from agents.rules.interface import SumUp
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import Encoded, UpdateMessage
 
 _NOTHING = np.zeros(0, np.float32)
 
-_MAX_ASKED = 256
-
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Sum `number` waits for the shares of `holders`."""
+class SumBegun:
+    """Sum `number` has begun: it waits for answers of `holders`."""
 
     number: int
     holders: Set[str]
+    """Clients that are asked for shares."""
     updates: list[tuple[str, int, int]]
     """Client, dispatch and weight of each update in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Opened:
+class SumOpened:
+    """Sum `number` has been opened."""
+
     number: int
     wanted: SumUp
-    """With the weights that the updates have in `total`."""
+    """The rule's request, with the weights that the updates have in `total`."""
     total: Vector
-    """float64, shape (d,)."""
+    """Weighted sum of the updates: float64, shape (d,)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lost:
+class SumLost:
+    """Sum `number` cannot be used, and its updates are lost with it."""
+
     number: int
     wanted: SumUp
-    """Nothing comes of its updates."""
+    """The rule's request."""
     reason: str
-    """What follows `its buffer`."""
+    """Reason as a predicate: `is lost: ...`."""
     answered: tuple[str, ...] = ()
-    """Clients whose answers opened a sum that is wrong; none: it was not opened."""
+    """Clients whose answers opened a wrong sum; empty if the sum was not opened."""
 
     def records(self, at: float) -> list[Log]:
-        """What is recorded of it as a whole, at `at` seconds."""
+        """Return the records about the lost sum, at `at` seconds."""
         what = f"a buffer of {len(self.wanted.contributions)} updates {self.reason}"
         if not self.answered:
             return [Log(events.Note(at, what))]
@@ -72,65 +73,65 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Received:
-    """An update that waits for its sum."""
+class _WaitingUpdate:
+    """A masked update that is not in a sum yet."""
 
     masked: Masked
     lost_by: set[str] = field(default_factory=set)
-    """Clients that have left since, and with them their shares of its mask."""
+    """Clients that have left since then; their shares of its mask are lost."""
 
 
 class SecureSums(ServerStep):
-    def __init__(self, sums: Sums) -> None:
+    """Server half of secure aggregation, for one run."""
+
+    def __init__(self, sums: MaskedSums) -> None:
         self.sums = sums
         self.answer_size = sum_size(sums.code.length)
-        """Bytes of an answer of a client, at most."""
-        self._received: dict[tuple[str, int], _Received] = {}
-        """By client and dispatch."""
+        """Maximum number of bytes of a client's answer."""
+        self._received: dict[tuple[str, int], _WaitingUpdate] = {}
+        """Updates that are not in a sum yet, by client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
-        """By number of those that are waiting."""
-        self._asked: dict[str, deque[int]] = {}
-        """By client: the latest sums that it was asked about and has not answered."""
+        """The rule's requests, by number of the sum that waits for answers."""
 
     @property
     def waiting(self) -> Set[int]:
-        """Numbers of the sums that are neither opened nor lost."""
+        """Numbers of the sums that wait for answers."""
         return self._wanted.keys()
 
     @property
     def timeout(self) -> Nanoseconds:
-        """From when shares were asked for: what has not been opened by then is lost."""
+        """Time after which a sum that has not been opened is lost, measured from its request."""
         return from_seconds(self.sums.settings.timeout)
 
-    def received(
+    def receive(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
-        """What is known of a masked update: of a model, what it was trained from. It waits for its
-        sum."""
+        """Keep a masked update until it is put into a sum. Return `base` for a `model`, else an empty
+        vector; or the reason to reject the update."""
         try:
-            masked = Masked.of(encoded)
+            masked = Masked.from_encoded(encoded)
         except ValueError as error:
             return f"masked: {error}"
-        if (problem := self.sums.unfit(masked)) is not None:
+        if (problem := self.sums.problem_with(masked)) is not None:
             return problem
         if not 0 <= masked.took <= message.sent - message.downloaded:
-            return "a mask that took longer than the round, or less than no time"
+            return "masking time out of range, expected from 0 to the duration of the round"
         if message.kind == "model" and base is None:
-            return f"masked, and {BASE_LACKS}"
-        self._received[client, message.dispatch] = _Received(masked)
+            return f"masked, but {BASE_LACKS}"
+        self._received[client, message.dispatch] = _WaitingUpdate(masked)
         return base if message.kind == "model" and base is not None else _NOTHING
 
-    def facts(self, client: str, dispatch: int) -> dict[str, Any]:
-        """Fields of the record of an update that waits (`agents.events.UpdateApplied`)."""
+    def record_fields(self, client: str, dispatch: int) -> dict[str, Any]:
+        """Return fields of the update's record (`agents.events.UpdateApplied`) about its mask."""
         masked = self._received[client, dispatch].masked
         return {"masking": to_seconds(masked.took), "outside": masked.outside}
 
     def drop(self, client: str, dispatch: int) -> None:
-        """The rule has no use for that update."""
+        """Discard an update that the rule does not use."""
         self._received.pop((client, dispatch), None)
 
-    def begin(self, wanted: SumUp, present: Set[str]) -> Asked | Lost:
-        """A sum of updates that were received; `present` are those who can answer."""
+    def begin(self, wanted: SumUp, present: Set[str]) -> SumBegun | SumLost:
+        """Begin a sum of updates that were received. `present`: clients that can answer."""
         summands, lost_by = [], {}
         for used in wanted.contributions:
             key = used.client, used.dispatch
@@ -140,54 +141,47 @@ class SecureSums(ServerStep):
         found = self.sums.begin(summands, lost_by)
         found.holders &= present
         self._wanted[found.number] = wanted
-        if self.sums.lost(found):
+        if self.sums.is_lost(found):
             return self._lose(found)
-        for client in found.holders:
-            self._asked.setdefault(client, deque(maxlen=_MAX_ASKED)).append(found.number)
-        return Asked(found.number, found.holders, found.wanted)
+        return SumBegun(found.number, found.holders, found.wanted)
 
-    def note_answer(self, client: str, number: int) -> bool:
-        """`client` answers about sum `number`; return whether it was asked and had not answered."""
-        asked = self._asked.get(client, ())
-        if number not in asked:
-            return False
-        self._asked[client].remove(number)
-        return True
-
-    def awaits(self, client: str, number: int) -> bool:
-        """Whether the shares of `client` for sum `number` are of use."""
+    def is_waiting_for(self, client: str, number: int) -> bool:
+        """Return whether sum `number` still needs an answer of `client`."""
         found = self.sums.waiting.get(number)
         return found is not None and client in found.holders and client not in found.answers
 
-    def unfit(self, shares: Words) -> str | None:
-        """Why they are no shares of a sum, or None."""
+    def problem_with_shares(self, shares: Words) -> str | None:
+        """Return why `shares` cannot be an answer; None if they can."""
         if shares.size != self.sums.code.length:
-            return f"a sum of shares of {shares.size} words"
+            return f"sum of shares has {shares.size} words, expected {self.sums.code.length}"
         return None
 
-    def answer(self, number: int, client: str, shares: Words | None) -> Opened | Lost | None:
-        """What comes of sum `number` as `client` has answered, None if it cannot. An answer that comes
-        late, as enough others were faster, is of no use."""
+    def answer(self, number: int, client: str, shares: Words | None) -> SumOpened | SumLost | None:
+        """Handle the answer of `client` about sum `number`. `shares`: the sum of its shares; None if it
+        cannot make it. Return the opened or lost sum; None if the sum still waits, or is over
+        already."""
         found = self.sums.answer(number, client, shares)
         if found is None:
             return None
-        if self.sums.complete(found):
+        if self.sums.is_complete(found):
             return self._open(found)
-        return self._lose(found) if self.sums.lost(found) else None
+        return self._lose(found) if self.sums.is_lost(found) else None
 
-    def gone(self, client: str) -> list[Lost]:
-        """`client` has left: the sums that cannot be opened without it."""
+    def remove_client(self, client: str) -> list[SumLost]:
+        """Remove the shares of a client that has left; return the sums that are lost because of it."""
         for received in self._received.values():
             received.lost_by.add(client)
-        return [self._lose(found) for found in self.sums.gone(client) if self.sums.lost(found)]
+        return [
+            self._lose(found) for found in self.sums.remove_client(client) if self.sums.is_lost(found)
+        ]
 
-    def give_up(self, number: int) -> Lost:
-        """Sum `number`, which is waiting, has waited for too long."""
+    def give_up(self, number: int) -> SumLost:
+        """Give up sum `number` because its timeout is over."""
         return self._lose(self.sums.waiting[number])
 
     def problems(self, arrivals: Iterable[tuple[str, int]]) -> Iterator[str]:
-        """What cannot be in this state. `arrivals`: client and dispatch of the updates that wait to be
-        applied."""
+        """Yield a sentence for each inconsistency of this state. `arrivals`: client and dispatch of the
+        updates that have arrived and are not applied yet."""
         summed = [
             (used.client, used.dispatch)
             for wanted in self._wanted.values()
@@ -198,22 +192,22 @@ class SecureSums(ServerStep):
         if self.sums.waiting.keys() != self._wanted.keys():
             yield f"the sums {[*self.sums.waiting]} wait, and {[*self._wanted]} are wanted"
 
-    def _open(self, found: Sum) -> Opened | Lost:
+    def _open(self, found: Sum) -> SumOpened | SumLost:
         wanted, largest = self._wanted.pop(found.number), self.sums.settings.largest_weight
-        total = self.sums.opened(found)
+        total = self.sums.open(found)
         if isinstance(total, str):
-            reason = f"is lost, as an update or an answer was wrong: {total}"
-            return Lost(found.number, wanted, reason, tuple(sorted(found.answers)))
+            reason = f"is lost because an update or an answer was wrong: {total}"
+            return SumLost(found.number, wanted, reason, tuple(sorted(found.answers)))
         used = tuple(
             replace(one, weight=found.weights[one.client, one.dispatch] / largest)
             for one in wanted.contributions
         )
-        return Opened(found.number, replace(wanted, contributions=used), total)
+        return SumOpened(found.number, replace(wanted, contributions=used), total)
 
-    def _lose(self, found: Sum) -> Lost:
+    def _lose(self, found: Sum) -> SumLost:
         del self.sums.waiting[found.number]
         reason = (
-            f"is lost: {len(found.answers)} of {self.sums.settings.needed} clients that are needed "
-            f"have answered, and {len(found.holders)} could"
+            f"is lost: {len(found.answers)} clients have answered and {len(found.holders)} could, "
+            f"expected at least {self.sums.settings.needed} answers"
         )
-        return Lost(found.number, self._wanted.pop(found.number), reason)
+        return SumLost(found.number, self._wanted.pop(found.number), reason)

@@ -1,4 +1,4 @@
-"""Settings of secure aggregation: a user's, and those of a run as its processes share them."""
+"""Settings of secure aggregation: the user's settings, and those of one run."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from agents.config import Count, Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Secure:
-    """Secure aggregation (docs/privacy.md): the server gets sums of updates, and no single one.
+class SecureParameters:
+    """Secure aggregation (docs/concepts/privacy.md): the server learns sums of updates, and no single
+    one.
 
     LightSecAgg, asynchronous (So et al. 2022, arXiv 2109.14236)."""
 
     colluding: Annotated[int, "count from 0"] = 1
-    """T: what up to so many clients together with the server know tells nothing of the others' masks."""
+    """T: up to this many clients that collude with the server learn nothing about the others' masks."""
     needed: Count | None = None
-    """U: so many clients have to answer for a sum to be opened; N − U may be away. Above T; the larger,
-    the shorter are the shares, of 1/(U − T) of a model each. None: 0.7 N, rounded up, and above T."""
+    """U, number of clients that must answer to open a sum; the other N − U may be absent. Must be above
+    T. A larger U makes shares shorter: a share is 1/(U − T) of a model. None: 0.7 N rounded up, at least
+    T + 1."""
     range: Positive = 1.0
-    """A coordinate of an update beyond ± so much is cut to it."""
+    """R: coordinates of an update outside [−R, R] are clipped to it."""
     bits: Annotated[int, "count"] = 16
-    """A coordinate is rounded, at random, to one of 2^bits − 1 numbers in the range."""
+    """Each coordinate is rounded at random to one of 2^bits − 1 values in the range."""
     weights: Count = 64
-    """Where the rule weights updates, weights are whole multiples of 1 over this."""
+    """A: the rule's weights are rounded to multiples of 1/A."""
     timeout: Annotated[float, "s above 0"] = 60.0
-    """Without enough answers after so long, a buffer is given up."""
+    """Seconds after which a buffer without enough answers is given up."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 30:
@@ -37,34 +39,40 @@ class Secure:
             raise ValueError(f"needed is {self.needed}, expected above colluding (T), {self.colluding}")
 
     def needed_of(self, clients: int) -> int:
-        """U of a run with so many clients."""
+        """Return U for a run with `clients` clients."""
         return self.needed or max(self.colluding + 1, math.ceil(0.7 * clients))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureRun:
-    """Secure aggregation of one run, as its clients and its aggregator have to agree on it."""
+    """Settings of secure aggregation in one run, on which its clients and its aggregator must agree."""
 
     clients: Sequence[str]
-    """All of the run, in device order."""
+    """Names of all clients of the run, in device order."""
     updates: int
-    """K: a sum of fewer is not opened."""
+    """K, minimum number of updates in a sum."""
     largest_weight: int
-    """A: weights are whole numbers from 1 to this."""
+    """A: weights are integers from 1 to A."""
     colluding: int
+    """T, as in `SecureParameters`."""
     needed: int
+    """U, as in `SecureParameters`."""
     range: float
+    """R, as in `SecureParameters`."""
     bits: int
+    """A coordinate has 2^bits − 1 possible values."""
     timeout: float
+    """Seconds after which a sum without enough answers is given up."""
     norm: float | None = None
-    """Upper bound of the ℓ2 norm of an update as it is summed; None: none is known."""
+    """Upper bound of the ℓ2 norm of an update in a sum; None if no bound is known."""
 
     @property
     def most_shares(self) -> int:
         """Maximum number of shares of masks that a client keeps.
 
-        At once K + N can be of use: those of a buffer's updates and of one more update of each client.
-        Room for as many again, or, if that is more, for T(K + 1): then T colluding clients can evict
-        none that is of use, as the oldest share of the client with most of them goes first."""
+        At most K + N shares are useful at once: those of a buffer's updates, and of one more update per
+        client. There is room for twice as many, or for K + N + T(K + 1) if that is more. Then T
+        colluding clients cannot evict a useful share, because the oldest share of the client with most
+        shares is evicted first."""
         useful = self.updates + len(self.clients)
         return useful + max(useful, self.colluding * (self.updates + 1))

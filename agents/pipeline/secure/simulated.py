@@ -1,5 +1,5 @@
-"""A client's side of secure aggregation in virtual time. Shares have a size and no content, and masks
-are zeros, as there is nobody from whom they would hide anything. Rounding and sums are as in any run."""
+"""A client's side of secure aggregation in virtual time. Shares have a size but no content, and masks
+are zeros, because nothing has to be hidden. Rounding and sums are those of every run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from agents.models.vectors import Vector
 from agents.pipeline.interface import Wanted
 from agents.pipeline.secure.coding import code_of
 from agents.pipeline.secure.field import Words
-from agents.pipeline.secure.masked import DIVERGED, Masked
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.masked_update import DIVERGED, Masked
+from agents.pipeline.secure.quantisation import Grid
 from agents.pipeline.secure.secure_messages import LACKING, share_size, sum_size
 from agents.pipeline.secure.settings import SecureRun
 from agents.timing.nanoseconds import Nanoseconds
 
 _MASKS = 3
-"""Of its own that a client keeps: of the training that goes on, and of one in its send buffer."""
+"""Maximum number of own masks that a client keeps: for the running training and for updates that wait to
+be sent."""
 
 
 class SimulatedParty:
-    """The client `name`, for models of `size` parameters."""
+    """One client's side in virtual time: the client `name`, for models of `size` parameters."""
 
     def __init__(self, name: str, settings: SecureRun, size: int) -> None:
         self._name = name
@@ -31,19 +32,19 @@ class SimulatedParty:
         self._length = code_of(settings, size).length
         self.share_size = share_size(self._length)
         self._masks: dict[int, tuple[tuple[int, ...], Nanoseconds]] = {}
-        """By dispatch: who has a share of the mask, and how long it took."""
+        """Holders of shares of the mask, and how long it took to make the mask, by dispatch."""
         self._held: set[tuple[str, int]] = set()
-        """Client and dispatch of the masks that it has a share of."""
+        """Client and dispatch of each mask of which this client has a share."""
 
     def prepare(self, dispatch: int, present: Iterable[str], took: Nanoseconds) -> int:
         holders = sorted(self._places[client] for client in {*present, self._name})
         self._masks[dispatch] = tuple(holders), took
         while len(self._masks) > _MASKS:
             del self._masks[min(self._masks)]
-        self.take(self._name, dispatch)
+        self.receive_share(self._name, dispatch)
         return len(holders) - 1
 
-    def take(self, sender: str, dispatch: int) -> None:
+    def receive_share(self, sender: str, dispatch: int) -> None:
         self._held.add((sender, dispatch))
 
     def answer(self, wanted: Wanted) -> tuple[int, Words | None]:
@@ -54,10 +55,10 @@ class SimulatedParty:
         return sum_size(self._length), np.zeros(self._length, np.uint32)
 
     def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked:
-        """The update that answers `dispatch`, shape (d,), rounded by `rng`."""
+        """Return the update that answers `dispatch`. `vector`: shape (d,); `rng` rounds it."""
         holders, took = self._masks.pop(dispatch)
         try:
-            words, outside = self._grid.rounded(vector, rng)
+            words, outside = self._grid.round(vector, rng)
         except ValueError:
             words, outside = np.zeros(vector.size, np.uint32), DIVERGED
         return Masked(words, holders, outside, took)

@@ -1,4 +1,4 @@
-"""Secure aggregation as a step of what is done to an update: it is rounded, and masked."""
+"""Secure aggregation as a step of the update pipeline: an update is rounded and masked."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from agents.pipeline.interface import (
     UpdateStep,
 )
 from agents.pipeline.secure.coding import code_of
-from agents.pipeline.secure.masked import FIELD, Masked
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.masked_update import FIELD, Masked
+from agents.pipeline.secure.quantisation import Grid
 from agents.pipeline.secure.secure_messages import share_size
 from agents.pipeline.secure.server import SecureSums
 from agents.pipeline.secure.settings import SecureRun
 from agents.pipeline.secure.simulated import SimulatedParty
-from agents.pipeline.secure.sums import Sums
+from agents.pipeline.secure.sums import MaskedSums
 from agents.wire.payloads import Encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureAggregation(SecureRun, UpdateStep):
-    """Secure aggregation of one run."""
+    """Secure aggregation of one run, as a step."""
 
     field: ClassVar[str | None] = FIELD
 
@@ -48,27 +48,28 @@ class SecureAggregation(SecureRun, UpdateStep):
         return Masking(party, self.grid, rng, exchange=party)
 
     def at_server(self, parameters: int) -> SecureSums:
-        return SecureSums(Sums(self, parameters))
+        return SecureSums(MaskedSums(self, parameters))
 
     @property
     def grid(self) -> Grid:
-        """The numbers that coordinates are rounded to."""
+        """The values to which coordinates are rounded."""
         return Grid(self.range, self.bits)
 
     def memory(self, model: int, *, remembers: bool) -> int:
-        """A mask; its blocks and shares while they are made; as many shares of others' masks as a client
-        keeps; and what a client that remembers has sent and may still be lost. Counted, not measured."""
+        """Return the bytes for a mask, for its blocks and shares while they are made, for the shares of
+        other clients' masks and, if the client remembers what it sent, for its updates that may still be
+        lost. Computed, not measured."""
         held = self.needed + len(self.clients) + self.most_shares
         sent = self.updates if remembers else 0
         return model * (1 + sent) + math.ceil(model / (self.needed - self.colluding)) * held
 
     def exchange_cost(self, parameters: int) -> ExchangeCost:
-        from agents.pipeline.secure.cost import measured  # with cryptography
+        from agents.pipeline.secure.cost import measure_cost  # with cryptography
 
-        return measured(self, parameters)
+        return measure_cost(self, parameters)
 
-    def exchanged(self, parameters: int) -> int:
-        """Shares of masks."""
+    def exchanged_bytes(self, parameters: int) -> int:
+        """Return the bytes of the shares that a client sends per round."""
         return (len(self.clients) - 1) * share_size(code_of(self, parameters).length)
 
 
@@ -77,7 +78,7 @@ class _Masks(Protocol):
 
 
 class Masking(ClientStep):
-    """One client's rounding and masks; `rng` makes the generator that rounds an update."""
+    """Rounding and masking at one client. `rng` returns the generator that rounds update `sequence`."""
 
     def __init__(
         self,

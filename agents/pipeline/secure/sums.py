@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: masked updates in, their weighted sum out. Pure."""
+"""The server's side of secure aggregation: weighted sums of masked updates. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from agents.models.vectors import Vector, norm
 from agents.pipeline.secure.coding import code_of
 from agents.pipeline.secure.field import FIELD, Words
-from agents.pipeline.secure.masked import DIVERGED, Masked
-from agents.pipeline.secure.quantised import Grid, whole_weights
+from agents.pipeline.secure.masked_update import DIVERGED, Masked
+from agents.pipeline.secure.quantisation import Grid, whole_weights
 from agents.pipeline.secure.settings import SecureRun
 
 _ROUNDING = 1e-4
@@ -20,36 +20,37 @@ _ROUNDING = 1e-4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summand:
-    """One update of a sum."""
+    """One update in a sum."""
 
     client: str
     dispatch: int
     weight: float
-    """From 0 to 1."""
+    """Weight from 0 to 1."""
     masked: Masked
 
 
 @dataclass(slots=True)
 class Sum:
-    """A buffer that waits for the sums of the shares of its masks."""
+    """The masked sum of a buffer, which waits for the clients' answers."""
 
     number: int
     words: Words
-    """Σ a_i (update + mask), of whole weights a_i."""
+    """Σ a_i (update_i + mask_i) with integer weights a_i, shape (d,)."""
     weights: Mapping[tuple[str, int], int]
     """a_i by client and dispatch."""
     holders: set[str]
-    """Who may still answer, or has."""
+    """Clients that have answered or can still answer."""
     answers: dict[str, Words] = field(default_factory=dict)
+    """Sum of shares that each client has sent, by client."""
 
     @property
     def wanted(self) -> list[tuple[str, int, int]]:
-        """What the holders are asked for."""
+        """Client, dispatch and weight of each update, as the holders are asked."""
         return [(client, dispatch, weight) for (client, dispatch), weight in self.weights.items()]
 
 
-class Sums:
-    """All that is being summed."""
+class MaskedSums:
+    """The sums of a run that wait for answers. `size`: number of the model's parameters."""
 
     def __init__(self, settings: SecureRun, size: int) -> None:
         self.settings = settings
@@ -59,27 +60,28 @@ class Sums:
         self._places = {client: place for place, client in enumerate(settings.clients)}
         self._begun = 0
 
-    def unfit(self, masked: Masked) -> str | None:
-        """Why an update cannot go into a sum, or None."""
+    def problem_with(self, masked: Masked) -> str | None:
+        """Return why an update cannot be summed; None if it can."""
         if masked.words.size != self.code.size:
             return f"another model: {masked.words.size} parameters, expected {self.code.size}"
         if int(masked.words.max()) >= FIELD.p:
-            return "a word that is not below p"
+            return f"word {int(masked.words.max())} is not below p = {FIELD.p}"
         if masked.outside == DIVERGED:
             return "not finite: local training diverged"
         if not 0 <= masked.outside <= self.code.size:
-            return f"{masked.outside} coordinates outside of the range"
+            return f"outside is {masked.outside}, expected from 0 to {self.code.size}"
         if any(place >= len(self._places) for place in masked.holders):
-            return "a share for a client that is not of this run"
+            return "holders: a client that is not in this run"
         if len(masked.holders) < self.settings.needed:
             return (
-                f"{len(masked.holders)} clients have a share of its mask, {self.settings.needed} are "
-                "needed: too many are away"
+                f"only {len(masked.holders)} clients have a share of its mask, expected at least "
+                f"{self.settings.needed}: too many clients are absent"
             )
         return None
 
     def begin(self, summands: Sequence[Summand], away: Mapping[tuple[str, int], Iterable[str]]) -> Sum:
-        """A sum of `summands`. `away`: by client and dispatch, who has lost its share since."""
+        """Begin a sum of `summands`. `away`: clients that have lost their share of an update's mask, by
+        client and dispatch of the update."""
         weights = [summand.weight for summand in summands]
         whole = whole_weights(weights, self.settings.largest_weight)
         total = np.zeros(self.code.size, np.uint64)
@@ -92,7 +94,7 @@ class Sums:
         keys = ((summand.client, summand.dispatch) for summand in summands)
         begun = Sum(
             self._begun,
-            FIELD.reduced(total).astype(np.uint32),
+            FIELD.reduce(total).astype(np.uint32),
             dict(zip(keys, whole, strict=True)),
             holders,
         )
@@ -100,7 +102,8 @@ class Sums:
         return begun
 
     def answer(self, number: int, client: str, shares: Words | None) -> Sum | None:
-        """`client` answers about sum `number`, None if it cannot; the sum, where that waits for it."""
+        """Store the answer of `client` about sum `number`. `shares`: the sum of its shares; None if it
+        cannot make it. Return the sum; None if it does not wait for this client."""
         found = self.waiting.get(number)
         if found is None or client not in found.holders or client in found.answers:
             return None
@@ -110,8 +113,9 @@ class Sums:
             found.answers[client] = shares
         return found
 
-    def gone(self, client: str) -> list[Sum]:
-        """`client` has lost the shares that it had; the sums that waited for it."""
+    def remove_client(self, client: str) -> list[Sum]:
+        """Remove `client`, which has lost its shares, from all sums that wait for it; return these
+        sums."""
         touched = []
         for found in self.waiting.values():
             if client in found.holders and client not in found.answers:
@@ -119,29 +123,30 @@ class Sums:
                 touched.append(found)
         return touched
 
-    def lost(self, found: Sum) -> bool:
-        """Whether too few can answer."""
+    def is_lost(self, found: Sum) -> bool:
+        """Return whether too few clients are left that can answer."""
         return len(found.holders) < self.settings.needed
 
-    def complete(self, found: Sum) -> bool:
+    def is_complete(self, found: Sum) -> bool:
+        """Return whether enough clients have answered."""
         return len(found.answers) >= self.settings.needed
 
-    def opened(self, found: Sum) -> Vector | str:
-        """Σ a_i/A of the updates in a complete sum, A the largest weight: float64, shape (d,). Or why it
-        is not the sum of such updates: an update or an answer is wrong, and with a single wrong word of
-        an answer so are coordinates of the sum."""
+    def open(self, found: Sum) -> Vector | str:
+        """Return the sum of the updates weighted by a_i/A, A the largest weight: float64, shape (d,). Or
+        return why this cannot be such a sum: an update or an answer was wrong. (A single wrong word of
+        an answer makes coordinates of the sum wrong.)"""
         clients = sorted(found.answers, key=self._places.__getitem__)[: self.settings.needed]
         shares = np.stack([found.answers[client] for client in clients])
         mask = self.code.mask([self._places[client] for client in clients], shares)
         del self.waiting[found.number]
-        whole = self.grid.whole(FIELD.difference(found.words, mask))
+        whole = self.grid.to_integers(FIELD.difference(found.words, mask))
         most = self.grid.levels * sum(found.weights.values())
         if max(int(whole.max()), -int(whole.min())) > most:
             count = np.count_nonzero(np.abs(whole) > most)
-            return f"{count:,} of {whole.size:,} coordinates are beyond what its updates can add up to"
+            return f"{count:,} of {whole.size:,} coordinates are larger than its updates can add up to"
         total: Vector = whole * self.grid.step / self.settings.largest_weight
         if (bound := self.settings.norm) is not None:
             bound *= sum(found.weights.values()) / self.settings.largest_weight
             if (length := norm(total)) > bound * (1 + _ROUNDING):
-                return f"its norm is {length:.3g}, and its updates are clipped to {bound:.3g} in all"
+                return f"its norm is {length:.3g}, but its clipped updates add up to {bound:.3g} at most"
         return total

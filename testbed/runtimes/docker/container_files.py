@@ -63,7 +63,7 @@ def prepare(
     spec: RunSpec,
     owner: tuple[int, int],
     accounts: Mapping[str, brokers.Account],
-    identity: brokers.Identity | None,
+    identity: brokers.TlsIdentity | None,
     *,
     mps: bool = False,
 ) -> None:

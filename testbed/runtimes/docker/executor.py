@@ -71,7 +71,7 @@ def as_host_error(what: str) -> Iterator[None]:
             path = answer.partition(_NOT_MOUNTED)[2].rstrip('")')
             raise HostError(
                 f"the Docker engine sees other files than testbed: it has no {path}. Have the folder of "
-                "the runs at the same path for both (docs/faq.md)"
+                "the runs at the same path for both (docs/guide/faq.md)"
             ) from error
         raise HostError(f"the Docker engine could not {what}: {error}") from error
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import docker
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.device_actions import Action
 from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.node import mps
@@ -122,7 +122,7 @@ class DockerRuntime:
         self.meter = DockerMeter(spec, self._containers)
         self._pool = ThreadPoolExecutor(executor.PARALLEL)
 
-    def start(self) -> Broker:
+    def start(self) -> BrokerAccess:
         run, what = self._directory.run, self._launch
         accounts = brokers.accounts(
             run, self._devices.states, secure=self._spec.topology.secure is not None

@@ -269,7 +269,7 @@ class _SpecificationBuilder:
 
     def _mps_variables(self, gpu: PlannedGpu) -> dict[str, str]:
         """What makes a client's CUDA one of MPS's, within its limits."""
-        limits = mps.limits(gpu.share, gpu.memory, len(self.spec.plan.shared_gpus))
+        limits = mps.limit_variables(gpu.share, gpu.memory, len(self.spec.plan.shared_gpus))
         return {**mps.environment(agent_configs.MPS_FOLDER), **limits}
 
     @property

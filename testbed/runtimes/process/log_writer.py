@@ -123,5 +123,5 @@ class _Log:
             file.seek(size - LOG_BYTES)
             file.readline()  # the rest of one that is cut
             left = file.read()
-        with files.whole(self._path) as partial:
+        with files.atomic_write(self._path) as partial:
             partial.write_bytes(CUT + left)

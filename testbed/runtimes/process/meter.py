@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence, Set
 import psutil
 
 from agents.device.resource_usage import is_stopped, schedstat
-from agents.wire.messages import Probe, Sample, Telemetry
+from agents.wire.messages import LinkProbe, Telemetry, UsageSample
 from testbed.host.forkserver import Forked
 from testbed.relay.traffic import Traffic
 from testbed.runtimes import SERVERS, Meter
@@ -35,7 +35,7 @@ class ProcessMeter(Meter):
         self._duty_cycle = duty_cycle
         self._used: dict[tuple[str, int], float] = {}
         """CPU seconds of each device's processes, by id, when last looked at."""
-        self.probes: Sequence[Probe] = ()
+        self.probes: Sequence[LinkProbe] = ()
         """Measurements of links that have not been reported yet."""
         self.traffic: Traffic | None = None
         """The relay's counters, if there is one."""
@@ -54,7 +54,9 @@ class ProcessMeter(Meter):
                 if demand:
                     demand["waited"] += self._duty_cycle.suspended_s(name)
                 at = time.monotonic()
-                samples.append(Sample(device=name, at=at, cpu=cpu, memory=memory, **passed, **demand))
+                samples.append(
+                    UsageSample(device=name, at=at, cpu=cpu, memory=memory, **passed, **demand)
+                )
         return samples
 
     def stopped(self) -> set[str]:

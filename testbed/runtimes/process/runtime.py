@@ -20,7 +20,7 @@ from typing import assert_never
 
 import psutil
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.device_actions import (
     Action,
     Crash,
@@ -37,7 +37,7 @@ from agents.device_actions import (
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder
 from testbed import broker
-from testbed.broker import BROKER, Account, Identity, Listeners
+from testbed.broker import BROKER, Account, Listeners, TlsIdentity
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, of_os
 from testbed.host import descriptors, die_with_parent, forkserver, run_module
@@ -157,7 +157,7 @@ class ProcessRuntime:
         """`mosquitto` or `amqtt (embedded)`."""
         return "mosquitto" if self._programs.mosquitto else "amqtt (embedded)"
 
-    def start(self) -> Broker:
+    def start(self) -> BrokerAccess:
         """Start broker, aggregator and every device; return the controller's broker.
 
         Before the devices, so that nothing disturbs it, their links are measured. Raises HostError if
@@ -321,7 +321,7 @@ class ProcessRuntime:
         self._logs.catch_up()
         return self._directory.log_tail(component)
 
-    def _start_relay(self, login: Broker, port: int) -> Mapping[str, int]:
+    def _start_relay(self, login: BrokerAccess, port: int) -> Mapping[str, int]:
         """Start the relay and measure the links; return each device's port to the broker."""
         command = [*self._programs.relay, self._config(ROUTER)]
         try:
@@ -343,7 +343,7 @@ class ProcessRuntime:
         return str(self._directory.config(name))
 
     def _broker_command(
-        self, accounts: Mapping[str, Account], at: Listeners, identity: Identity | None
+        self, accounts: Mapping[str, Account], at: Listeners, identity: TlsIdentity | None
     ) -> list[str]:
         folder = self._directory.work / BROKER
         limits = agent_configs.broker_limits(self._spec.topology)

@@ -31,7 +31,7 @@ from typing import Any
 
 import docker
 
-from agents.config import Broker
+from agents.config import BrokerAccess
 from agents.device_actions import Action, SetCpu
 from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder
@@ -237,7 +237,7 @@ class SwarmRuntime:
         self._pool = ThreadPoolExecutor(_PARALLEL)
         self._folder_fd: int | None = None
 
-    def start(self) -> Broker:
+    def start(self) -> BrokerAccess:
         used = list(dict.fromkeys(self._spec.plan.placement.values()))
         accounts = brokers.accounts(
             self._run, self._devices.states, used, secure=self._spec.topology.secure is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.config import Broker, DeviceConfig, Link
+from agents.config import AccessLink, BrokerAccess, DeviceConfig
 from agents.device import link
 from agents.device.main import Init
 from agents.device.netlink import Connection as NetworkConnection
@@ -29,7 +29,7 @@ from agents.device_actions import (
     SetLink,
     Switching,
 )
-from agents.mqtt.transport import Received
+from agents.mqtt.transport import ReceivedMessage
 from agents.wire import messages
 from tests.waiting import eventually
 
@@ -42,7 +42,7 @@ time.sleep(600)
 CONFIG = DeviceConfig(
     run="r",
     device="pi",
-    broker=Broker("/testbed/control/broker.socket", 0, "init/pi", ""),
+    broker=BrokerAccess("/testbed/control/broker.socket", 0, "init/pi", ""),
     data_address="server",
     link=None,
     probed=None,
@@ -149,7 +149,7 @@ def test_failed_order_is_reported(init: Init, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(link, "apply", fails)
     order = messages.encode(messages.DeviceOrder("pi", SetLink({"up": 1_000_000})))
-    init._carry_out(Received("testbed/r/control/pi", order, 0))
+    init._carry_out(ReceivedMessage("testbed/r/control/pi", order, 0))
     assert isinstance(init._connection, Connection)
     assert init._connection.published == [("testbed/r/failure/pi", b"no tbf")]
 
@@ -161,12 +161,12 @@ def test_unreadable_order_is_reported_and_the_client_continues(init: Init) -> No
         b'{"device": "nano", "action": {"action": "crash"}}',
         b'{"do": "start"}',
     ):
-        init._carry_out(Received("testbed/r/control/pi", payload, 0))
+        init._carry_out(ReceivedMessage("testbed/r/control/pi", payload, 0))
     assert pid(init) == before
     assert init._refusals.count == 3
     assert isinstance(init._connection, Connection)
     assert [topic for topic, _ in init._connection.published] == ["testbed/r/failure/pi"] * 3
-    assert b"the message that of nano" in init._connection.published[1][1]
+    assert b"found nano, expected" in init._connection.published[1][1]
 
 
 def test_client_starts_only_after_the_device_is_isolated(
@@ -228,5 +228,5 @@ def test_network_without_any_reply_is_reported(init: Init, monkeypatch: pytest.M
     assert init._disturbing(100.0) == {}
     found[:] = [NetworkConnection(0, 8.5)]
     assert init._disturbing(100.0) == {"nothing came back to pi over its network": 91.5}
-    init._link = Link(up=1_000_000, down=16_000)  # its queue takes 9 s
+    init._link = AccessLink(up=1_000_000, down=16_000)  # its queue takes 9 s
     assert init._disturbing(100.0) == {}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agents import events
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.rules.area import Area
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.async_fedavg import AsyncFedAvg
@@ -33,7 +33,7 @@ def simulate(
     rule: Rule, centers: Sequence[float], periods: Sequence[float], lr: float, **more: Any
 ) -> Simulation:
     """A run of 400 updates, if nothing else is said."""
-    stop = more.pop("stop", Stop(updates=400))
+    stop = more.pop("stop", StopConditions(updates=400))
     simulation = Simulation(rule, centers, periods, lr, stop, dtype=np.float64, **more)
     simulation.run()
     return simulation
@@ -91,7 +91,7 @@ def test_fedfa_delta_diverges_at_its_critical_step(phi: float, diverges: bool) -
     z⁵ = iφ sin 2θ / (8 sin² θ/2), so θ = π/10 and φ = 8 sin² 9° / sin 36° = 0.33307."""
     rule = FedFa(window_size=4, variant="delta")
     errors = np.abs(
-        np.array(simulate(rule, [3] * 4, [1.0] * 4, phi, stop=Stop(updates=1500)).models) - 3
+        np.array(simulate(rule, [3] * 4, [1.0] * 4, phi, stop=StopConditions(updates=1500)).models) - 3
     )
     assert (errors[-200:].max() > 1.5 * errors[400:600].max()) == diverges
     assert (errors[-200:].max() < errors[400:600].max() / 1.5) == (not diverges)
@@ -174,7 +174,7 @@ def test_small_steps_converge_to_the_centers_weighted_by_applied_weights(
     rule: Rule, lr: float, limit: float | None
 ) -> None:
     """q̃_i, the weights that client i was given in all, over those of all: w heads for Σ q̃_i c_i."""
-    simulation = simulate(rule, list(CENTERS.values()), PERIODS, lr, stop=Stop(after=50.0))
+    simulation = simulate(rule, list(CENTERS.values()), PERIODS, lr, stop=StopConditions(after=50.0))
     applied = [r for r in simulation.records if isinstance(r, events.UpdateApplied) and r.applied > 32]
     weights = {name: sum(r.weight for r in applied if r.client == name) for name in CENTERS}
     heading = sum(weights[name] * center for name, center in CENTERS.items()) / sum(weights.values())
@@ -187,7 +187,7 @@ def test_small_steps_converge_to_the_centers_weighted_by_applied_weights(
 def test_limit_of_async_fedavg_with_update_times_2_3_and_5(weights: Any, limit: float) -> None:
     """(0/2 + 1/3 + 5/5)/(1/2 + 1/3 + 1/5) or (0 + 1 + 5)/3, over the 31 updates of 30 s."""
     rule = AsyncFedAvg(weights=weights)
-    models = simulate(rule, (0, 1, 5), (2, 3, 5), 0.005, stop=Stop(updates=3000)).models
+    models = simulate(rule, (0, 1, 5), (2, 3, 5), 0.005, stop=StopConditions(updates=3000)).models
     assert np.mean(models[-31:]) == pytest.approx(limit, abs=3e-3)
 
 
@@ -196,7 +196,7 @@ def test_defedavg_niid_converges_to_the_plain_mean(send_buffer: Literal["overwri
     """The limit holds up to the random draws; rates 20:1, centers 0 and 6; weighted by the rates it
     would be 0.29."""
     rule = DeFedAvgNiid(sample=4, send_buffer=send_buffer)
-    models = simulate(rule, (0, 6), (1 / 20, 1), 0.05, stop=Stop(updates=2000)).models
+    models = simulate(rule, (0, 6), (1 / 20, 1), 0.05, stop=StopConditions(updates=2000)).models
     assert np.mean(models[len(models) // 4 :]) == pytest.approx(3, abs=0.2)
 
 
@@ -207,7 +207,7 @@ def test_limit_of_favano_divides_progress_by_steps(
     """20 steps or 1 by the time that both are interrupted: φ/α is (1 − 0.95²⁰)/20 = 0.0320757 or 0.05,
     and (0.0320757·1 + 0.05·5)/0.0820757 = 3.436775."""
     rule = Favano(period=1.0, sample=2, debias=debias)
-    models = simulate(rule, (1, 5), (1.0, 20.0), 0.05, steps=20, stop=Stop(after=500.0)).models
+    models = simulate(rule, (1, 5), (1.0, 20.0), 0.05, steps=20, stop=StopConditions(after=500.0)).models
     assert models[-1] == pytest.approx(3.436775, abs=1e-5)
 
 
@@ -230,7 +230,7 @@ constant_steps = pytest.mark.parametrize(
 @constant_steps
 @pytest.mark.parametrize("steps", [1, 5])
 def test_area_converges_to_the_plain_mean_exactly(rule: Area, steps: int) -> None:
-    stop = Stop(after=50.0)
+    stop = StopConditions(after=50.0)
     models = simulate(rule, AREA_CENTERS, AREA_PERIODS, 0.9, steps=steps, stop=stop).models
     assert models[-1] == pytest.approx(4, abs=1e-13)
 
@@ -240,7 +240,7 @@ def test_area_converges_to_the_plain_mean_exactly(rule: Area, steps: int) -> Non
 def test_limit_of_area_with_unequal_curvatures(rule: Area, steps: int, limit: float) -> None:
     """h = 1, 2, ½. One step: Σ h_i c_i / Σ h_i, the optimum. Five: each goes φ_i of its way, 0.98976,
     1.00032 and 0.83193, and Σ φ_i c_i / Σ φ_i is biased (client drift)."""
-    curvatures, stop = (1, 2, 0.5), Stop(after=50.0)
+    curvatures, stop = (1, 2, 0.5), StopConditions(after=50.0)
     more = {"steps": steps, "curvatures": curvatures, "stop": stop}
     models = simulate(rule, AREA_CENTERS, AREA_PERIODS, 0.9, **more).models
     assert models[-1] == pytest.approx(limit, abs=1e-13)
@@ -250,7 +250,7 @@ def test_area_with_decreasing_steps_has_no_drift() -> None:
     """With five steps as above a constant α = 0.2 would end 0.14 off; here the error falls as α, as
     1/k."""
     rule = Area(every=3, step="harmonic", c=8.0, d=20.0)
-    more: dict[str, Any] = {"steps": 5, "curvatures": (1, 2, 0.5), "stop": Stop(updates=4000)}
+    more: dict[str, Any] = {"steps": 5, "curvatures": (1, 2, 0.5), "stop": StopConditions(updates=4000)}
     models = simulate(rule, AREA_CENTERS, AREA_PERIODS, 0.9, **more).models
     errors = [abs(np.mean(models[n - 50 : n]) - 4) for n in (325, 650, 1300)]
     assert errors[0] < 0.02

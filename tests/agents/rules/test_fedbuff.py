@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Send
 from tests.agents.helpers import Simulation, make_server, sent, update, weights
@@ -71,7 +71,7 @@ def test_four_equal_clients_with_a_buffer_of_four(
     reply: Any, expected: list[float], centers: tuple[float, ...]
 ) -> None:
     rule = FedBuff(buffer_size=4, reply=reply)
-    models = Simulation(rule, centers, [1.0] * 4, 0.4, Stop(updates=400)).run()
+    models = Simulation(rule, centers, [1.0] * 4, 0.4, StopConditions(updates=400)).run()
     assert models[:4] == pytest.approx(expected, abs=1e-6)
     assert models[-1] == pytest.approx(3, abs=1e-5)
 
@@ -87,7 +87,7 @@ def test_four_equal_clients_with_a_buffer_of_four(
 def test_limit_with_unequal_rates(rule: FedBuff, limit: float) -> None:
     """Rates 20, 5, 2, 1; centers 0, 1, 3, 8, whose plain mean is 3."""
     periods = [1 / 20, 1 / 5, 1 / 2, 1.0]
-    models = Simulation(rule, (0, 1, 3, 8), periods, 0.1, Stop(updates=2000)).run()
+    models = Simulation(rule, (0, 1, 3, 8), periods, 0.1, StopConditions(updates=2000)).run()
     settled = models[len(models) // 4 :]
     assert sum(settled) / len(settled) == pytest.approx(limit, rel=0.03)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agents import events
 from agents.aggregator import actions as act
-from agents.config import Stop
+from agents.config import StopConditions
 from agents.models.vectors import Vector
 from agents.rules import RULES
 from agents.rules.area import Area
@@ -258,7 +258,7 @@ def test_actions_do_not_depend_on_set_order() -> None:
 @pytest.mark.parametrize("rule", ALONE.values(), ids=ALONE.keys())
 def test_single_client_does_plain_local_sgd(rule: Rule) -> None:
     """One step covers 40 % of the way to 3: w_k = 3 (1 − 0.6^k)."""
-    models = Simulation(rule, [3.0], [1.0], 0.4, Stop(updates=8), dtype=np.float64).run()
+    models = Simulation(rule, [3.0], [1.0], 0.4, StopConditions(updates=8), dtype=np.float64).run()
     assert models == pytest.approx([3 * (1 - 0.6**k) for k in range(9)], abs=1e-14)
 
 

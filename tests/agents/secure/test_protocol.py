@@ -19,9 +19,9 @@ from agents.pipeline.interface import PeerError
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.pipeline.secure.channels import ChannelError, Channels
 from agents.pipeline.secure.field import FIELD, Words
-from agents.pipeline.secure.masked import Masked, bits_of, holders_of
+from agents.pipeline.secure.masked_update import Masked, bits_of, holders_of
 from agents.pipeline.secure.party import Party
-from agents.pipeline.secure.quantised import Grid
+from agents.pipeline.secure.quantisation import Grid
 from agents.pipeline.secure.secure_messages import SecureWireError
 from agents.pipeline.secure.settings import SecureRun
 from agents.rules.area import Area
@@ -71,17 +71,17 @@ class Run:
         self.now, self._sequences = 0.0, dict.fromkeys(names, 0)
         for name in names:
             self.status(name, "ready")
-            self.meet(name)
+            self.add_peer(name)
         self.execute(self.core.start(0.0, 100.0))
 
     @property
     def records(self) -> list[events.Record]:
         return records(self.log)
 
-    def meet(self, name: str) -> None:
+    def add_peer(self, name: str) -> None:
         for other in self.parties.values():
-            other.meet(name, self.parties[name].public)
-            self.parties[name].meet(other.name, other.public)
+            other.add_peer(name, self.parties[name].public)
+            self.parties[name].add_peer(other.name, other.public)
 
     def status(self, name: str, state: str) -> None:
         self.execute(self.core.status(name, state, self.now))
@@ -92,7 +92,7 @@ class Run:
 
     def restart(self, name: str) -> None:
         self.parties[name] = Party("run", name, self.settings, _D)
-        self.meet(name)
+        self.add_peer(name)
         self.status(name, "joining")
         self.status(name, "ready")
 
@@ -119,7 +119,7 @@ class Run:
         present = self.core.core._server.clients
         for recipient, share in party.prepare(dispatch.number):
             if recipient in present:
-                self.parties[recipient].take(name, share)
+                self.parties[recipient].receive_share(name, share)
         self._sequences[name] += 1
         masked = party.masked(dispatch.number, change, np.random.default_rng(dispatch.number))
         update = message(
@@ -214,7 +214,7 @@ def test_buffer_with_too_few_shares_is_reported_and_the_run_continues() -> None:
     assert not notes  # c2 had answered before it went: the others still can
     run.execute(run.core.due(31.0))
     notes = [r.message for r in run.records if isinstance(r, events.Note)]
-    lost = "lost: 1 of 3 clients that are needed have answered, and 3 could"
+    lost = "lost: 1 clients have answered and 3 could, expected at least 3 answers"
     assert notes == [f"a buffer of 2 updates is {lost}"]
     rejected = [r.reason for r in run.records if isinstance(r, events.UpdateRejected)]
     assert rejected == [f"its buffer is {lost}"] * 2
@@ -250,11 +250,11 @@ def test_wrong_sum_of_shares_changes_no_model_and_its_senders_are_named() -> Non
     (found,) = [r for r in run.records if isinstance(r, events.WrongSum)]
     assert (found.updates, found.answers) == (("c0", "c2"), ("c1", "c2", "c3"))
     (note,) = [r.message for r in run.records if isinstance(r, events.Note)]
-    assert note.startswith("a buffer of 2 updates is lost, as an update or an answer was wrong: ")
+    assert note.startswith("a buffer of 2 updates is lost because an update or an answer was wrong: ")
     assert note.endswith("; updates of c0, c2; answers of c1, c2, c3")
     rejected = [r for r in run.records if isinstance(r, events.UpdateRejected)]
     assert [r.client for r in rejected] == ["c2", "c0"]
-    assert all(r.reason.startswith("its buffer is lost, as an update or an an") for r in rejected)
+    assert all(r.reason.startswith("its buffer is lost because an update or an an") for r in rejected)
     run.silent = set()
     run.train("c2", np.full(_D, 0.5))
     run.train("c0", np.full(_D, 0.25))
@@ -265,7 +265,7 @@ def test_wrong_sum_of_shares_changes_no_model_and_its_senders_are_named() -> Non
 class Liar(Grid):
     """Encode without clipping to the range."""
 
-    def rounded(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
+    def round(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
         return np.full(vector.size, 2**28, np.uint32), 0
 
 
@@ -300,7 +300,7 @@ def test_buffer_is_lost_when_a_needed_client_leaves_before_answering() -> None:
     run.train("c1", np.ones(_D))
     run.crash("c2")
     notes = [r.message for r in run.records if isinstance(r, events.Note)]
-    lost = "lost: 2 of 3 clients that are needed have answered, and 2 could"
+    lost = "lost: 2 clients have answered and 2 could, expected at least 3 answers"
     assert notes == [f"a buffer of 2 updates is {lost}"]
     run.train("c0", np.ones(_D))  # with a mask of which c2, whose key it still has, got no share
     run.train("c1", np.ones(_D))
@@ -346,8 +346,8 @@ def test_models_are_sent_as_differences_and_averaged_as_models() -> None:
 def _two() -> tuple[Party, Party]:
     settings = _settings(FedBuff(buffer_size=2), 2, 2, 1)
     a, b = (Party("run", name, settings, _D) for name in settings.clients)
-    a.meet("c1", b.public)
-    b.meet("c0", a.public)
+    a.add_peer("c1", b.public)
+    b.add_peer("c0", a.public)
     return a, b
 
 
@@ -356,10 +356,10 @@ def test_low_order_key_is_refused_without_affecting_other_masks(key: bytes) -> N
     """No share can be sealed with such a key; the other clients still get their shares."""
     settings = _settings(FedBuff(buffer_size=2), 3, 2, 1)
     a, b, _ = (Party("run", name, settings, _D) for name in settings.clients)
-    a.meet("c1", b.public)
-    a.meet("c2", b.public)
-    with pytest.raises(PeerError, match="no public key of c2"):
-        a.meet("c2", key)
+    a.add_peer("c1", b.public)
+    a.add_peer("c2", b.public)
+    with pytest.raises(PeerError, match="invalid public key of c2"):
+        a.add_peer("c2", key)
     assert [name for name, _ in a.prepare(1)] == ["c1"]
 
 
@@ -371,11 +371,11 @@ def _shares(party: Party, dispatch: int) -> bytes:
 def test_client_sums_at_least_one_buffer_and_each_share_once() -> None:
     a, b = _two()
     for dispatch in (1, 2, 3):
-        b.take("c0", _shares(a, dispatch))
+        b.receive_share("c0", _shares(a, dispatch))
     for wanted, problem in [
-        ([("c0", 1, 1)], "a sum of 1 updates"),
-        ([("c0", 1, 1), ("c0", 1, 1)], "a sum of 1 updates"),
-        ([("c0", 1, 1), ("c0", 2, 2)], "a weight that is not from 1 to 1"),
+        ([("c0", 1, 1)], "sum of 1 updates"),
+        ([("c0", 1, 1), ("c0", 1, 1)], "sum of 1 updates"),
+        ([("c0", 1, 1), ("c0", 2, 2)], "weight out of range, expected from 1 to 1"),
     ]:
         with pytest.raises(PeerError, match=problem):
             b.answer(1, wanted)
@@ -389,13 +389,13 @@ def test_client_refuses_a_sum_dominated_by_one_update() -> None:
     """With weights 64, 1 and 1 the sum would equal the first update within 1/32."""
     settings = _settings(FedBuff(buffer_size=3, staleness="inverse_sqrt"), 2, 2, 1)
     a, b = (Party("run", name, settings, _D) for name in settings.clients)
-    a.meet("c1", b.public)
-    b.meet("c0", a.public)
+    a.add_peer("c1", b.public)
+    b.add_peer("c0", a.public)
     for dispatch in (1, 2, 3):
-        b.take("c0", _shares(a, dispatch))
+        b.receive_share("c0", _shares(a, dispatch))
     for weights in [(64, 1, 1), (1, 3, 1)]:
         wanted = [("c0", dispatch, weight) for dispatch, weight in enumerate(weights, start=1)]
-        with pytest.raises(PeerError, match="counts for more than the others of its sum"):
+        with pytest.raises(PeerError, match="more weight than the other updates"):
             b.answer(1, wanted)
     wanted = [("c0", 1, 64), ("c0", 2, 63), ("c0", 3, 1)]  # and it still has its shares
     assert secure_wire.decode_sum(b.answer(2, wanted))[1] is not None
@@ -408,17 +408,17 @@ def test_forged_shares_only_displace_those_of_their_sender() -> None:
     assert settings.most_shares == 12
     victim, *others = (Party("run", name, settings, _D) for name in settings.clients)
     for party in others:
-        victim.meet(party.name, party.public)
-        party.meet("c0", victim.public)
+        victim.add_peer(party.name, party.public)
+        party.add_peer("c0", victim.public)
     *honest, attacker = others
     made_up = iter(range(1000, 2000))
     for dispatch in (1, 2, 3):
         for party in honest:
             for _ in range(20):
-                victim.take("c3", _shares(attacker, next(made_up)))
-            victim.take(party.name, _shares(party, dispatch))
+                victim.receive_share("c3", _shares(attacker, next(made_up)))
+            victim.receive_share(party.name, _shares(party, dispatch))
     for _ in range(200):
-        victim.take("c3", _shares(attacker, next(made_up)))
+        victim.receive_share("c3", _shares(attacker, next(made_up)))
     held = {name: len(shares) for name, shares in victim._held.items()}
     assert held == {"c1": 3, "c2": 3, "c3": 6}
     last = next(made_up) - 1
@@ -440,8 +440,8 @@ def test_client_keeps_the_newest_shares_of_each_honest_sender(
     assert settings.most_shares == 16
     victim, *others = (Party("run", name, settings, 1) for name in settings.clients)
     for party in others:
-        victim.meet(party.name, party.public)
-        party.meet("c0", victim.public)
+        victim.add_peer(party.name, party.public)
+        party.add_peer("c0", victim.public)
     newest = dict.fromkeys(("c1", "c2", "c3"), 0)
     for number, (who, honest) in enumerate(sent, start=1):
         name = f"c{1 + who % 3}" if honest else f"c{4 + who % 2}"
@@ -450,7 +450,7 @@ def test_client_keeps_the_newest_shares_of_each_honest_sender(
             newest[name] += 1
             dispatch = newest[name]
         party = others[int(name[1:]) - 1]
-        victim.take(name, _shares(party, dispatch))
+        victim.receive_share(name, _shares(party, dispatch))
     assert sum(map(len, victim._held.values())) <= 16
     for name, count in newest.items():
         assert set(victim._held.get(name, {})) >= set(range(max(1, count - 2), count + 1))
@@ -460,34 +460,34 @@ def test_repeated_new_keys_of_a_client_use_bounded_memory() -> None:
     a, b = _two()
     for _ in range(20):
         key = Channels().public
-        a.meet("c1", key)
-        a.meet("c1", key)
-    a.meet("c1", b.public)
+        a.add_peer("c1", key)
+        a.add_peer("c1", key)
+    a.add_peer("c1", b.public)
     assert len(a._channels._ciphers) == 1
-    b.take("c0", _shares(a, 1))
+    b.receive_share("c0", _shares(a, 1))
 
 
 def test_shares_sealed_for_another_client_are_refused() -> None:
     a, b = _two()
     payload = _shares(a, 1)
-    b.take("c0", payload)
+    b.receive_share("c0", payload)
     other = bytearray(payload)
     other[4] ^= 1  # says it is of another dispatch
     with pytest.raises(PeerError, match="not sealed for us"):
-        b.take("c0", other)
-    with pytest.raises(PeerError, match="whose key is not known"):
-        b.take("c1", payload)
-    with pytest.raises(PeerError, match=f"{len(payload) - 1} bytes, a share has {len(payload)}"):
-        b.take("c0", payload[1:])
-    with pytest.raises(PeerError, match="no public key"):
-        b.meet("c0", bytes(31))
+        b.receive_share("c0", other)
+    with pytest.raises(PeerError, match="public key is not known"):
+        b.receive_share("c1", payload)
+    with pytest.raises(PeerError, match=f"{len(payload) - 1} bytes, expected {len(payload)}"):
+        b.receive_share("c0", payload[1:])
+    with pytest.raises(PeerError, match="expected a public key"):
+        b.add_peer("c0", bytes(31))
 
 
 def _faulty_sums() -> Iterator[tuple[bytes, str]]:
     good = secure_wire.encode_sum(1, np.array([1, 2], np.uint32))
-    yield good[:5], "shorter than a head"
-    yield b"x" + good[1:], "does not begin like"
-    yield good + b"1234", "does not begin like"
+    yield good[:5], "message has 5 bytes"
+    yield b"x" + good[1:], "wrong magic number"
+    yield good + b"1234", "wrong magic number or length"
     yield secure_wire.encode_sum(1, np.array([2**31 - 1], np.uint32)), "not below p"
 
 
@@ -506,29 +506,29 @@ def test_unmasked_updates_are_refused_in_secure_runs_and_the_reverse() -> None:
     run.execute(run.core.update("c1", message("c1", number, encoded=few.encoded, **done(0.0)), 1, 0.001))
     assert [r.reason for r in run.records if isinstance(r, events.UpdateRejected)] == [
         "not masked, in a run with secure aggregation",
-        "1 clients have a share of its mask, 2 are needed: too many are away",
+        "only 1 clients have a share of its mask, expected at least 2: too many clients are absent",
     ]
     forged = Masked(np.zeros(_D, np.uint32), (0, 1), 0, took=10**400)
     number = [a.number for a in run.log if isinstance(a, act.Dispatch) and a.client == "c1"][-1]
     again = message("c1", number, sequence=2, encoded=forged.encoded, **done(0.001))
     run.execute(run.core.update("c1", again, 1, 0.002))
-    assert run.records[-2:][0].reason.startswith("a mask that took longer")  # type: ignore[union-attr]
+    assert run.records[-2:][0].reason.startswith("masking time out of range")  # type: ignore[union-attr]
 
 
 def test_sealed_channel_opens_only_for_its_two_clients() -> None:
     a, b, c = Channels(), Channels(), Channels()
     about = {"from": "a", "to": "b"}
-    sealed = a.sealed(b"share", b.public, about)
-    assert b.opened(sealed, a.public, about) == b"share"
+    sealed = a.seal(b"share", b.public, about)
+    assert b.open(sealed, a.public, about) == b"share"
     for opener, peer, what in [(c, a.public, about), (b, c.public, about), (b, a.public, {"from": "c"})]:
         with pytest.raises(ChannelError, match="not sealed for us"):
-            opener.opened(sealed, peer, what)
-    with pytest.raises(ChannelError, match="no public key"):
-        a.sealed(b"", bytes(32), about)
+            opener.open(sealed, peer, what)
+    with pytest.raises(ChannelError, match="invalid public key"):
+        a.seal(b"", bytes(32), about)
 
 
 def test_share_holders_are_written_as_text_and_read_back() -> None:
     assert holders_of(bits_of((0, 3, 70))) == (0, 3, 70)
     for faulty in ("", "-1", "0x1", " 1", "g", "1" * 5000):
-        with pytest.raises(ValueError, match="no hexadecimal number"):
+        with pytest.raises(ValueError, match="expected a hexadecimal number"):
             holders_of(faulty)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from agents.aggregator.losses import Losses
 from agents.models.vectors import Vector
 from agents.pipeline.secure.field import FIELD
-from agents.pipeline.secure.masked import Masked
-from agents.pipeline.secure.server import Asked, Lost, Opened, SecureSums
+from agents.pipeline.secure.masked_update import Masked
+from agents.pipeline.secure.server import SecureSums, SumBegun, SumLost, SumOpened
 from agents.pipeline.secure.settings import SecureRun
-from agents.pipeline.secure.sums import Summand, Sums
+from agents.pipeline.secure.sums import MaskedSums, Summand
 from agents.rules.interface import Contribution, SumUp
 from tests.agents.helpers import message
 
@@ -38,10 +38,10 @@ _SHARE = np.zeros(2, np.uint32)
 def sums_of(*clients: str) -> SecureSums:
     """Sums that have received an update of each of `clients`: 1 in three places, answering dispatch 1.
     All clients have a share of its mask."""
-    sums = SecureSums(Sums(_SETTINGS, 3))
+    sums = SecureSums(MaskedSums(_SETTINGS, 3))
     for client in clients:
         masked = Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0)
-        vector = sums.received(client, message(client, 1), masked.encoded, None)
+        vector = sums.receive(client, message(client, 1), masked.encoded, None)
         assert not isinstance(vector, str)
     return sums
 
@@ -50,9 +50,9 @@ def wanted(*clients: str, weight: float = 1.0) -> SumUp:
     return SumUp(tuple(Contribution(client, 1, 0, weight) for client in clients))
 
 
-def begun(sums: SecureSums, *clients: str) -> Asked:
+def begun(sums: SecureSums, *clients: str) -> SumBegun:
     asked = sums.begin(wanted(*clients), set(_CLIENTS))
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, SumBegun)
     return asked
 
 
@@ -61,11 +61,11 @@ def test_the_sum_has_the_weights_that_were_used_up_to_rounding() -> None:
     asked = sums.begin(
         SumUp((Contribution("a", 1, 0, 1.0), Contribution("b", 1, 0, 0.6))), set(_CLIENTS)
     )
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, SumBegun)
     assert asked.updates == [("a", 1, 2), ("b", 1, 1)]
     assert sums.answer(asked.number, "a", _SHARE) is sums.answer(asked.number, "b", _SHARE) is None
     opened = sums.answer(asked.number, "c", _SHARE)
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, SumOpened)
     assert [used.weight for used in opened.wanted.contributions] == [1.0, 0.5]
     assert opened.total.tolist() == [1.5, 1.5, 1.5]
 
@@ -74,12 +74,15 @@ def test_the_sum_has_the_weights_that_were_used_up_to_rounding() -> None:
     ("words", "holders", "outside", "problem"),
     [
         ([1, 2], (0, 1, 2), 0, "another model: 2 parameters, expected 3"),
-        ([0, 2**31 - 1, 0], (0, 1, 2), 0, "a word that is not below p"),
+        ([0, 2**31 - 1, 0], (0, 1, 2), 0, "word 2147483647 is not below p = 2147483647"),
         ([1, 1, 1], (0, 1, 2), -1, "not finite: local training diverged"),
-        ([1, 1, 1], (0, 1, 2), 4, "4 coordinates outside of the range"),
-        ([1, 1, 1], (0, 1, 2), -2, "-2 coordinates outside of the range"),
-        ([1, 1, 1], (0, 1, 4), 0, "a share for a client that is not of this run"),
-        ([1, 1, 1], (0, 1), 0, "2 clients have a share of its mask, 3 are needed: too many are away"),
+        ([1, 1, 1], (0, 1, 2), 4, "outside is 4, expected from 0 to 3"),
+        ([1, 1, 1], (0, 1, 2), -2, "outside is -2, expected from 0 to 3"),
+        ([1, 1, 1], (0, 1, 4), 0, "holders: a client that is not in this run"),
+        (
+            *([1, 1, 1], (0, 1), 0),
+            "only 2 clients have a share of its mask, expected at least 3: too many clients are absent",
+        ),
         ([0, 2**31 - 2, 0], (0, 1, 3), 3, None),
     ],
 )
@@ -87,22 +90,22 @@ def test_updates_that_cannot_form_a_sum_are_refused(
     words: list[int], holders: tuple[int, ...], outside: int, problem: str | None
 ) -> None:
     masked = Masked(np.array(words, np.uint32), holders, outside)
-    assert Sums(_SETTINGS, 3).unfit(masked) == problem
+    assert MaskedSums(_SETTINGS, 3).problem_with(masked) == problem
 
 
-def _opened(sums: Sums, weights: Sequence[float], words: Sequence[int]) -> Vector | str:
+def _opened(sums: MaskedSums, weights: Sequence[float], words: Sequence[int]) -> Vector | str:
     """A sum of updates of a, b, …, each of three equal words, whose masks are 0."""
     masked = [Masked(np.full(3, word, np.uint32), (0, 1, 2, 3), 0) for word in words]
     summands = [Summand(*one) for one in zip(_CLIENTS, range(4), weights, masked, strict=False)]
     found = sums.begin(summands, {})
     for client in ("a", "b", "c"):
         sums.answer(found.number, client, _SHARE)
-    return sums.opened(found)
+    return sums.open(found)
 
 
 def test_weights_of_a_sum_are_scaled_to_the_largest() -> None:
     """This includes sums without the largest weight, and weights rounded up to the smallest, 1/64."""
-    sums = Sums(replace(_SETTINGS, largest_weight=64), 3)
+    sums = MaskedSums(replace(_SETTINGS, largest_weight=64), 3)
     total = _opened(sums, [0.5, 0.25, 0.25], [64, 32, 0])
     assert isinstance(total, np.ndarray)
     assert total.tolist() == [40.0] * 3  # 0.5 · 64 + 0.25 · 32
@@ -112,32 +115,32 @@ def test_weights_of_a_sum_are_scaled_to_the_largest() -> None:
 
 
 def test_dominating_update_is_lowered_and_recorded_with_its_weight() -> None:
-    sums = SecureSums(Sums(replace(_SETTINGS, largest_weight=64), 3))
+    sums = SecureSums(MaskedSums(replace(_SETTINGS, largest_weight=64), 3))
     for client in ("a", "b", "c"):
         masked = Masked(np.full(3, 64, np.uint32), (0, 1, 2, 3), 0)
-        assert not isinstance(sums.received(client, message(client, 1), masked.encoded, None), str)
+        assert not isinstance(sums.receive(client, message(client, 1), masked.encoded, None), str)
     weights = {"a": 1.0, "b": 0.25, "c": 0.125}
     asked = sums.begin(
         SumUp(tuple(Contribution(name, 1, 0, weight) for name, weight in weights.items())), set(_CLIENTS)
     )
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, SumBegun)
     assert asked.updates == [("a", 1, 24), ("b", 1, 16), ("c", 1, 8)]
     for client in ("a", "b"):
         assert sums.answer(asked.number, client, _SHARE) is None
     opened = sums.answer(asked.number, "d", _SHARE)
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, SumOpened)
     assert [used.weight for used in opened.wanted.contributions] == [0.375, 0.25, 0.125]
     assert opened.total.tolist() == [48.0] * 3
 
 
 def test_sum_beyond_the_range_of_its_updates_is_wrong() -> None:
     """With steps of 1 from −127 to 127, two updates of weight 2/2 sum to at most 4 · 127."""
-    sums = Sums(_SETTINGS, 3)
+    sums = MaskedSums(_SETTINGS, 3)
     for words in ([127, 127], [FIELD.p - 127, FIELD.p - 127], [254, 0]):
         assert isinstance(_opened(sums, [1.0, 1.0], words), np.ndarray)
     for words in ([127, 128], [FIELD.p - 127, FIELD.p - 128], [2**29, 0]):
         problem = _opened(sums, [1.0, 1.0], words)
-        assert problem == "3 of 3 coordinates are beyond what its updates can add up to"
+        assert problem == "3 of 3 coordinates are larger than its updates can add up to"
     assert isinstance(_opened(sums, [1.0, 0.5], [127, 127]), np.ndarray)  # 2 · 127 + 127
     assert isinstance(_opened(sums, [1.0, 0.5], [127, 128]), str)
     assert not sums.waiting
@@ -145,10 +148,10 @@ def test_sum_beyond_the_range_of_its_updates_is_wrong() -> None:
 
 def test_sum_longer_than_its_clipped_updates_is_wrong() -> None:
     """Updates of length 10√3 at most: with weights 1 and 0.5, sums of 15√3."""
-    sums = Sums(replace(_SETTINGS, norm=10 * 3**0.5), 3)
+    sums = MaskedSums(replace(_SETTINGS, norm=10 * 3**0.5), 3)
     assert isinstance(_opened(sums, [1.0, 0.5], [10, 10]), np.ndarray)
     problem = _opened(sums, [1.0, 0.5], [10, 11])
-    assert problem == "its norm is 26.8, and its updates are clipped to 26 in all"
+    assert problem == "its norm is 26.8, but its clipped updates add up to 26 at most"
 
 
 def test_wrong_sum_is_not_applied_and_all_suspects_are_named() -> None:
@@ -157,9 +160,9 @@ def test_wrong_sum_is_not_applied_and_all_suspects_are_named() -> None:
     assert sums.answer(number, "d", np.array([0, 2**29], np.uint32)) is None
     assert sums.answer(number, "b", _SHARE) is None
     lost = sums.answer(number, "a", _SHARE)
-    assert isinstance(lost, Lost)
-    assert lost.reason.startswith("is lost, as an update or an answer was wrong: ")
-    assert lost.reason.endswith(" of 3 coordinates are beyond what its updates can add up to")
+    assert isinstance(lost, SumLost)
+    assert lost.reason.startswith("is lost because an update or an answer was wrong: ")
+    assert lost.reason.endswith(" of 3 coordinates are larger than its updates can add up to")
     assert lost.answered == ("a", "b", "d")
     assert lost.wanted.contributions == wanted("a", "b").contributions
     assert not sums.waiting
@@ -182,53 +185,54 @@ def test_sum_opens_with_three_answers_and_is_lost_without_two_clients(
     unable: set[str] = set()
     for client, what in events:
         known = client in answered | unable
-        assert sums.awaits(client, number) == (number in sums.waiting and not known)
+        assert sums.is_waiting_for(client, number) == (number in sums.waiting and not known)
         if what == "leaves":
-            came: Opened | Lost | None = next(iter(sums.gone(client)), None)
+            came: SumOpened | SumLost | None = next(iter(sums.remove_client(client)), None)
         else:
             came = sums.answer(number, client, _SHARE if what == "answers" else None)
         if not known:
             (answered if what == "answers" else unable).add(client)
         if len(answered) == 3:
-            assert isinstance(came, Opened)
+            assert isinstance(came, SumOpened)
         elif len(unable) == 2:
-            assert isinstance(came, Lost)
+            assert isinstance(came, SumLost)
             assert came.wanted.contributions == wanted("a", "b").contributions
             assert came.reason == (
-                f"is lost: {len(answered)} of 3 clients that are needed have answered, and 2 could"
+                f"is lost: {len(answered)} clients have answered and 2 could, expected at least 3 "
+                "answers"
             )
         else:
             assert came is None
         if came is not None:
             assert number not in sums.waiting
             assert sums.answer(number, "d", _SHARE) is None  # late
-            assert sums.gone("d") == []
+            assert sums.remove_client("d") == []
             return
 
 
 def test_departed_client_is_not_asked_for_earlier_shares() -> None:
     sums = sums_of("a", "b")
-    assert sums.gone("d") == []
+    assert sums.remove_client("d") == []
     masked = Masked(np.ones(3, np.uint32), holders=(0, 1, 2, 3), outside=0)
-    assert not isinstance(sums.received("c", message("c", 1), masked.encoded, None), str)
+    assert not isinstance(sums.receive("c", message("c", 1), masked.encoded, None), str)
     assert begun(sums, "b", "c").holders == {"a", "b", "c"}
     sums = sums_of("a", "b")
     asked = sums.begin(wanted("a", "b"), {"a", "b", "c"})
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, SumBegun)
     assert asked.holders == {"a", "b", "c"}
 
 
 def test_sum_with_too_few_share_holders_is_lost_at_once() -> None:
     lost = sums_of("a", "b").begin(wanted("a", "b"), {"a", "b"})
-    assert isinstance(lost, Lost)
-    assert lost.reason == "is lost: 0 of 3 clients that are needed have answered, and 2 could"
+    assert isinstance(lost, SumLost)
+    assert lost.reason == ("is lost: 0 clients have answered and 2 could, expected at least 3 answers")
 
 
 def test_one_missing_client_blocks_several_sums() -> None:
     sums = sums_of("a", "b", "c", "d")
     numbers = [begun(sums, "a", "b").number, begun(sums, "c", "d").number]
-    assert sums.gone("a") == []
-    assert [lost.number for lost in sums.gone("d")] == numbers
+    assert sums.remove_client("a") == []
+    assert [lost.number for lost in sums.remove_client("d")] == numbers
     assert not sums.waiting
 
 
@@ -249,8 +253,10 @@ def test_updates_ignored_by_the_rule_are_in_no_sum() -> None:
 
 
 def test_shares_must_have_equal_lengths() -> None:
-    assert sums_of().unfit(_SHARE) is None
-    assert sums_of().unfit(np.zeros(3, np.uint32)) == "a sum of shares of 3 words"
+    assert sums_of().problem_with_shares(_SHARE) is None
+    assert (
+        sums_of().problem_with_shares(np.zeros(3, np.uint32)) == "sum of shares has 3 words, expected 2"
+    )
 
 
 def test_loss_notice_is_repeated_until_the_client_answers_it() -> None:
@@ -268,13 +274,3 @@ def test_loss_notice_is_repeated_until_the_client_answers_it() -> None:
     losses.add("a", 3)
     losses.forget("a")
     assert losses.tell("a", 10) == ()
-
-
-def test_client_answers_each_requested_sum_once() -> None:
-    """It answers even if enough others were faster."""
-    sums = sums_of("a", "b")
-    number = begun(sums, "a", "b").number
-    assert sums.note_answer("d", number)
-    assert not sums.note_answer("d", number)
-    assert not sums.note_answer("d", number + 1)
-    assert not sums.note_answer("e", number)

@@ -1,0 +1,66 @@
+"""Construction of a client's core and its parts from a `ClientSetup`, for every runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from agents import own_code, pipeline
+from agents.client import randomness
+from agents.client.core import ClientCore, ClientIdentity
+from agents.client.training_times import Timing
+from agents.config import ClientSetup
+from agents.pipeline.interface import ClientContext, ClientStep
+from agents.rules import RULES
+from agents.rules.client_half import ClientSettings, SavedVectors
+from agents.rules.interface import Rule
+from agents.timing.nanoseconds import Nanoseconds
+
+
+def rng(setup: ClientSetup, *purpose: int) -> np.random.Generator:
+    """Return the client's random generator for `purpose` (`agents.client.randomness`)."""
+    return randomness.generator(setup.seed, setup.client, *purpose)
+
+
+def timing(setup: ClientSetup, begun: int = 0) -> Timing:
+    """Return the durations of the client's trainings. `begun`: trainings that its earlier processes
+    began."""
+    return Timing(
+        *(setup.timing, setup.think, lambda *purpose: rng(setup, *purpose)),
+        speed=setup.speed,
+        begun=begun,
+    )
+
+
+def steps(setup: ClientSetup, parameters: int, *, simulated: bool = False) -> list[ClientStep]:
+    """Return the client's steps of the update pipeline, for a model of `parameters` parameters.
+    `simulated`: in virtual time."""
+    client = ClientContext(
+        run=setup.run,
+        name=setup.client,
+        parameters=parameters,
+        rng=lambda *purpose: rng(setup, *purpose),
+        simulated=simulated,
+    )
+    return pipeline.build_client_steps(setup.steps, client)
+
+
+def core(
+    setup: ClientSetup,
+    samples: int,
+    think: Callable[[Nanoseconds], Nanoseconds],
+    steps: Sequence[ClientStep],
+    memory: SavedVectors | None = None,
+) -> ClientCore:
+    """Return the core of a client with `samples` training samples. `memory`: vectors that its earlier
+    process saved; None if there are none. Raises what own code raises."""
+    after = [step for step in steps if not step.before_rule]
+    settings = ClientSettings(
+        local=setup.local,
+        sends_changes=bool(after),
+        as_sent=next((step.as_sent for step in after if step.as_sent is not None), None),
+        memory=memory,
+    )
+    rule = own_code.build(setup.rule, RULES, Rule).begin_client(settings)
+    return ClientCore(ClientIdentity(setup.run, setup.client, samples), think, rule, steps)

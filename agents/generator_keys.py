@@ -1,0 +1,17 @@
+"""Keys of random generators, made from names."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+_BYTES = 16
+"""Bytes of the hash that are used. A short checksum would not do: names with equal CRC-32 are easy to
+find."""
+
+
+def key_of(name: str) -> tuple[int, ...]:
+    """Return four 32-bit words, unique for `name`, as a part of a generator's key."""
+    digest = hashlib.sha256(name.encode()).digest()[:_BYTES]
+    return tuple(np.frombuffer(digest, "<u4").tolist())

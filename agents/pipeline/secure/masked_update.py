@@ -1,0 +1,66 @@
+"""A masked update and its form on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from agents.pipeline.secure.field import Words
+from agents.timing.nanoseconds import Nanoseconds
+from agents.wire.payloads import Encoded
+
+FIELD = "holders"
+"""Header field that marks a masked update."""
+DIVERGED = -1
+"""Value of `outside` for an update with coordinates that are not finite."""
+_MAX_HOLDERS = 10_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Masked:
+    """An update hidden by a mask: only sums of such updates can be read."""
+
+    words: Words
+    """Shape (d,): the rounded update plus the mask; of a `model`, its difference to the model that it
+    was trained from. Below p only after a check."""
+    holders: tuple[int, ...]
+    """Indices, in the run's list of clients, of the clients that were sent a share of the mask."""
+    outside: int
+    """Number of coordinates that were outside the range and were clipped to it; DIVERGED if some were
+    not finite, and `words` is meaningless."""
+    took: Nanoseconds = 0
+    """Time from the start of making the mask until its shares were sent."""
+
+    @property
+    def encoded(self) -> Encoded:
+        """This update in the form in which it is sent."""
+        numbers = {"outside": str(self.outside), "took": str(self.took)}
+        words = np.ascontiguousarray(self.words, "<u4")
+        return Encoded({FIELD: bits_of(self.holders), **numbers}, {"masked": words})
+
+    @classmethod
+    def from_encoded(cls, encoded: Encoded) -> Masked:
+        """Return the masked update that was `encoded`. Raises ValueError."""
+        fields, arrays = encoded.fields, encoded.arrays
+        if fields.keys() != {FIELD, "outside", "took"} or [*arrays] != ["masked"]:
+            raise ValueError(
+                f"unexpected fields {', '.join(fields):.80} or arrays {', '.join(arrays):.80}"
+            )
+        if (words := arrays["masked"]).dtype != np.dtype("<u4"):
+            raise ValueError(f"words of type {words.dtype}, expected uint32")
+        return cls(words, holders_of(fields[FIELD]), int(fields["outside"]), int(fields["took"]))
+
+
+def bits_of(holders: Iterable[int]) -> str:
+    """Return the indices as a hexadecimal number with one bit per holder."""
+    return f"{sum(1 << holder for holder in holders):x}"
+
+
+def holders_of(bits: str) -> tuple[int, ...]:
+    """Return the indices that `bits` of `bits_of` has. Raises ValueError."""
+    if not 0 < len(bits) <= _MAX_HOLDERS // 4 or not set(bits) <= set("0123456789abcdef"):
+        raise ValueError("holders: expected a hexadecimal number")
+    number = int(bits, 16)
+    return tuple(place for place in range(number.bit_length()) if number >> place & 1)

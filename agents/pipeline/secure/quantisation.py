@@ -1,0 +1,108 @@
+"""Quantisation: real vectors as elements of the field, and sums of them back as real vectors.
+
+A coordinate x in [−R, R] becomes an integer q in [−L, L], L = 2^(bits−1) − 1. It is rounded at random to
+one of its two neighbours so that the mean is x: x = R q/L + an error below R/L. A negative q is stored
+as p − |q|. A sum Σ a_i q_i of K updates with integer weights a_i ≤ A is at most K·A·L in magnitude, so
+it does not overflow if K·A·2^bits ≤ p. Its error is below (R/L)·Σ a_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.models.vectors import Vector
+from agents.pipeline.secure.field import FIELD, Words
+
+_BLOCK = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The values to which a coordinate is rounded."""
+
+    range: float
+    """R, largest magnitude of a coordinate."""
+    bits: int
+    """A coordinate has 2^bits − 1 possible values."""
+
+    @property
+    def levels(self) -> int:
+        """L, number of steps from 0 to R."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def step(self) -> float:
+        """R/L, distance between two neighbouring values."""
+        return self.range / self.levels
+
+    def round(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
+        """Round `vector`, shape (d,), to elements of the field. Return them, and the number of
+        coordinates that were outside the range and were clipped to it. Raises ValueError if a coordinate
+        is not finite."""
+        words = np.empty(vector.size, np.uint32)
+        outside = 0
+        for start in range(0, vector.size, _BLOCK):
+            part = vector[start : start + _BLOCK].astype(np.float64)
+            if not np.isfinite(part).all():
+                raise ValueError("not finite")
+            outside += int(np.count_nonzero(np.abs(part) > self.range))
+            part /= self.step
+            part += rng.random(part.size)
+            whole = np.floor(part, out=part).clip(-self.levels, self.levels).astype(np.int64)
+            whole += FIELD.p * (whole < 0)
+            words[start : start + _BLOCK] = whole
+        return words, outside
+
+    def as_sent(self, vector: Vector, rng: np.random.Generator) -> Vector:
+        """Return `vector` as it counts in a sum: rounded with `rng`; unchanged if it is not finite."""
+        try:
+            return self.to_reals(self.round(vector, rng)[0])
+        except ValueError:
+            return vector
+
+    def to_integers(self, words: Words) -> NDArray[np.int64]:
+        """Return a sum of rounded vectors in units of `step`, shape (d,): from −(p − 1)/2 to
+        (p − 1)/2."""
+        whole = words.astype(np.int64)
+        whole -= FIELD.p * (whole > FIELD.p // 2)
+        return whole
+
+    def to_reals(self, words: Words) -> Vector:
+        """Return a sum of rounded vectors as float64, shape (d,)."""
+        return self.to_integers(words) * self.step
+
+
+def heaviest_share(weights: Sequence[int]) -> int:
+    """Return the largest weight that one more update of a sum may have, given the others' `weights`:
+    their sum; twice the weight if there is a single other update."""
+    return sum(weights) * (2 if len(weights) == 1 else 1)
+
+
+def dominates(weights: Sequence[int]) -> bool:
+    """Return whether one of `weights` is more than `heaviest_share` of the others."""
+    *others, largest = sorted(weights)
+    return largest > heaviest_share(others)
+
+
+def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
+    """Return the weights, from 0 to 1, of at least two updates as integer multiples of 1/`largest`.
+    Each is at least 1. A weight above `heaviest_share` of the others is lowered to it."""
+    whole = [max(1, round(largest * weight)) for weight in weights]
+    *others, _ = sorted(whole)
+    most = heaviest_share(others)
+    return [min(weight, most) for weight in whole]
+
+
+def overflow(updates: int, largest_weight: int, bits: int) -> str | None:
+    """Return why a sum of `updates` updates could overflow the field; None if it cannot."""
+    if updates * largest_weight << bits <= FIELD.p:
+        return None
+    most = (FIELD.p // (updates * largest_weight)).bit_length() - 1
+    return (
+        f"{updates} updates × weights up to {largest_weight} × a range of 2^{bits} is more than the "
+        f"field's p = 2^31 − 1: lower bits to {most} or less"
+    )
