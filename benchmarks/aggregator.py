@@ -1,18 +1,18 @@
-"""The aggregator's hot path without network: payload → decode → check → rule → records → dispatch.
+"""Speed of the aggregator without network: payload → decode → check → rule → records → dispatch.
 
     python -m benchmarks.aggregator
 
-Updates per second for each size of model and rule, and as ratios (below 1 is faster) to a bare copy of
-the payload and to a naive server, which decodes with the safetensors library, computes w + s·Δ out of
-place and encodes with the library. `recorded` keeps all inputs in a file (`durability: recording`), as
-fast as the page cache takes them: the disk comes later.
+Updates per second for each model size and rule, and times relative to a bare copy of the payload and to
+a naive server (below 1 is faster). The naive server decodes with the safetensors library, computes w +
+s·Δ out of place, and encodes with the library. `recorded` writes all inputs to a file (`durability:
+recording`), at the speed of the page cache: the disk comes later.
 
     python -m benchmarks.aggregator durability [FOLDER]
 
-What `durability: update` costs: updates per second with every input logged ahead and synced on FOLDER's
-disk, checkpoints included, as a ratio to those with `durability: none`, which syncs nothing; in batches
-of eight updates, and one by one; rounds of both alternate. The default folder is this one. Absolute
-numbers are this machine's; the ratios are to be compared.
+The cost of `durability: update`: updates per second with every input logged ahead and synced on FOLDER's
+disk (default: this folder), checkpoints included, relative to `durability: none`, which syncs nothing;
+in batches of eight updates, and one by one. Rounds of both alternate. Compare the ratios; absolute
+figures are this machine's.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ RULES: dict[str, Rule] = {
     "fedbuff, discounted": FedBuff(buffer_size=4, staleness="inverse_sqrt"),
 }
 _NOW = 3 * SECOND
-"""Of the run clock, which stands still: work and messages take no time of it."""
+"""Reading of the run clock, which stands still: work and messages take no time on it."""
 _SECONDS = 1.0
-"""Time spent on each row."""
+"""Seconds spent on each row."""
 _DURABILITY_SIZES = {"10k": 10_000, "550k": 550_000, "11M": 11_000_000}
 _ROUNDS = 12
-"""Of eight updates, of each durability."""
+"""Number of rounds of eight updates, for each durability."""
 
 
 class Aggregator:
-    """The core and the wire format, as the aggregator process drives them; the network is a dict."""
+    """The core and the wire format, used as the aggregator process uses them; the network is a dict."""
 
     def __init__(self, rule: Rule, size: int, record: Path | None = None) -> None:
         importance = dict.fromkeys(CLIENTS, 1 / len(CLIENTS))
@@ -97,7 +97,7 @@ class Aggregator:
         self._core = AggregatorCore(settings, state, self._server, steps)
 
     def payloads(self) -> list[tuple[str, bytes]]:
-        """An update of every client, answering what it was sent last."""
+        """Make an update of every client, in answer to the model that it was sent last."""
         self._sequence += 1
         return [(client, self._payload(client)) for client in CLIENTS]
 
@@ -124,7 +124,7 @@ class Aggregator:
         return payloads.encode(update)
 
     def handle(self, updates: list[tuple[str, bytes]]) -> None:
-        """What is measured."""
+        """Handle updates: this is what is measured."""
         for client, payload in updates:
             message = payloads.decode_update(payload)
             self._handle(inputs.UpdateArrived(_NOW, client, len(payload), _NOW, message))
@@ -150,7 +150,7 @@ class Aggregator:
 
 
 def naive(w: Vector, payloads: list[tuple[str, bytes]]) -> Vector:
-    """A server that is written without care for copies."""
+    """Handle updates in a server that was written without regard to copies."""
     for _, payload in payloads:
         delta = safetensors.numpy.load(payload)["w"]
         if not np.isfinite(delta).all():
@@ -161,8 +161,8 @@ def naive(w: Vector, payloads: list[tuple[str, bytes]]) -> Vector:
 
 
 def per_update(round_of_updates: Callable[[], float]) -> float:
-    """Seconds per update, in the best of many rounds of one update per client: a busy host only adds."""
-    round_of_updates()  # caches and memory are warm from here on
+    """Seconds per update in the fastest of many rounds: other work on the host only adds time."""
+    round_of_updates()  # warms up caches and memory
     times: list[float] = []
     until = time.perf_counter() + _SECONDS
     while len(times) < 3 or time.perf_counter() < until:
@@ -203,13 +203,13 @@ def measure(size: int) -> tuple[float, float, dict[str, float]]:
 
 def _round(aggregator: Aggregator, file: Path | None = None) -> float:
     if file is not None:
-        os.truncate(file, 0)  # else gigabytes
+        os.truncate(file, 0)  # otherwise it would grow to gigabytes
     payloads = aggregator.payloads()
     return timed(lambda: aggregator.handle(payloads))
 
 
 class Durable(Aggregator):
-    """The same around a durable core, on the disk of `folder`."""
+    """The same with a durable core, on the disk of `folder`."""
 
     def __init__(self, size: int, folder: Path, durability: Durability, batch: int) -> None:
         self._folder, self._durability, self._batch = folder, durability, batch

@@ -1,4 +1,4 @@
-"""Compressing and expanding an update: GB of float32 a second of CPU time, on one thread.
+"""Speed of compressing and expanding an update: GB of float32 per CPU second, with one thread.
 
 python -m benchmarks.compression
 """
@@ -18,7 +18,7 @@ _TURNS = 5
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """CPU time of the fastest of some turns."""
+    """CPU seconds of the fastest of several turns."""
     times = []
     for _ in range(_TURNS):
         begun = time.thread_time()

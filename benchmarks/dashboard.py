@@ -1,16 +1,16 @@
-"""What the dashboard costs: the browser and its page for 1,000 devices, and the run that is watched.
+"""Cost of the dashboard: for the browser with a page of 1,000 devices, and for the run that is watched.
 
     python -m benchmarks.dashboard page             # needs chromium and chromedriver
     python -m benchmarks.dashboard page processes   # and 12 GB of memory
     python -m benchmarks.dashboard watching         # needs a Docker engine, and a quiet machine
 
-`page`: a run of 1,000 devices in virtual time, or as real `processes`, that goes on; seconds until the
-page is drawn, seconds between two updates of it, rows drawn, and the browser's and the server's memory,
-early and late.
-`watching`: updates per second of one run in containers, in turns with a page that somebody looks at and
-without; the ratio is what watching costs. Who looks takes in all that the page is sent and draws
-nothing: a browser's drawing is its own machine's affair. Trainings take a set time, as the speed of
-a virtual machine's core may change by more from turn to turn than what is looked for.
+`page`: a live run of 1,000 devices in virtual time, or with real `processes`. Prints seconds until the
+page is drawn, seconds between two updates of it, rows drawn, and the memory of browser and server, early
+and late. `watching`: updates per second of one run in containers, in alternating turns with and without
+a page that somebody watches; the ratio is the cost of watching. The watcher receives all that the page
+is sent but draws nothing, because a browser draws on its own machine. Trainings take a fixed time,
+because the speed of a virtual machine's core may vary more between turns than the effect that is
+measured.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _DEVICES = 1000
 _LOOK = 60.0
 """Seconds between the two looks at the page."""
 _WATCHED_SECONDS = 25.0
-"""In which updates of the page are counted."""
+"""Seconds during which updates of the page are counted."""
 _TURNS, _TURN = 8, 20.0
-"""Turns with a page, and as many without, and the seconds of each that count."""
+"""Number of turns with a page (and as many without), and their seconds that count."""
 _SETTLE = 8.0
-"""Seconds before these: the page's server starts, and the page is prepared."""
+"""Seconds before these, in which the page's server starts and prepares the page."""
 _PAGE: dict[str, Any] = {
     "name": "thousand",
     "task": {"name": "digits-logreg", "partition": {"scheme": "resampled"}, "local": {"steps": 5}},
@@ -62,7 +62,7 @@ _PAGE: dict[str, Any] = {
     "runtime": {"name": "virtual"},
 }
 _SHARE = 0.01
-"""Of a core, that each of as many processes has."""
+"""CPU share of each process, if there are as many processes as devices."""
 _PROCESSES = _PAGE | {
     "devices": [{**group, "cpu": _SHARE} for group in _PAGE["devices"]],
     "dilation": "auto",
@@ -104,19 +104,19 @@ def page(folder: Path, content: dict[str, Any] = _PAGE) -> None:
 
 
 def _look(shown: Browser, server: psutil.Process) -> tuple[float, float]:
-    """Prints how often the page is brought up to date; MB of the browser's heap and of the server."""
+    """Print how often the page is updated; return MB of the browser's heap and of the server."""
     gaps = _gaps(shown, _WATCHED_SECONDS)
     rows = len(shown.column("devices-0", "devices", "y"))
     every = "once"
     if gaps:
-        every = f"every {statistics.median(gaps):.2f} s, at the longest {max(gaps):.2f} s"
+        every = f"every {statistics.median(gaps):.2f} s, at most {max(gaps):.2f} s apart"
     print(f"{_headline(shown)}: {rows} intervals drawn; updated {every}, in {_WATCHED_SECONDS:.0f} s; "
           f"server's CPU {server.cpu_percent(5.0):.0f}%")  # fmt: skip
     return shown.heap(), server.memory_info().rss / 1e6
 
 
 def _gaps(shown: Browser, seconds: float) -> list[float]:
-    """Seconds between changes of the header, told by the browser's own clock after drawing."""
+    """Seconds between changes of the header, measured by the browser's clock after drawing."""
     script = """const [seconds, done] = arguments, times = [];
         const header = Bokeh.documents[0].get_model_by_name('header-0');
         const drawn = () => times.push(performance.now());
@@ -139,7 +139,7 @@ def watching(folder: Path) -> None:
         eventually(lambda: "the run clock starts" in up.log.read_text(), seconds=120.0)
         (path,) = runs.iterdir()
         for turn in range(2 * _TURNS):
-            watched = turn % 4 in (1, 2)  # without, with, with, without: what drifts falls on both
+            watched = turn % 4 in (1, 2)  # without, with, with, without: a drift affects both equally
             with _watched(path, folder / f"{turn}.log") if watched else nullcontext():
                 time.sleep(_SETTLE)
                 begin = time.time()
@@ -163,10 +163,10 @@ def watching(folder: Path) -> None:
 
 @contextmanager
 def _watched(run: Path, log: Path) -> Iterator[None]:
-    """A page of the run, and somebody who looks at it."""
+    """Serve a page of the run, and watch it."""
     with _testbed(log, "dashboard", run) as server:
         look = [sys.executable, "-m", "benchmarks.dashboard", server.url()]
-        with subprocess.Popen(look, start_new_session=True):  # the page's end is its own
+        with subprocess.Popen(look, start_new_session=True):  # it ends with the page
             try:
                 yield
             finally:
@@ -174,16 +174,16 @@ def _watched(run: Path, log: Path) -> Iterator[None]:
 
 
 def visit(url: str) -> None:
-    """Take in a page, and what is new in it, until its server ends."""
+    """Receive a page and its updates until its server ends."""
     serving.lower_priority()
     parts = urlsplit(url)
     arguments = {**dict(parse_qsl(parts.query)), "theme": "light"}
     session = None
-    while session is None or not session.document.roots:  # it is still being prepared
+    while session is None or not session.document.roots:  # the page is still being prepared
         time.sleep(1.0)
         session = pull_session(url=f"{parts.scheme}://{parts.netloc}{parts.path}", arguments=arguments)
     while session.connected:
-        with suppress(RuntimeError):  # the connection was closed meanwhile
+        with suppress(RuntimeError):  # the connection was closed
             session.force_roundtrip()
         time.sleep(0.2)
 
@@ -200,8 +200,11 @@ class _Testbed:
 
 @contextmanager
 def _testbed(log: Path, *arguments: str | Path) -> Iterator[_Testbed]:
-    """`testbed ARGUMENTS` in the background, which prints to a file. Like a terminal it has a session of
-    its own, apart from the browser's: the kernel may share out the CPUs by session."""
+    """Run `testbed ARGUMENTS` in the background, with output to a file.
+
+    It has a session of its own, apart from the browser's, as in a terminal: the kernel may divide the
+    CPUs by session.
+    """
     command = [sys.executable, "-m", "testbed", *map(str, arguments)]
     with (
         log.open("w") as out,

@@ -1,11 +1,11 @@
-"""Stretched time against unstretched: one fleet that fits this host, at dilation 1 and at dilation 4.
+"""Stretched time compared with unstretched time: one fleet that fits this host, at dilations 1 and 4.
 
     python -m benchmarks.dilation [TOPOLOGY]
 
-All that is printed is device time, so that the two should agree. A run at dilation 4 takes as long as
-four at dilation 1, which are done around it: where the host's cores are slower for a while, because of
-other guests, both get their part of it. So means (± standard error), over all runs of a dilation.
-Let the machine be quiet, for a quarter of an hour. Other datasets than digits come from TESTBED_DATA.
+All figures are device time, so the two should agree. A run at dilation 4 takes as long as four runs at
+dilation 1, which are done before and after it: so if the host's cores are slower for a while, because of
+other guests, both are affected. Figures are means (± standard error) over all runs of a dilation. Takes
+a quarter of an hour on a quiet machine. Datasets other than digits come from TESTBED_DATA.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TURNS = 3
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else _TOPOLOGY
-    runtime = planning.chosen_runtime(Options())
+    runtime = planning.choose_runtime(Options())
     wanted = yaml.safe_load(path.read_text(encoding="utf-8"))
     runs: dict[int, list[Run]] = {dilation: [] for dilation in _TURN}
     with tempfile.TemporaryDirectory() as name:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _run(path: Path, runtime: str, runs: Path) -> Run:
-    """`testbed up` without its tables."""
+    """Run `testbed up` without its tables."""
     print(f"{path.name} in {runtime}", file=sys.stderr)
     root = os.environ.get("TESTBED_DATA")
     options = Options(runtime=runtime, data_root=None if root is None else Path(root))
@@ -63,7 +63,7 @@ def _run(path: Path, runtime: str, runs: Path) -> Run:
 
 
 def comparison(plain: list[Run], stretched: list[Run]) -> Iterator[str]:
-    """The table: devices, then the model's progress."""
+    """Yield the table: devices, then the model's progress."""
     yield f"{'':<24}{'dilation 1':>16}{f'dilation {_DILATION}':>18}{'ratio':>15}"
     tables = [[_table(run) for run in runs] for runs in (plain, stretched)]
     for quantity, title in _QUANTITIES.items():
@@ -84,7 +84,7 @@ def _table(run: Run) -> pd.DataFrame:
 
 
 def _cpu_per_step(run: Run) -> pd.Series[float]:
-    """Seconds of CPU time that each device took, for whatever, per step that went into the model."""
+    """CPU seconds of each device, for everything it does, per step that went into the model."""
     telemetry, updates = run.telemetry, run.updates
     recent = telemetry[telemetry["at"] > telemetry["at"].max() - run.duration]
     samples = recent.groupby("device")[["at", "cpu"]]

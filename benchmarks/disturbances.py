@@ -1,12 +1,12 @@
-"""Verdicts beside disturbances: the same containers again and again, with something at work beside them.
+"""Verdicts under disturbances: the same run in containers again and again, with other work beside it.
 
     python -m benchmarks.disturbances [COUNT]
 
-COUNT runs (70) of some seconds, in random order: two of seven undisturbed. For each kind of disturbance
-the table has how the median training time of a step compares with the undisturbed runs, the worst CPU
-share, and the verdicts. A verdict is wrong if a run whose training time moved by 10 % is valid, or if an
-undisturbed run is not. Needs a Docker engine and two cores or more; let the machine be quiet, for a
-quarter of an hour. A line of JSON for each run goes to standard error.
+COUNT runs (70) of some seconds, in random order; two of seven are undisturbed. For each kind of
+disturbance the table shows the median training time of a step relative to the undisturbed runs, the
+worst CPU share, and the verdicts. A verdict is wrong if a run whose training time changed by 10 % is
+valid, or if an undisturbed run is not valid. Needs a Docker engine, at least two cores, and a quiet
+machine for a quarter of an hour. A line of JSON per run goes to standard error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _DISK = (
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Of a run, as cpusets."""
+    """The cores of a run, as cpusets."""
 
     devices: str
     others: str
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _run(path: Path, disturbance: Disturbance, cores: Cores, rng: random.Random) -> Run:
-    """`testbed up` beside `disturbance`."""
+    """Run `testbed up` beside `disturbance`."""
     runs = Path(tempfile.mkdtemp(dir=path.parent))
     with disturbance(cores, rng, runs):
         command = [sys.executable, "-m", "testbed", "up", str(path), "--runtime", "docker"]
@@ -108,12 +108,12 @@ def nothing(_cores: Cores, _rng: random.Random, _folder: Path) -> Iterator[None]
 
 
 def programs(source: str, where: str) -> Disturbance:
-    """One to three Python programs on the cores that `where` names."""
+    """Make a disturbance: one to three Python programs on the cores that `where` names."""
 
     @contextlib.contextmanager
     def disturbance(cores: Cores, rng: random.Random, folder: Path) -> Iterator[None]:
         cpus = {"devices": cores.devices, "others": cores.others, "all": ""}[where]
-        delay = rng.choice((0.0, rng.uniform(3.0, 9.0)))  # before the run, or some time in it
+        delay = rng.choice((0.0, rng.uniform(3.0, 9.0)))  # before the run, or during it
         code = f"import time; time.sleep({delay})\n" + source.replace("{file}", str(folder / "ballast"))
         command = [*prefix(cpus), sys.executable, "-c", code]
         running = [subprocess.Popen(command) for _ in range(rng.randint(1, 3))]
@@ -129,7 +129,7 @@ def programs(source: str, where: str) -> Disturbance:
 
 @contextlib.contextmanager
 def second_run(cores: Cores, rng: random.Random, folder: Path) -> Iterator[None]:
-    """The same topology in local processes."""
+    """Run the same topology in local processes."""
     del cores, rng
     path = folder.parent / "disturbed.yaml"
     command = [sys.executable, "-m", "testbed", "up", str(path), "--runtime", "process"]
@@ -144,8 +144,10 @@ def second_run(cores: Cores, rng: random.Random, folder: Path) -> Iterator[None]
 
 @contextlib.contextmanager
 def suspended(cores: Cores, rng: random.Random, folder: Path) -> Iterator[None]:
-    """All containers and the controller stand still for 3 s of the run; the clock goes on. A host that
-    is suspended for real cannot be had here."""
+    """Suspend all containers and the controller for 3 s of the run, while the clock continues.
+
+    This replaces a real suspension of the host, which is not possible here.
+    """
     del cores
     freezer = threading.Thread(target=_stand_still, args=(folder, rng.uniform(1.0, 4.0), 3.0))
     freezer.start()
@@ -154,7 +156,7 @@ def suspended(cores: Cores, rng: random.Random, folder: Path) -> Iterator[None]:
 
 
 def _stand_still(folder: Path, after: float, seconds: float) -> None:
-    """For `seconds`, when the run in `folder` has gone on for `after` seconds."""
+    """Suspend everything for `seconds`, `after` seconds into the run in `folder`."""
     while not any(path.stat().st_size for path in folder.glob("*/events.jsonl")):
         time.sleep(0.05)
     time.sleep(after)
@@ -166,7 +168,7 @@ def _stand_still(folder: Path, after: float, seconds: float) -> None:
         containers = engine.containers.list(filters={"label": f"{RUN_LABEL}={run.name}"})
         for act in (Container.pause, Container.unpause):
             for one in containers:
-                with contextlib.suppress(APIError):  # it has ended
+                with contextlib.suppress(APIError):  # the container has ended
                     act(one)
             time.sleep(seconds if act is Container.pause else 0.0)
     finally:
@@ -187,7 +189,7 @@ DISTURBANCES: dict[str, Disturbance] = {
 
 
 def table(found: Sequence[tuple[str, Run]]) -> Iterator[str]:
-    """Markdown: a row per disturbance, and the wrong verdicts."""
+    """Yield Markdown: one row per disturbance, then the wrong verdicts."""
     paces = [_log_pace(run) for _, run in found]
     normal = pd.concat([pace for (kind, _), pace in zip(found, paces, strict=True) if kind == "nothing"])
     usual = normal.groupby(level=0).mean()
@@ -216,14 +218,14 @@ def table(found: Sequence[tuple[str, Run]]) -> Iterator[str]:
 
 
 def _log_pace(run: Run) -> pd.Series[float]:
-    """Logarithm of the median time of a step, by device."""
+    """Logarithm of each device's median time of a step."""
     updates = run.updates
     pace = (updates["train_end"] - updates["train_start"]) / updates["steps"]
     return pace.groupby(updates["client"]).median().map(np.log)
 
 
 def _worst_share(run: Run) -> float:
-    """By how many per cent the share of a device is off at most."""
+    """Largest deviation of a device's CPU share, in per cent."""
     devices = json.loads((run.path / "fidelity.json").read_text(encoding="utf-8"))["devices"]
     return max((abs(one["cpu"]["error"] or 0.0) for one in devices.values()), default=0.0)
 

@@ -1,21 +1,21 @@
-"""Updates per second of a whole run, and what one costs, against bare Mosquitto and paho.
+"""Updates per second of a whole run, and CPU time per update, compared with bare Mosquitto and paho.
 
     python -m benchmarks.endtoend [--clients 2] [--turns 3] [--seconds 10] [--parameters 550000]
 
-Each carries the same payload. A run is one of `testbed up --runtime process`: broker, aggregator and
-clients in processes of their own, FedBuff, a perceptron of 550,000 parameters (2.2 MB each way), of
-which a step on one sample takes about a millisecond. An update counts once it is trained, kept by its
-client, applied, and acknowledged; with `durability: update`, the default, it is then on the aggregator's
-disk too. Bare is the least that carries as much: Mosquitto with its own settings, a server and as many
-clients, each with a paho client that answers what comes with a payload of that size, QoS 1; nothing is
-decoded, checked, applied or kept.
-`bare` sends it in one message, as paho's users do; `lean` is the leanest that we found: in chunks of 64
-KiB, of which paho copies less, in processes that keep the memory that they free, as ours do.
+All carry the same payload. A run is `testbed up --runtime process`: broker, aggregator and clients as
+processes, FedBuff, and a perceptron of 550,000 parameters (2.2 MB each way) whose step on one sample
+takes about a millisecond. An update counts when it has been trained, saved by its client, applied, and
+acknowledged; with `durability: update`, the default, it is then also on the aggregator's disk. Bare is
+the minimum with the same traffic: Mosquitto with its own settings, a server and as many clients, each a
+paho client that answers each message with a payload of that size at QoS 1; nothing is decoded, checked,
+applied or saved. `bare` sends a payload in one message, as paho's users do. `lean` is the leanest that
+we found: chunks of 64 KiB, of which paho copies less, in processes that keep freed memory, as the
+testbed's processes do.
 
-All have broker and server on the first CPU and the clients on the others. They alternate; the ratios are
-to be compared, the figures are this machine's. Beside other work the updates per second say little: the
-more a message waits for a CPU, the fewer there are. The CPU time of an update, of broker, server and
-clients together (of a run, of all its processes), hardly changes with that.
+Broker and server run on the first CPU, the clients on the others. The variants alternate; compare the
+ratios, as the figures are this machine's. On a busy host, updates per second mean little: the longer a
+message waits for a CPU, the fewer there are. The CPU time per update (broker, server and clients
+together; of a run, all its processes) hardly depends on that.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from analysis.load import load
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
 _WARM_S = 3.0
-"""From the first model on, before updates count."""
+"""Seconds after the first model before updates count."""
 _KINDS = ("bare", "lean", "none", "update")
 _LEAN = 2**16
 """Bytes of a chunk."""
 _KEEPS = {"MALLOC_MMAP_THRESHOLD_": f"{2**25}", "MALLOC_TRIM_THRESHOLD_": f"{2**26}"}
-"""glibc's environment for what `agents.process` does."""
+"""Environment by which glibc keeps freed memory, as `agents.process` does."""
 _TASK = """
     from dataclasses import dataclass
 
@@ -89,13 +89,13 @@ Options = argparse.Namespace
 @dataclass(frozen=True)
 class Measured:
     rate: float
-    """Updates a second."""
+    """Updates per second."""
     cost: float
-    """Milliseconds of CPU time that an update takes all processes."""
+    """CPU time per update of all processes, in milliseconds."""
 
 
 def run(folder: Path, options: Options, durability: str) -> Measured:
-    """A run's."""
+    """Measure a run."""
     hidden = round((options.parameters - 10) / 75)
     (folder / "code").mkdir()
     (folder / "code" / "perceptron.py").write_text(textwrap.dedent(_TASK))
@@ -126,7 +126,7 @@ def run(folder: Path, options: Options, durability: str) -> Measured:
 
 
 def _began(runs: Path, testbed: subprocess.Popen[bytes]) -> float:
-    """When the run clock starts, in Unix time."""
+    """Wait for the start of the run clock; return it as Unix time."""
     while testbed.poll() is None:
         for journal in runs.glob("*/events.jsonl"):
             for line in journal.read_text().splitlines():
@@ -137,7 +137,7 @@ def _began(runs: Path, testbed: subprocess.Popen[bytes]) -> float:
 
 
 def _cpu_times(process: psutil.Process) -> dict[int, float]:
-    """Seconds of CPU time of each process that this one has started, and of those that they have."""
+    """CPU seconds of each process that this one has started, directly or indirectly."""
     found = {}
     for child in process.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -151,7 +151,7 @@ def _spent(before: Mapping[int, float], after: Mapping[int, float]) -> float:
 
 
 def bare(folder: Path, options: Options, mosquitto: str, *, lean: bool) -> Measured:
-    """That of paho alone."""
+    """Measure paho alone."""
     (port,) = free_ports(1)
     conf = folder / "mosquitto.conf"
     conf.write_text(f"listener {port} {HOST}\nallow_anonymous true\nlog_dest none\n")
@@ -180,7 +180,7 @@ def bare(folder: Path, options: Options, mosquitto: str, *, lean: bool) -> Measu
                 ready.recv()
                 for client in clients:
                     client.start()
-                time.sleep(_WARM_S + 1)  # in the first second they start
+                time.sleep(_WARM_S + 1)  # they start in the first second
                 us = psutil.Process()
                 begin, before, first = time.perf_counter(), _cpu_times(us), _asked(ready)
                 time.sleep(options.seconds)
@@ -197,20 +197,20 @@ def bare(folder: Path, options: Options, mosquitto: str, *, lean: bool) -> Measu
 
 
 def _asked(server: Connection) -> float:
-    """How many updates have arrived."""
+    """Ask the server how many updates have arrived."""
     server.send(None)
     arrived: float = server.recv()
     return arrived
 
 
 def _serve(port: int, payload: Sequence[bytes], asked: Connection) -> None:
-    """A server: a model for every update."""
+    """Run a server that answers every update with a model."""
     arrived: Counter[str] = Counter()
 
     def answer(server: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
         if message.payload:
             arrived[message.topic] += 1
-        if arrived[message.topic] % len(payload) == 0:  # also to the first, which is empty
+        if arrived[message.topic] % len(payload) == 0:  # the first message is empty
             for chunk in payload:
                 server.publish(message.topic.replace("update", "model"), chunk, qos=1)
 
@@ -226,7 +226,8 @@ def _serve(port: int, payload: Sequence[bytes], asked: Connection) -> None:
 
 
 def _answer(port: int, topic: str, payload: Sequence[bytes], cpus: Sequence[int]) -> None:
-    """A client: an update for every model. The first is empty, and says that it is there."""
+    """Run a client that answers every model with an update. Its first message is empty and announces
+    it."""
     os.sched_setaffinity(0, cpus)
     client = paho.Client(CallbackAPIVersion.VERSION2)
     arrived = 0
@@ -286,7 +287,7 @@ def _options() -> Options:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--parameters", type=int, default=550_000)
-    parser.add_argument("--folder", type=Path, default=Path(), help="on whose disk runs are kept")
+    parser.add_argument("--folder", type=Path, default=Path(), help="folder for runs")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
-"""What a client that floods costs the others in a live run: `python -m benchmarks.flood`.
+"""Cost of a flooding client to the others in a live run: `python -m benchmarks.flood`.
 
-Local processes: eight devices answer models of one number; a ninth, with more CPU time than any of them,
-floods from the middle of the run on (40 kB, as fast as it can), until the aggregator shuts it out.
-Updates of the eight per second before and after, and in each second from then on.
+Local processes: eight devices answer models of one number. A ninth device, with more CPU time than any
+of them, floods from the middle of the run (messages of 40 kB, as fast as it can), until the aggregator
+ends its client. Prints updates per second of the eight before and after, and in each second after.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.chaos import FAULTS
 from tests.running import Finished, started, write_topology
 
 _MIDDLE, _END, _FIRST = 12, 24, 2
-"""Seconds of the run; those before the first are left out."""
+"""Seconds of the run; those before `_FIRST` are left out."""
 _FLOODS = "flood"
 
 
 def _wall_clock(runs: Path, up: subprocess.Popen[str]) -> float:
-    """When the run clock started: waits for it."""
+    """Wait for the start of the run clock; return its wall-clock time."""
     while up.poll() is None:
         for path in runs.glob("*/events.jsonl"):
             for record in Follower(path).read():

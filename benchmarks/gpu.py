@@ -1,10 +1,11 @@
-"""What a GPU of this host does for a run. On a host without one it says why, and exits with 2.
+"""Use of this host's GPU in a run. On a host without a GPU it prints why it cannot run, and exits with
+2.
 
     python -m benchmarks.gpu shares      # devices with 25, 50 and 100 % of a GPU: alone, side by side
     python -m benchmarks.gpu virtual     # client steps/s of virtual time: GPU, CPU, one client at a time
 
-`shares` makes runs in containers (docker, NVIDIA's container toolkit and MPS: docs/evidence/gpu.md);
-`virtual` needs a PyTorch with CUDA alone. Ratios are within one call.
+`shares` runs in containers (needs docker, NVIDIA's container toolkit and MPS: docs/evidence/gpu.md);
+`virtual` needs only a PyTorch with CUDA. Compare ratios within one call.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _CLASSES = 10
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=["shares", "virtual"])
-    parser.add_argument("--seconds", type=int, default=60, help="of each run of `shares`")
+    parser.add_argument("--seconds", type=int, default=60, help="seconds of each run of `shares`")
     given = parser.parse_args()
     try:
         if given.what == "shares":
@@ -73,10 +74,10 @@ def _shares(seconds: int) -> int:
 
 
 def _trainings(folder: Path, shares: list[float], seconds: int) -> Mapping[float, float]:
-    """Median seconds of a training of the devices with these shares, in one run of theirs."""
+    """Median seconds of a training of the devices with these shares, in one run."""
     from analysis.load import load
 
-    # With memory, so that a device with all multiprocessors is under MPS too, as the others are.
+    # With a memory limit, so that a device with all multiprocessors uses MPS, too, like the others.
     devices = "\n".join(
         f"  - {{name: d{100 * share:.0f}, cpu: 1, memory: 4GiB, gpu: {{share: {share}, memory: 4GiB}}}}"
         for share in shares
@@ -117,7 +118,7 @@ def _virtual() -> int:
 
 
 def _cannot(lack: str) -> int:
-    print(f"There is nothing to measure here: {lack}", file=sys.stderr)
+    print(f"Nothing can be measured here: {lack}", file=sys.stderr)
     return 2
 
 
@@ -126,14 +127,14 @@ def _local() -> LocalTraining:
 
 
 def _data(side: int, channels: int) -> Shard:
-    """Random images: what a step takes does not depend on what they show."""
+    """Make random images: the time of a step does not depend on their content."""
     rng, count = np.random.default_rng(0), _CLIENTS * _SAMPLES
     shape = (count, channels, side, side) if channels else (count, side, side)
     return Shard(rng.integers(0, 256, shape, np.uint8), rng.integers(0, _CLASSES, count), 1 / 255)
 
 
 def _one_at_a_time(task: Task, train: Shard, trainer: Trainer) -> None:
-    """As clients train, one after the other, each on its own samples."""
+    """Train the clients one after the other, each on its own samples, as real clients do."""
     start = initial(task.model())
     for client in range(_CLIENTS):
         indices = np.arange(client * _SAMPLES, (client + 1) * _SAMPLES)
@@ -142,7 +143,7 @@ def _one_at_a_time(task: Task, train: Shard, trainer: Trainer) -> None:
 
 
 def _together(task: Task, trainer: BatchTrainer) -> None:
-    """As virtual time has the clients in flight trained."""
+    """Train the clients in flight together, as virtual time does."""
     start = initial(task.model())
     trainer.run(
         [
@@ -160,7 +161,7 @@ def _together(task: Task, trainer: BatchTrainer) -> None:
 
 
 def _rate(work: partial[None]) -> float:
-    """Client steps per second: the median of three rounds after one that counts for nothing."""
+    """Client steps per second: the median of three rounds, after a first one that does not count."""
     work()
     took = []
     for _ in range(3):

@@ -1,14 +1,15 @@
-"""Whether memory stays flat and nothing is lost when clients push as fast as they can.
+"""Check that memory stays flat and no update is lost while clients send as fast as they can.
 
     python -m benchmarks.load [--seconds 120] [--clients 100] [--parameters 10000] [--flooding 1]
 
-Mosquitto and the aggregator's own process over loopback, with `durability: update`; clients without any
-learning, a hundred in a process, answer each model at once. Those that flood begin at half the time,
-send what is as large as an update and is none, as fast as the broker takes it, and heed nobody; they end
-when the aggregator shuts them out. Every tenth of the time: updates/s that were acknowledged, the cores
-that each part keeps busy, and its memory, in which shared pages count in part. At the end each update
-that the aggregator has acknowledged must be among its records, applied or rejected, once; else the exit
-code is 1. The busiest process, at a whole core, is the bottleneck.
+Mosquitto and the aggregator's own process over loopback, with `durability: update`; clients without
+learning, up to a hundred per process, answer each model at once. Flooding clients begin at half the
+time: they send messages of an update's size that are not updates, as fast as the broker accepts them,
+and ignore all answers; they are ended when the aggregator shuts them out. Every tenth of the time it
+prints acknowledged updates per second, the cores that each part uses, and its memory, with shared pages
+counted in part. At the end, each update that the aggregator has acknowledged must be in its records
+exactly once, applied or rejected; otherwise the exit code is 1. The busiest process, if it uses a whole
+core, is the bottleneck.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
 _RUN, _TOPICS = "load", Topics("load")
 _CONNECTIONS = 100
-"""Of one process of clients, at most."""
+"""Maximum number of clients per process."""
 
 
 class Client:
-    """A client of which only the messages are there; `acknowledged` counts over all clients."""
+    """Client that only exchanges messages. `acknowledged` counts over all clients."""
 
     def __init__(self, login: BrokerAccess, acknowledged: Any) -> None:
         self.login = login
         self.sent = 0
         self.had: list[int] = []
-        """Dispatches whose answers were acknowledged."""
+        """Dispatches whose updates were acknowledged."""
         self._acknowledged = acknowledged
         self._open: dict[int, bytes] = {}
-        """Updates that are not acknowledged, by dispatch."""
+        """Dispatch -> update that is not acknowledged yet."""
         topics = [_TOPICS.model(login.username), _TOPICS.request(login.username)]
         self._connection = Connection(login, topics, self._receive, largest={"model": 2**32})
 
@@ -114,7 +115,7 @@ class Client:
 
 
 def push(logins: list[BrokerAccess], acknowledged: Any, told: Any) -> None:
-    """A process of clients: until `told` says so; what they have seen goes back through it."""
+    """Run a process of clients until a message on `told`; send back through it what they have seen."""
     clients = [Client(login, acknowledged) for login in logins]
     for client in clients:
         client.start()
@@ -125,8 +126,8 @@ def push(logins: list[BrokerAccess], acknowledged: Any, told: Any) -> None:
 
 
 def flood(login: BrokerAccess, size: int) -> None:
-    """A process that floods with messages of `size` bytes on its own topic."""
-    connection = Connection(login, [], lambda _: None, keepalive=3600)  # its pings would tear a packet
+    """Run a process that floods with messages of `size` bytes on its own topic."""
+    connection = Connection(login, [], lambda _: None, keepalive=3600)  # a ping would split a packet
     connection.open()
     sock: Any = connection._paho.socket()
     topic = _TOPICS.update(login.username).encode()
@@ -137,7 +138,7 @@ def flood(login: BrokerAccess, size: int) -> None:
         head.append(digit | (0x80 if length else 0))
     packet = bytes(head) + rest
     sock.settimeout(None)
-    with suppress(OSError):  # the broker ends
+    with suppress(OSError):  # the broker closes the connection
         while True:
             sock.sendall(packet)
 
@@ -156,14 +157,14 @@ def _child(command: list[str], log: Path) -> Iterator[psutil.Popen]:
 
 @dataclass(slots=True)
 class Meter:
-    """Of the processes of one part: CPU time since the last look, and memory."""
+    """Meter of the processes of one part: CPU time since the last look, and memory."""
 
     processes: list[psutil.Process]
     _used: float = 0.0
     _at: float = field(default_factory=time.monotonic)
 
     def look(self) -> tuple[float, float]:
-        """Cores; MB."""
+        """Return cores in use, and MB."""
         used = memory = 0.0
         for process in self.processes:
             with suppress(psutil.NoSuchProcess):
@@ -177,7 +178,7 @@ class Meter:
 
 
 def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
-    """Whether nothing was lost."""
+    """Run the benchmark; return whether no update was lost."""
     names = [f"c-{number}" for number in range(clients)]
     floods = [f"flood-{number}" for number in range(flooding)]
     made = accounts(_RUN, names + floods)
@@ -187,7 +188,7 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").mkdir()
-        limits = BrokerLimits.of(parameters, len(names + floods))
+        limits = BrokerLimits.for_run(parameters, len(names + floods))
         conf = write_mosquitto(folder / "broker", made, Listeners(HOST, port), limits=limits)
         task = Named("quadratic", {"centers": [[1.0] * parameters]})
         shards.save(Quadratic(((1.0,) * parameters,)).shards()[0], folder / "test")
@@ -269,7 +270,7 @@ def _watch(
     flooders: Mapping[str, SpawnProcess],
     records: Path,
 ) -> None:
-    """Who floods begins at half the time, and is ended, as by a controller, when it is shut out."""
+    """Print a line per interval; end flooding clients when they are shut out, as a controller does."""
     print(f"{'s':>5}{'updates/s':>11}", *(f"{name:>10}: cores, MB" for name in meters))
     begin, before = time.monotonic(), 0
     follower = Follower(records)
@@ -297,7 +298,7 @@ def _watch(
 
 
 def _accounts(records: Path, found: list[tuple[str, int, list[int]]], floods: list[str]) -> bool:
-    """Hold what clients have seen against the aggregator's records."""
+    """Compare what clients have seen with the aggregator's records; return whether they agree."""
     kinds: Counter[str] = Counter()
     dealt_with: Counter[str] = Counter()
     applied: set[tuple[str, int]] = set()

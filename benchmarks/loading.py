@@ -1,13 +1,13 @@
-"""How long a large run takes to load, against a plain loop over its lines, and to be looked at.
+"""Time to load a large run, compared with a plain loop over its lines, and time to look at it.
 
     python -m benchmarks.loading [UPDATES]
 
-Writes a run of so many updates (a million, 370 MB, unless told) of a hundred clients, and reads
-it with `analysis.load` and with `events.read`, record by record: each in a process of its own, so that
-the most memory that it held can be told. CPU seconds are those of all threads together.
+Writes a run of UPDATES updates (default: a million, 370 MB) of a hundred clients, and reads it with
+`analysis.load`, and record by record with `events.read`: each in a process of its own, so that the
+maximum memory of each is known. CPU seconds are those of all threads together.
 
-Then all charts are drawn on paper, and the commands that are for a finished run are given it: the limit
-is a minute for all of them together.
+Then it draws all charts on paper, and runs the commands for finished runs: the limit is a minute for all
+of them together.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from analysis.load import load
 
 _WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 _LIMIT = 60.0
-"""Seconds for all that is done to look at a run of a million updates."""
+"""Limit in seconds for everything that is done to look at a run of a million updates."""
 _EVALUATED = 1000
-"""Versions from one evaluation to the next."""
+"""Versions between two evaluations."""
 _CLIENTS = [f"device-{number:03d}" for number in range(100)]
 
 
@@ -75,7 +75,8 @@ def main() -> None:
 
 
 def _write(run: Path, updates: int) -> None:
-    """Each client's next update begins where its last one was applied; ten make a version."""
+    """Write a run: each client's next update begins when its last one was applied; ten make a
+    version."""
     draw = random.Random(1)  # noqa: S311
     devices = {
         name: {"group": group, "samples": 600, "importance": 1 / len(_CLIENTS)}
@@ -132,7 +133,7 @@ def _loop(run: Path) -> int:
 
 
 def _charts(run: Path) -> int:
-    """All of them, as files."""
+    """Draw all charts into files."""
     loaded = [load(run)]
     for name, made in CHARTS.items():
         paper.draw(made(loaded)).savefig(run / f"{name}.png")
@@ -140,13 +141,14 @@ def _charts(run: Path) -> int:
 
 
 def _command(name: str, options: tuple[str, ...], run: Path) -> int:
-    """Of the command line."""
+    """Run a command of the command line."""
     command = [sys.executable, "-m", "testbed", name, str(run), *options]
     return subprocess.run(command, check=True, stdout=subprocess.DEVNULL).returncode
 
 
 def _measured(read: Callable[[Path], int], run: Path) -> tuple[float, float, float]:
-    """Seconds on the clock, seconds of CPU, and the most MB, of a child where that had more."""
+    """Wall-clock seconds, CPU seconds, and maximum MB, of this process or of a child if that had
+    more."""
     begin = time.perf_counter()
     before = [resource.getrusage(who) for who in _WHO]
     read(run)

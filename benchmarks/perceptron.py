@@ -1,4 +1,4 @@
-"""A perceptron with a hidden layer on MNIST, as own code, for `benchmarks.virtual`."""
+"""A perceptron with one hidden layer on MNIST, as own code, for `benchmarks.virtual`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Perceptron(Task):
-    """Of 25,450 parameters with 32 hidden units."""
+    """Perceptron: 25,450 parameters with 32 hidden units."""
 
     dataset: ClassVar[str] = "ylecun/mnist"
     hidden: Count = 32

@@ -1,30 +1,30 @@
-"""Virtual time's predictions against measurements: the same runs, simulated and in containers.
+"""Virtual time's predictions compared with measurements: the same runs, simulated and in containers.
 
     python -m benchmarks.prediction [SWEEP] [--steps own] [--only NAME ...] [--seeds N]
 
-It prints a table of docs/evidence/virtual-time.md. Where no Docker engine answers, local processes
-stand in. Datasets other than the digits come from TESTBED_DATA. Runs stay in `runs/`; those in
-containers are not repeated. Let the machine be quiet. What a step costs in virtual time, `--steps` says:
+It prints a table of docs/evidence/virtual-time.md. If no Docker engine answers, local processes are used
+instead. Datasets other than the digits come from TESTBED_DATA. Runs stay in `runs/`; those in containers
+are not repeated. The machine should be quiet. `--steps` says what a step costs in virtual time:
 
-- `own`: what it cost in the very run that is predicted (`calibrate RUN`): ratios tell how right the
-  rest of the time model is. A minute per experiment and seed.
+- `own`: what it cost in the run that is predicted (`calibrate RUN`). The ratios then test the rest of
+  the time model. Takes a minute per experiment and seed.
 - `runs`: what it cost in the other seeds' runs of the same experiment, an hour before or after.
-- `uneven`: as `own`, and with each device as much faster or slower than that as it was in the run:
-  ratios tell what is left where the order of a few updates decides, which follows from a percent of a
-  device's speed.
-- `measured`: what virtual time measures by itself, as wherever `virtual.step_time` is not given. The
-  speed of a host changes within minutes, so each run has two predictions, one right before and one right
-  after it, and the mean of their logarithms counts. A minute and a half per experiment and seed.
+- `uneven`: as `own`, and each device is as much faster or slower as it was in the run. The ratios then
+  show what remains: the order of a few updates depends on a per cent of a device's speed.
+- `measured`: what virtual time measures by itself, as it does if `virtual.step_time` is not given. The
+  speed of a host changes within minutes, so each run has two predictions, one directly before and one
+  directly after it, and the mean of their logarithms counts. Takes a minute and a half per experiment
+  and seed.
 
-Ratios are measurement ÷ prediction, of runs with the same seed: geometric means over the seeds, with
-95 % intervals (Student's t, of the logarithms).
+Ratios are measurement ÷ prediction for runs with the same seed: geometric means over the seeds, with 95
+% intervals (Student's t, of the logarithms).
 
-What the time model knows: a training is steps × step time ÷ CPU share, and an update 3 ms of CPU time at
-that share; a transfer is bytes with headers ÷ rate, one after the other, less the packet that the shaper
-lets through at once. What it leaves out, so that there are fewer updates than predicted:
+The time model: a training takes steps × step time ÷ CPU share, and an update 3 ms of CPU time at that
+share; a transfer takes bytes with headers ÷ rate, one after the other, less the packet that the shaper
+lets pass at once. It ignores the following, so there are fewer updates than predicted:
 
-- the rest of the device, at the same CPU share: its init's telemetry takes about a thousandth of a
-  core, which a device of 0.05 cores feels ten times as much as one of 0.5;
+- the rest of the device, at the same CPU share: its init's telemetry takes about a thousandth of a core,
+  ten times as much of a device with 0.05 cores as of one with 0.5;
 - acknowledgements on the wire, and the aggregator's own milliseconds.
 """
 
@@ -71,12 +71,12 @@ def main() -> None:
     parser.add_argument("sweep", nargs="?", type=Path, default=_SWEEP)
     choices = ("own", "runs", "uneven", "measured")
     parser.add_argument("--steps", choices=choices, default="own", help="their time")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants of the sweep alone")
-    parser.add_argument("--seeds", type=int, metavar="N", help="the sweep's first N seeds alone")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="use only these variants of the sweep")
+    parser.add_argument("--seeds", type=int, metavar="N", help="use only the sweep's first N seeds")
     wanted = parser.parse_args()
     root = os.environ.get("TESTBED_DATA")
     data = None if root is None else Path(root)
-    real = Options(planning.chosen_runtime(Options()), data_root=data)
+    real = Options(planning.choose_runtime(Options()), data_root=data)
     cells = cells_of(sweeps.load(wanted.sweep, real), wanted.only, wanted.seeds)
     if wanted.steps == "measured":
         virtual = Options("virtual", data_root=data)
@@ -93,7 +93,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What was measured of one cell of the sweep, and its predictions."""
+    """Measurement of one cell of the sweep, and its predictions."""
 
     variant: str
     measured: Run
@@ -101,9 +101,12 @@ class Pair:
 
 
 def by_runs(cells: Sequence[sweeps.Sweep], real: Options, folder: Path, *, own: bool) -> Iterator[Pair]:
-    """Of each cell that does not fail; in virtual time a step takes what it took in the measured run
-    (`own`), or in those of the same variant with other seeds."""
-    by_seed = sorted(cells, key=lambda cell: cell.cells[0].topology.seed)  # none long after its others
+    """Yield a pair for each cell that does not fail.
+
+    In virtual time a step takes what it took in the measured run (`own`), or in those of the same
+    variant with other seeds.
+    """
+    by_seed = sorted(cells, key=lambda cell: cell.cells[0].topology.seed)  # runs of a seed are adjacent
     found = [(one, run) for one in by_seed if (run := _run(one, real, folder / one.name)) is not None]
     for one in cells:
         (cell,) = one.cells
@@ -113,7 +116,7 @@ def by_runs(cells: Sequence[sweeps.Sweep], real: Options, folder: Path, *, own: 
             continue
         known = [measured] if own else [run for its, run in same if its is not one]
         if not known:
-            sys.exit(f"{cell.name}: no run of it with another seed tells the time of a step")
+            sys.exit(f"{cell.name}: no run with another seed has measured the time of a step")
         steps = testbed.step_time(known).virtual
         costs = f"{steps['step_time']}, in slices {steps['sliced_step_time']}"
         print(f"{cell.name}: a step took {costs}", file=sys.stderr)
@@ -124,7 +127,7 @@ def by_runs(cells: Sequence[sweeps.Sweep], real: Options, folder: Path, *, own: 
 
 
 def uneven(pair: Pair, options: Options, folder: Path) -> Pair:
-    """As `pair`, predicted with each device as much faster or slower as it was when measured."""
+    """Predict `pair` again, with each device as much faster or slower as it was when measured."""
     (run,) = pair.predicted
     virtual = Virtual(**run.topology["virtual"])
     whole, sliced = virtual.step_time, virtual.sliced_step_time
@@ -145,7 +148,8 @@ def _by_measurements(
     emulated: Iterable[sweeps.Sweep],
     real: Options,
 ) -> Iterator[Pair]:
-    """Of each cell that does not fail, in order; virtual time measures what a step takes."""
+    """Yield a pair for each cell that does not fail, in order; virtual time measures the time of a
+    step."""
     for one, same in zip(simulated, emulated, strict=True):
         before = _run(one, virtual, _RUNS / f"{one.name}-before")
         measured = _run(same, real, _RUNS / same.name)
@@ -157,8 +161,10 @@ def _by_measurements(
 def cells_of(
     study: sweeps.Sweep, variants: Sequence[str] | None = None, count: int | None = None
 ) -> list[sweeps.Sweep]:
-    """The cells of `study`, or those of some variants and the first `count` seeds, each as a sweep of
-    its own: so that none of them takes the time of a step from another."""
+    """Return the cells of `study`, or those of some variants and the first `count` seeds.
+
+    Each is a sweep of its own, so that none takes the time of a step from another.
+    """
     variants = variants or list(dict.fromkeys(cell.variant for cell in study.cells))
     seeds = sorted({cell.topology.seed for cell in study.cells})[:count]
     if unknown := sorted({*variants} - {cell.variant for cell in study.cells}):
@@ -171,9 +177,9 @@ def cells_of(
 
 
 def _run(study: sweeps.Sweep, options: Options, folder: Path) -> Run | None:
-    """The run of the only cell of `study`; None where it failed."""
+    """Return the run of the only cell of `study`; None if it failed."""
     sweeping.run(study, options, folder, report=lambda text: print(text, file=sys.stderr))
-    run = sweeping.Index.read(folder).run_of(study.cells[0])
+    run = sweeping.Index.read(folder).finished_run(study.cells[0])
     return None if run is None else load(run.path)
 
 
@@ -182,7 +188,7 @@ def _told(runs: Sequence[Run]) -> str:
 
 
 def table(pairs: Iterable[Pair]) -> Iterator[str]:
-    """Markdown: a row per quantity, a column per variant of the sweep."""
+    """Yield Markdown: one row per quantity, one column per variant of the sweep."""
     ratios = pd.DataFrame([{"variant": pair.variant, **_mean_log_ratios(pair)} for pair in pairs])
     columns = {str(variant): own for variant, own in ratios.groupby("variant", sort=False)}
     yield f"| measured ÷ predicted | {' | '.join(columns)} |"
@@ -198,7 +204,7 @@ def _mean_log_ratios(pair: Pair) -> dict[str, float]:
 
 
 def _log_ratios(predicted: Run, measured: Run) -> dict[str, float]:
-    """Logarithms of measured ÷ predicted; a device's are means over the devices."""
+    """Logarithms of measured ÷ predicted; figures of devices are means over the devices."""
     left, right = devices(predicted), devices(measured)
     ratios = np.log((right / left).replace([0.0, np.inf], np.nan))
     found = {title: float(ratios[name].mean()) for name, title in _DEVICE_QUANTITIES.items()}
@@ -209,7 +215,7 @@ def _log_ratios(predicted: Run, measured: Run) -> dict[str, float]:
 
 
 def _interval(logs: npt.NDArray[np.float64]) -> str:
-    """`1.02 (0.99 to 1.05)`; without an interval where there is one seed, `–` where any has none."""
+    """Format `1.02 (0.99 to 1.05)`; without an interval for one seed; `–` if a seed has no value."""
     if not np.isfinite(logs).all():
         return "–"
     mean = logs.mean()
@@ -220,7 +226,7 @@ def _interval(logs: npt.NDArray[np.float64]) -> str:
 
 
 def devices(run: Run) -> pd.DataFrame:
-    """One row per device: its applied updates, their mean staleness, and median times in seconds."""
+    """Return one row per device: applied updates, mean staleness, and median times in seconds."""
     updates = run.updates
     times = pd.DataFrame(
         {

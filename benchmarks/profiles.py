@@ -1,20 +1,20 @@
 """Speeds of device profiles in training, fitted to published training times.
 
-    python -m benchmarks.profiles          the fits, with errors of networks held out
-    python -m benchmarks.profiles count    what a step of each network consists of; needs timm
-    python -m benchmarks.profiles host     steps on this host, against their prediction; needs timm
+    python -m benchmarks.profiles          the fits, with errors of held-out networks
+    python -m benchmarks.profiles count    work of a step of each network; needs timm
+    python -m benchmarks.profiles host     steps on this host, compared with predictions; needs timm
 
 The table is in docs/evidence/profiles.md.
 
 training_times.csv has, for each network, Gflop and GB of one step with 16 images of 224×224, as
-testbed.plan.work counts them in timm's networks (1.0.31), and seconds of such a step where they are
-published: github.com/jafermarq/federated-embedded-vision, of 20 steps in PyTorch on all cores, SGD
+testbed.plan.step_work counts them in timm's networks (1.0.31), and the seconds of such a step if they
+are published: github.com/jafermarq/federated-embedded-vision, 20 steps in PyTorch on all cores, SGD
 without momentum, images read from files. Raspberry Pi 5: its README.md and plot.ipynb. Raspberry Pi 4:
-plot.ipynb, and of MnasNet and GhostNetV2 the results behind it (results/blog/rpi4_bench_results.pkl).
+plot.ipynb; for MnasNet and GhostNetV2 the results behind it (results/blog/rpi4_bench_results.pkl).
 
-A time is taken as the sum of work ÷ speed over the kinds of work; the fit keeps speeds positive and
-minimises the sum of squared relative errors. A network's error is that of the fit to all others; the
-stricter one leaves out its whole family (all ResNets, ...) too.
+The model: a time is the sum of work ÷ speed over the kinds of work. The fit keeps speeds positive and
+minimises the sum of squared relative errors. A network's error is that of the fit to all other networks;
+the stricter one also leaves out its whole family (all ResNets, ...).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from testbed.plan import work
+from testbed.plan import step_work
 from testbed.speed import calibration
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import profiles
@@ -43,23 +43,24 @@ TIMES = Path(__file__).with_name("training_times.csv")
 DEVICES = ("raspberry-pi-4", "raspberry-pi-5")
 _BATCH = 16
 _MUCH = 0.1
-"""Of a network's operations: the speed of a kind that is less of each of them cannot be told."""
+"""Minimum share of a network's operations: the speed of a kind that is rarer in all networks is not
+fitted."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Of one device."""
+    """Fit of one device."""
 
     speeds: Mapping[str, float]
-    """By kind of work, as far as it can be told."""
+    """Kind of work -> speed; only kinds that can be fitted."""
     errors: Mapping[str, float]
-    """By network: predicted by the fit to all others, over measured, minus 1."""
+    """Network -> prediction by the fit to all other networks, over the measurement, minus 1."""
     family_errors: Mapping[str, float]
-    """By network: the same of the fit to all other families, where these have its kinds of work."""
+    """Network -> the same by the fit to all other families, if these have its kinds of work."""
 
     @property
     def error(self) -> float:
-        """Mean of their absolute values."""
+        """Mean absolute error."""
         return statistics.fmean(map(abs, self.errors.values()))
 
     @property
@@ -67,7 +68,7 @@ class Fit:
         return statistics.fmean(map(abs, self.family_errors.values()))
 
     def entry(self) -> dict[str, float]:
-        """`training` of the catalogue."""
+        """Values of `training` in the catalogue."""
         return {
             **{kind: _rounded(speed) for kind, speed in self.speeds.items()},
             "error": _rounded(self.error, 2),
@@ -87,7 +88,7 @@ def fit(device: str) -> Fit:
 
 
 def table(fits: Mapping[str, Fit]) -> str:
-    """In Markdown."""
+    """Format as a table in Markdown."""
     lines = ["| network | " + " | ".join(f"{device}, s | held out" for device in fits) + " |"]
     lines.append("|---" * (1 + 2 * len(fits)) + "|")
     for row in _rows():
@@ -105,7 +106,7 @@ def table(fits: Mapping[str, Fit]) -> str:
 
 
 def ratios() -> str:
-    """How many times as long a step takes on the first device as on the second."""
+    """Describe how many times as long a step takes on the first device as on the second."""
     first, second = DEVICES
     fits = {device: fit(device) for device in DEVICES}
     both = [row for row in _rows() if row[first] and row[second]]
@@ -131,7 +132,7 @@ def _rows() -> list[dict[str, str]]:
 
 
 def _family(network: str) -> str:
-    """`resnet` of `resnet18`."""
+    """Return the family of a network: `resnet` of `resnet18`."""
     return re.split(r"[^a-z]", network)[0]
 
 
@@ -140,7 +141,7 @@ def _work(row: Mapping[str, str]) -> Work:
 
 
 def _part(each: Work, kind: str) -> float:
-    """Of the operations; memory always counts."""
+    """Share of a kind in the operations; 1 for memory."""
     flop = each.convolution + each.depthwise + each.matrix
     return 1.0 if kind == "memory" else float(getattr(each, kind)) / flop
 
@@ -162,7 +163,7 @@ def _rounded(value: float, digits: int = 3) -> float:
 
 def _count() -> None:
     for row in _rows():
-        found = work.count(_step(row["network"], "meta"))
+        found = step_work.count_work(_step(row["network"], "meta"))
         print(row["network"], *(f"{getattr(found, kind):.4g}" for kind in KINDS), sep=",")
 
 
@@ -173,11 +174,11 @@ def _host() -> None:
         if row["network"] not in _ON_HOST:
             continue
         run = _step(row["network"], "cpu")
-        run()  # sets the libraries up
+        run()  # initializes the libraries
         begin = time.thread_time()
         run()
         took = time.thread_time() - begin
-        told = sum(calibration.seconds(_work(row), found.training).values())
+        told = sum(calibration.work_seconds(_work(row), found.training).values())
         print(f"{row['network']}: took {took:.2f} s, predicted {told:.2f} s ({told / took - 1:+.0%})")
 
 
@@ -187,7 +188,7 @@ def _step(network: str, device: str) -> Callable[[], None]:
     net = create_model(_TIMM.get(network, network), num_classes=1000).to(device)
     x = torch.zeros(_BATCH, 3, 224, 224, device=device)
     y = torch.zeros(_BATCH, dtype=torch.int64, device=device)
-    return partial(work.step, net, x, y, torch.nn.functional.cross_entropy)
+    return partial(step_work.gradient_step, net, x, y, torch.nn.functional.cross_entropy)
 
 
 _TIMM = {f"vit_{size}": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")}

@@ -1,12 +1,12 @@
-"""What devices that mostly wait cost in virtual time, by runs of equal work, 10 to 100,000 devices.
+"""Cost in virtual time of devices that mostly wait: runs of equal work with 10 to 100,000 devices.
 
     python -m benchmarks.scale [--most 100000] [--figure FILE]
 
-Each run is one of `testbed up`, in a process of its own, from its start to its end: FedBuff, eight
-devices at a time, 2,000 updates of 20 steps each, logistic regression on scikit-learn's digits. So all
-that may differ is what the number of devices costs: to plan them, to deal out data, to know them, to
-write them down. CPU seconds are those of all threads, and change less than those on the clock beside
-other work; MB are the most that the process held. The limit is 4 GB for 100,000 devices.
+Each run is a `testbed up` in a process of its own, from its start to its end: FedBuff, eight devices at
+a time, 2,000 updates of 20 steps each, logistic regression on scikit-learn's digits. So only the cost of
+the number of devices varies: planning, partitioning, bookkeeping, recording. CPU seconds are those of
+all threads; on a busy host they vary less than wall-clock seconds. MB are the maximum that the process
+held. The limit is 4 GB for 100,000 devices.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _TOPOLOGY = """
 class Measured:
     devices: int
     wall: float
-    """Seconds."""
+    """Wall-clock seconds."""
     cpu: float
-    """Seconds."""
+    """CPU seconds."""
     memory: float
-    """MB."""
+    """Maximum memory in MB."""
 
 
 def run(devices: int) -> Measured:
-    """A run of so many devices. Raises RuntimeError, with what it printed, where it fails."""
+    """Run `devices` devices. Raises RuntimeError, with the run's output, if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         topology = Path(folder) / "scale.yaml"
         topology.write_text(textwrap.dedent(_TOPOLOGY.format(devices=devices)))
@@ -70,7 +70,7 @@ def run(devices: int) -> Measured:
 
 
 def draw(found: Sequence[Measured], path: Path) -> None:
-    """CPU seconds and memory against the number of devices, both axes logarithmic."""
+    """Draw CPU seconds and memory against the number of devices, on logarithmic axes."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
@@ -122,7 +122,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
     parser.add_argument("--most", type=int, default=_SIZES[-1], help="devices")
-    parser.add_argument("--figure", type=Path, help="draw the chart there")
+    parser.add_argument("--figure", type=Path, help="file to draw the chart into")
     return parser.parse_args()
 
 

@@ -1,9 +1,10 @@
-"""What secure aggregation takes of a million parameters and ten clients, beside a copy of the model.
+"""Time of secure aggregation for a million parameters and ten clients, relative to a copy of the model.
 
     python -m benchmarks.secure [--parameters 1000000] [--clients 10] [--updates 10]
 
-Each line is the best of some tries, in milliseconds and in copies: what it takes to copy the model's
-float32 vector, which is the pace of memory. One thread, as a device with a share of a core has.
+Each line is the best of several tries, in milliseconds and in copies: multiples of the time to copy the
+model's float32 vector, which shows the speed of memory. One thread, as a device with a share of a core
+has.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"  # before NumPy is there
+    os.environ[variable] = "1"  # before NumPy is imported
 
 import numpy as np  # noqa: E402
 
@@ -29,7 +30,7 @@ _TRIES = 5
 
 
 def _best(work: Callable[[], object], tries: int = _TRIES) -> float:
-    """Seconds of CPU time."""
+    """CPU seconds of the best try."""
     took = []
     for _ in range(tries):
         began = time.process_time()

@@ -1,9 +1,9 @@
-"""Whether memory stays flat over a million updates in virtual time.
+"""Check that memory stays flat over a million updates in virtual time.
 
     python -m benchmarks.soak [UPDATES]
 
-Twenty devices of four speeds, two of which come and go: after each tenth of the updates, seconds and
-the memory of the process.
+Twenty devices of four speeds, two of which come and go. After each tenth of the updates it prints the
+seconds and the memory of the process.
 """
 
 from __future__ import annotations

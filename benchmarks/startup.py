@@ -1,13 +1,13 @@
-"""What it takes until devices are ready: seconds, CPU time and memory, against bare containers.
+"""Time, CPU time and memory until devices are ready, compared with bare containers.
 
     python -m benchmarks.startup [--runtime docker] [--devices 20 100]
 
-Ours is a run of `testbed up`, with logistic regression on scikit-learn's digits: from the launch until
-all devices are ready; the CPU time that a device has taken by then (in `docker` its container's, init
-included); and by how much less memory was available on the host at the worst moment, divided by the
-devices: broker, aggregator and whatever the engine needs for a container are in it. In `docker` the
-same number of bare containers of the same image follows, two at a time as ours, without network, which
-do nothing but import torch: the least that a container which trains with torch can take.
+Ours is a run of `testbed up` with logistic regression on scikit-learn's digits: seconds from the launch
+until all devices are ready; CPU seconds per device until then (in `docker` its container's, init
+included); and the largest decrease of the host's available memory, divided by the number of devices, so
+broker, aggregator and the engine's needs are included. In `docker` the same number of bare containers of
+the same image follows, two at a time as ours, without network: they only import torch, which is the
+minimum for a container that trains with torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOPOLOGY = """
     stop: {{after: 2s}}
 """
 _AT_ONCE = 2
-"""Bare containers that are started at once."""
+"""Number of bare containers that are started at once."""
 _BARE = """
 import resource, time
 import torch
@@ -57,14 +57,14 @@ time.sleep(600)
 
 @dataclass(slots=True)
 class Memory:
-    """Bytes that were available less than at the beginning, at most."""
+    """Largest decrease of available memory since the beginning, in bytes."""
 
     taken: int = 0
 
 
 @contextmanager
 def watched() -> Iterator[Memory]:
-    """Watches the host's memory."""
+    """Watch the host's memory within the context."""
     found, over = Memory(), threading.Event()
     before = psutil.virtual_memory().available
 
@@ -82,8 +82,8 @@ def watched() -> Iterator[Memory]:
 
 
 def ours(devices: int, runtime: str) -> tuple[float, float, float, str | None]:
-    """Seconds, CPU seconds of a device (median), MB of a device, and the agents' image where there is
-    one. Raises RuntimeError, with what it printed, where the run fails."""
+    """Measure a run: seconds, CPU seconds per device (median), MB per device, and the agents' image
+    (None if it has none). Raises RuntimeError, with the run's output, if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         topology = Path(folder) / "startup.yaml"
         topology.write_text(textwrap.dedent(_TOPOLOGY.format(devices=devices)))
@@ -107,7 +107,7 @@ def ours(devices: int, runtime: str) -> tuple[float, float, float, str | None]:
 
 
 def bare(devices: int, image: str) -> tuple[float, float, float]:
-    """The same of containers that only import torch."""
+    """Measure the same for containers that only import torch."""
     from testbed.host import docker_engine
 
     with closing(docker_engine.connect()) as engine, watched() as memory:

@@ -1,11 +1,12 @@
-"""What docs/evidence/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm NAME...`:
+"""Measurements on many hosts for docs/evidence/swarm.md, on this machine. `python -m benchmarks.swarm
+NAME...`:
 
     fidelity   `testbed calibrate --fidelity`, with devices on both nodes
     services   how fast a Swarm makes what a device needs, and how fast a node's engine answers
     broker     CPU time of Mosquitto per message, by size
 
-The nodes are two engines in namespaces of this machine (`tests.two_engines`, which needs root): they
-share its cores, so each node's devices are other work to the other node.
+The nodes are two engines in namespaces of this machine (`tests.two_engines`, which needs root). They
+share its cores, so to each node the other's devices are other work on the host.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Engines = tuple[Engine, Engine]
 
 @contextmanager
 def _engines() -> Iterator[Engines]:
-    """The manager with all images, a worker with all that it needs."""
+    """Start the manager with all images, and a worker with all that it needs."""
     with closing(docker_engine.connect()) as client:
         images.ensure(client, print)
     tags = images.current_tags(images.FOLDER, images.AGENTS)
@@ -75,7 +76,7 @@ def fidelity(_: Engines) -> None:
 
 
 def services(engines: Engines) -> None:
-    """Services of the base image that sleep, each with two secrets, as a device has."""
+    """Measure services of the base image that sleep, each with two secrets, as a device has."""
     manager, worker = engines
     base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
     api: Any = manager.client.api
@@ -130,7 +131,7 @@ def _all_run(api: Any, made: Sequence[str]) -> bool:
 
 
 def broker() -> None:
-    """One that publishes, one that subscribes."""
+    """Measure one publisher and one subscriber."""
     print(f"{'message':<22}{'messages/s':>11}{'MB/s':>7}{'cores':>7}{'a core carries':>16}")
     for what, size in _SIZES.items():
         made = accounts("load", ["d-0"])
@@ -139,7 +140,10 @@ def broker() -> None:
         count = spawn.Value("q", -1)
         with tempfile.TemporaryDirectory() as folder:
             conf = write_mosquitto(
-                Path(folder) / "broker", made, Listeners(HOST, port), limits=BrokerLimits.of(size, 1)
+                Path(folder) / "broker",
+                made,
+                Listeners(HOST, port),
+                limits=BrokerLimits.for_run(size, 1),
             )
             mosquitto = psutil.Popen(
                 [find_mosquitto() or "mosquitto", "-c", str(conf)],
@@ -193,7 +197,7 @@ def _cpu(process: psutil.Process) -> float:
 
 def _read(login: BrokerAccess, count: Any) -> None:
     def received(_: object) -> None:
-        count.value += 1  # no other process writes it
+        count.value += 1  # this process is the only writer
 
     topics = [_TOPICS.update("+")] if login.username == AGGREGATOR else [_TOPICS.telemetry("+")]
     connection = Connection(login, topics, received, largest={"update": 2**32, "telemetry": 2**32})
@@ -203,7 +207,7 @@ def _read(login: BrokerAccess, count: Any) -> None:
 
 
 def _write(login: BrokerAccess, size: int, count: Any) -> None:
-    """As fast as they come out at the other end, a few on their way."""
+    """Publish as fast as messages arrive at the other end, with a few in flight."""
     connection = Connection(login, [], lambda _: None)
     connection.open()
     payload, sent, progress = b"x" * size, 0, (0, 0.0)
@@ -212,7 +216,7 @@ def _write(login: BrokerAccess, size: int, count: Any) -> None:
             progress = count.value, time.monotonic()
         if sent - count.value > max(2, min(100, 1_000_000 // size)):
             if time.monotonic() - progress[1] > _LOST_SECONDS:
-                sent = count.value  # the broker may drop what has QoS 0
+                sent = count.value  # the broker may drop messages of QoS 0
             time.sleep(0.0005)
             continue
         if size > 1000:

@@ -1,7 +1,7 @@
-"""Every task as a table: where it is from, its size, and what a client of it costs.
+"""Table of all tasks: their source, their size, and what a client of each costs.
 
     python -m benchmarks.tasks              # the table of docs/evidence/tasks.md
-    python -m benchmarks.tasks mnist-cnn    # these tasks alone
+    python -m benchmarks.tasks mnist-cnn    # only these tasks
 
 Each task has a process of its own with one thread of torch, as a device has. It trains as the client
 does, on noise of the dataset's shape, and makes the message that it would send.
@@ -20,7 +20,7 @@ import numpy as np
 
 _SAMPLES, _BATCH, _STEPS = 64, 32, 10
 _SKIPPED = {"quadratic"}
-"""A task without a model of its own size."""
+"""Tasks whose model has no size of its own."""
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def _measured(name: str) -> dict[str, Any]:
         "parameters": start.size,
         "bytes": message_sizes("run", "", start, buffers)[1],
         "seconds": seconds,
-        "memory": peak + len(payload),  # once more in the hands of MQTT
+        "memory": peak + len(payload),  # MQTT holds a second copy
     }
 
 

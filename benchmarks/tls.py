@@ -1,11 +1,11 @@
-"""What TLS between clients and broker costs: updates per second, and bytes per update.
+"""Cost of TLS between clients and broker: updates per second, and bytes per update.
 
     python -m benchmarks.tls
 
-Mosquitto, and an aggregator and clients without any learning: each client answers a model at once with
-an update of that size, so this is the most that the wire can cost. The clients are in a process of their
-own, with TLS and without by turns; the ratio of the two is to be compared, the figures are this
-machine's. Bytes are the payload of TCP, both ways, of one round.
+Mosquitto, and an aggregator and clients without learning: each client answers a model at once with an
+update of that size, so this is the highest cost that TLS can have. The clients are in a process of their
+own, with and without TLS in turns; compare the ratio, as the figures are this machine's. Bytes are TCP
+payload in both directions, per round.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
 CLIENTS = ("a", "b")
 SIZES = {"10k": 10_000, "550k": 550_000, "11M": 11_000_000}
-"""Parameters."""
+"""Label -> number of parameters."""
 _TURNS, _SECONDS = 5, 1.5
 TOPICS = Topics("bench")
 ANY_SIZE = {"model": 2**32, "update": 2**32}
 
 
 def answer(logins: dict[str, BrokerAccess]) -> None:
-    """The clients' process: an update for every model."""
+    """Run the clients' process: an update in answer to every model."""
     connections: dict[str, Connection] = {}
 
     def open_one(name: str, login: BrokerAccess) -> None:
@@ -68,7 +68,7 @@ def updates_per_second(aggregator: BrokerAccess, logins: dict[str, BrokerAccess]
         model = bytes(4 * size)
         for name in logins:
             connection.publish(TOPICS.model(name), model)
-        for _ in logins:  # warm
+        for _ in logins:  # warm-up
             connection.publish(TOPICS.model(TOPICS.split(inbox.get(timeout=60).topic)[1]), model)
         count, begin = 0, time.perf_counter()
         while count < 3 or time.perf_counter() < begin + _SECONDS:
@@ -82,7 +82,8 @@ def updates_per_second(aggregator: BrokerAccess, logins: dict[str, BrokerAccess]
 
 
 def bytes_per_round(aggregator: BrokerAccess, login: BrokerAccess, size: int) -> int:
-    """Of a model to one client and its update, as a forwarder between client and broker counts them."""
+    """Count the bytes of a model to one client and of its update, by a forwarder between client and
+    broker."""
     counted = [0]
 
     def forward(source: socket.socket, target: socket.socket) -> None:
@@ -115,7 +116,7 @@ def bytes_per_round(aggregator: BrokerAccess, login: BrokerAccess, size: int) ->
         before = counted[0]
         server.publish(TOPICS.model("a"), bytes(4 * size))
         inbox.get(timeout=60)
-        time.sleep(0.2)  # the acknowledgements
+        time.sleep(0.2)  # wait for the acknowledgements
         found = counted[0] - before
         client.close()
         server.close()

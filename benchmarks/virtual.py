@@ -1,18 +1,17 @@
-"""Virtual time, and the local training in it, against plain loops over the clients.
+"""Virtual time, and the local training in it, compared with plain loops over the clients.
 
     python -m benchmarks.virtual [stacks | start]
 
-Client-steps (mini-batch steps of one client) per second and, as ratios, how many times as many as three
-loops over the clients in the same run make: one as tutorials write it (DataLoader, torch.optim), a lean
-one in PyTorch (autograd, SGD by hand), and for logistic regression a lean one in NumPy (the gradient by
-hand, all in place). Of the batched trainer with all clients at once; of a whole run of AREA, where
-far fewer are pending when the next result is needed; and of the trainer by how many there are.
-`stacks` prints what it brings to train a perceptron's clients as one stack
-(docs/evidence/virtual-time.md); `start`, which is part of the whole, how long `testbed up` takes until
-the run clock starts.
+Client-steps (mini-batch steps of one client) per second, and how many times as many as three loops over
+the clients in the same run: one as tutorials write it (DataLoader, torch.optim), a lean one in PyTorch
+(autograd, SGD by hand), and for logistic regression a lean one in NumPy (gradient by hand, all in
+place). Measured are the batched trainer with all clients at once; a whole run of AREA, where far fewer
+are pending when the next result is needed; and the trainer by number of clients. `stacks` shows the gain
+of training a perceptron's clients as one stack (docs/evidence/virtual-time.md); `start`, which is part
+of the whole, how long `testbed up` takes until the run clock starts.
 
-All take turns, and of each the median counts. Absolute numbers are this machine's. MNIST and CIFAR-10
-come from TESTBED_DATA where that is set, else noise of their shape is as good.
+All take turns, and the median of each counts. Absolute figures are this machine's. MNIST and CIFAR-10
+come from TESTBED_DATA if that is set; otherwise noise of their shape is used, which is as good.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ from testbed.virtual.stacked_training import BatchTrainer, Job
 
 _TURNS = 7
 _TURN = 0.25
-"""Seconds at least of each, in every turn."""
+"""Minimum seconds of each contender in every turn."""
 _NAMES: dict[type[Task], str] = {
     MnistLogreg: "mnist-logreg",
     Cifar10Cnn: "cifar10-cnn",
@@ -71,10 +70,10 @@ _NAMES: dict[type[Task], str] = {
 }
 _CLASSES = 10
 _STEPS = 1024
-"""Client-steps of a loop in one turn, about."""
+"""Approximate number of client-steps of a loop per turn."""
 _AT_ONCE = (1, 4, 14, 64, 128)
 _STACKS = ((10, 32), (16, 32), (32, 32), (100, 32), (16, 100), (100, 100))
-"""Clients and hidden units of a perceptron."""
+"""Numbers of clients and of hidden units of a perceptron."""
 _AREA = {"name": "area", "criterion": "every", "every": 4}
 _FEDBUFF = {"name": "fedbuff", "buffer_size": 10, "concurrency": 30}
 _STARTS = 5
@@ -92,14 +91,14 @@ class Setting:
     batch_size: int
     steps: int
     updates: int
-    """Of a whole run."""
+    """Number of updates of a whole run."""
     lr: float = 0.05
     rule: Mapping[str, Any] = field(default_factory=lambda: _AREA)
     goal: str = ""
-    """What a whole run is to reach."""
+    """Goal for a whole run."""
 
     def parts(self) -> list[Indices]:
-        """Samples of each client in `train`."""
+        """Samples of each client, as indices into `train`."""
         return np.array_split(np.random.default_rng(0).permutation(len(self.train)), self.clients)
 
     def starts(self) -> list[Vector]:
@@ -220,8 +219,8 @@ class Lean:
 
 
 class Hand:
-    """A loop over clients that is as lean as it gets: logistic regression's gradient by hand, in NumPy,
-    in memory that is there from the start."""
+    """The leanest loop over clients: logistic regression's gradient by hand, in NumPy, in memory that is
+    allocated once."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -276,7 +275,7 @@ class Hand:
 
 
 class Batched:
-    """The virtual runtime's trainer, `at_once` clients after `at_once` clients."""
+    """The virtual runtime's trainer, with `at_once` clients at a time."""
 
     def __init__(self, setting: Setting, at_once: int) -> None:
         self._setting = setting
@@ -342,23 +341,25 @@ class WholeRun:
         self._prepared = Prepared(setting.train, test, parts)
 
     def client_steps(self) -> int:
-        """Run it once; return how many steps its updates are made of."""
+        """Run it once; return the number of steps in its updates."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "topology.yaml"
             path.write_text(self._topology, encoding="utf-8")
             topology, plan = planning.plan_file(path, Options())
             directory = RunDirectory.create(Path(folder), "run")
-            preparing.write(topology, plan, directory)
+            preparing.write_inputs(topology, plan, directory)
             samples = {client: len(part) for client, part in self._prepared.indices.items()}
             run(RunSpec(directory, topology, plan, samples), self._prepared, View())
         return self._steps
 
 
 def seconds_per_step(*contenders: Callable[[], int]) -> list[float]:
-    """Seconds of each per client-step, the median of several turns: they take turns, so that a host with
-    other work slows all of them."""
+    """Seconds per client-step of each contender: the median of several turns.
+
+    They take turns, so that other work on the host slows all of them.
+    """
     for contender in contenders:
-        contender()  # caches and memory are warm from here on
+        contender()  # warms up caches and memory
     seconds: list[list[float]] = [[] for _ in contenders]
     for _ in range(_TURNS):
         for contender, own in zip(contenders, seconds, strict=True):
@@ -370,7 +371,7 @@ def seconds_per_step(*contenders: Callable[[], int]) -> list[float]:
 
 
 def one_by_one(loop: Tutorial | Lean | Hand) -> list[Callable[[], int]]:
-    """With all threads that torch takes, and with one, which is often faster: the better one counts."""
+    """With all threads that torch uses, and with one, which is often faster: the better one counts."""
 
     def client_steps(threads: int) -> int:
         """Train some of the clients; return how many steps that was."""
@@ -378,7 +379,7 @@ def one_by_one(loop: Tutorial | Lean | Hand) -> list[Callable[[], int]]:
         clients = min(loop.setting.clients, max(1, _STEPS // loop.setting.steps))
         for client in range(clients):
             loop.train(client)
-        torch.set_num_threads(most)  # whoever comes next takes as many as it likes
+        torch.set_num_threads(most)  # the next contender starts with all threads
         return clients * loop.setting.steps
 
     most = torch.get_num_threads()
@@ -387,7 +388,7 @@ def one_by_one(loop: Tutorial | Lean | Hand) -> list[Callable[[], int]]:
 
 
 def loops(setting: Setting) -> dict[str, list[Callable[[], int]]]:
-    """The loops over the clients, by name; the NumPy one for logistic regression alone."""
+    """Return the loops over the clients, by name; the NumPy loop only for logistic regression."""
     found = {"tutorial": one_by_one(Tutorial(setting)), "PyTorch": one_by_one(Lean(setting))}
     if isinstance(setting.task, MnistLogreg):
         found["NumPy"] = one_by_one(Hand(setting))
@@ -395,7 +396,7 @@ def loops(setting: Setting) -> dict[str, list[Callable[[], int]]]:
 
 
 def compare(setting: Setting) -> None:
-    """The trainer with all clients at once, and a whole run, against one by one."""
+    """Compare the trainer with all clients at once, and a whole run, with one client at a time."""
     slow = loops(setting)
     contenders = Batched(setting, setting.clients).client_steps, WholeRun(setting).client_steps
     trainer, whole, *times = seconds_per_step(*contenders, *itertools.chain(*slow.values()))
@@ -412,7 +413,7 @@ def compare(setting: Setting) -> None:
 
 
 def by_number_at_once(setting: Setting) -> None:
-    """What it costs that few clients are trained at once."""
+    """Measure the cost of training few clients at once."""
     contenders = [Batched(setting, number).client_steps for number in _AT_ONCE]
     *times, loop = seconds_per_step(*contenders, *one_by_one(Hand(setting)))
     print(f"\n{setting.label}: {1e6 * loop:.0f} µs per client-step of the NumPy loop; the trainer,")
@@ -422,7 +423,7 @@ def by_number_at_once(setting: Setting) -> None:
 
 
 def without_stacks(contender: Callable[[], int]) -> Callable[[], int]:
-    """The same, each client trained by itself: no number of clients is enough for a stack."""
+    """Return the same contender with each client trained by itself, never as a stack."""
 
     def client_steps() -> int:
         with patch.object(objectives, "_FEW", sys.maxsize):
@@ -432,7 +433,7 @@ def without_stacks(contender: Callable[[], int]) -> Callable[[], int]:
 
 
 def stacks() -> None:
-    """What it brings to train the clients of a perceptron as one stack."""
+    """Measure the gain of training the clients of a perceptron as one stack."""
     mnist, threads = _images("ylecun/mnist", (60_000, 28, 28)), torch.get_num_threads()
     print(f"µs per client-step of a perceptron on MNIST, 10 steps of 16 samples, {threads} threads\n")
     for heads in (
@@ -441,11 +442,11 @@ def stacks() -> None:
     ):
         _row(*heads)
     for clients, hidden in _STACKS:
-        torch.set_num_threads(threads)  # which the loops change
+        torch.set_num_threads(threads)  # the loops change it
         task = Perceptron(hidden=hidden)
         setting = Setting("perceptron", task, mnist, clients, batch_size=16, steps=10, updates=300)
         stacked, whole = Batched(setting, clients).client_steps, WholeRun(setting).client_steps
-        with patch.object(objectives, "_FEW", sys.maxsize):  # a trainer finds out when it is made
+        with patch.object(objectives, "_FEW", sys.maxsize):  # read when a trainer is made
             single = Batched(setting, clients).client_steps
         contenders = stacked, without_stacks(single), whole, without_stacks(whole)
         together, apart, run, plain, *loop = (
@@ -458,7 +459,7 @@ def stacks() -> None:
 
 
 def print_start() -> None:
-    """How long `testbed up` takes before the run clock starts."""
+    """Measure how long `testbed up` takes before the run clock starts."""
     task = "mnist-logreg" if os.environ.get("TESTBED_DATA") else "digits-logreg"
     topology = {
         "name": "start",
@@ -477,7 +478,7 @@ def print_start() -> None:
 
 
 def _until_the_clock_starts(topology: Path, runs: Path) -> float:
-    """Seconds from the command on."""
+    """Seconds from the command until the run clock starts."""
     began = time.time()
     command = [sys.executable, "-m", "testbed", "up", str(topology), "--runs", str(runs)]
     subprocess.run(command, check=True, capture_output=True)

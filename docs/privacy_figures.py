@@ -25,7 +25,7 @@ from analysis import metrics, privacy
 from analysis.charts.chart import PALETTE
 from analysis.load import Run, load
 from testbed import topology
-from testbed.plan.costs import on_link
+from testbed.plan.costs import bytes_on_link
 
 PICTURES = Path(__file__).parent / "pictures"
 _COLORS = [PALETTE[name] for name in ("blue", "orange", "green", "red")]
@@ -111,15 +111,15 @@ def _sent(run: Run, at: Numbers) -> Numbers:
             total += np.interp(at, own["at"], own["sent"] - own["sent"].iloc[0])
         return total
     updates = run.updates.sort_values("sent")
-    sizes = np.cumsum([on_link(size) for size in updates["bytes"]])
+    sizes = np.cumsum([bytes_on_link(size) for size in updates["bytes"]])
     total += _until(at, updates["sent"].to_numpy(), sizes)
     settings = topology.load(run.path / "topology.yaml").secure
     if settings is not None:
         length, devices = code_of(settings, _PARAMETERS).length, len(settings.clients)
-        shares = on_link(share_size(length)) * (devices - 1) * np.arange(1, len(updates) + 1)
+        shares = bytes_on_link(share_size(length)) * (devices - 1) * np.arange(1, len(updates) + 1)
         total += _until(at, np.sort(updates["train_start"].to_numpy()), shares)
         made = np.unique(updates["applied"].to_numpy())
-        answers = on_link(sum_size(length)) * devices * np.arange(1, len(made) + 1)
+        answers = bytes_on_link(sum_size(length)) * devices * np.arange(1, len(made) + 1)
         total += _until(at, made, answers)
     return total
 

@@ -116,12 +116,12 @@ def commands() -> str:
     return text + "\nExit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.\n"
 
 
-def catalogue(title: str, what: str, entries: list[catalog.Entry]) -> str:
+def catalogue(title: str, what: str, entries: list[catalog.CatalogEntry]) -> str:
     """Rules or tasks, with their docstrings and parameters."""
     return "\n\n".join([f"# {title}", f"The {what}, by name.", *map(_entry, entries)])
 
 
-def _entry(entry: catalog.Entry) -> str:
+def _entry(entry: catalog.CatalogEntry) -> str:
     facts = [f"- {name}: {value}" for name, value in entry.facts.items() if value not in (None, "no")]
     rows = [
         (f"`{p.name}`", p.type, "required" if p.required else f"`{p.default}`", p.description)

@@ -7,10 +7,10 @@
         result = run.wait()
     result.evaluations          # tables of pandas
 
-`up` starts a run and `attach` finds one, both as a `RunHandle`; `simulate` runs in virtual time, `sweep`
-many runs, and `load` reads what a run has left. All that the command line does it does by functions of
-here (docs/guide/python.md has the table). What goes wrong for a reason that the user can mend is a
-`TestbedError`. A name is imported when it is first used, so that `import testbed` costs nothing.
+`up` starts a run and `attach` finds one; both return a `RunHandle`. `simulate` runs in virtual time,
+`sweep` makes many runs, `load` reads a run's records. The command line is built on these functions
+(docs/guide/python.md has the table). Errors that the user can fix are `TestbedError`s. Each name is
+imported when it is first used, so that `import testbed` is fast.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from testbed.api.handle import RunHandle as RunHandle
     from testbed.api.launching import Launch as Launch
     from testbed.api.launching import distribution as distribution
-    from testbed.api.launching import planned as planned
-    from testbed.api.launching import validated as validated
+    from testbed.api.launching import plan_run as plan_run
+    from testbed.api.launching import validate as validate
     from testbed.api.machine import build_images as build_images
     from testbed.api.machine import calibrate as calibrate
     from testbed.api.machine import doctor as doctor
@@ -74,8 +74,8 @@ bundle.make_importable()
 _WHERE = {
     "RunHandle": "testbed.api.handle",
     "Launch": "testbed.api.launching",
-    "planned": "testbed.api.launching",
-    "validated": "testbed.api.launching",
+    "plan_run": "testbed.api.launching",
+    "validate": "testbed.api.launching",
     "distribution": "testbed.api.launching",
     "up": "testbed.api.running",
     "start": "testbed.api.running",
@@ -119,7 +119,7 @@ _WHERE = {
     "RunFailedError": "testbed.errors",
     "TestbedError": "testbed.errors",
 }
-"""The module of each name that is imported when it is first used."""
+"""Module of each public name; it is imported when the name is first used."""
 
 __all__ = [*_WHERE, "events"]
 

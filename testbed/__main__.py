@@ -1,4 +1,4 @@
-"""`testbed`, and `python -m testbed`."""
+"""Entry point of the command `testbed` and of `python -m testbed`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Entry point. An interrupt is no error, also while all that is needed is imported."""
+    """Run the command line. Ctrl-C exits with 130, also while modules are still being imported."""
     try:
         from testbed.cli.main import main as run
     except KeyboardInterrupt:

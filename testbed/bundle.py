@@ -1,8 +1,8 @@
-"""Where all that belongs to the package `testbed` lies: `agents`, `analysis`, images/, topologies/.
+"""Location of all that belongs to the package `testbed`: `agents`, `analysis`, images/, topologies/.
 
-In a checkout they are beside it. A wheel has them below `testbed/_bundled/`, where they take no name
-from anyone: other projects own a top-level package `agents`, too. `import testbed` makes ours the ones
-that `import agents` and `import analysis` find, from either place.
+In a checkout they are beside it. A wheel has them in `testbed/_bundled/`, because other projects install
+a top-level package `agents`, too. In both cases `import testbed` ensures that `import agents` and
+`import analysis` find ours.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ IMAGES = ROOT / "images"
 TOPOLOGIES = ROOT / "topologies"
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
 COMMIT = ROOT / "COMMIT"
-"""The commit that a wheel was built from, where that was known."""
+"""File with the commit that a wheel was built from; missing in a checkout, or if it was not known."""
 
 _PACKAGES = ("agents", "analysis")
 
 
 class _Finder:
-    """Finds our packages at their place, whatever else of that name there is."""
+    """Import hook that finds our packages in `ROOT` even if others have the same name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -36,9 +36,9 @@ class _Finder:
 
 
 def make_importable() -> None:
-    """Have `import agents` and `import analysis` find our packages from now on.
+    """Make `import agents` and `import analysis` find our packages from now on.
 
-    Raises ImportError where this process has imported another package of such a name already.
+    Raises ImportError if this process has already imported another package of that name.
     """
     for name in _PACKAGES:
         loaded = sys.modules.get(name)
@@ -46,8 +46,8 @@ def make_importable() -> None:
         if loaded is not None and not any(_same(place, ROOT / name) for place in places):
             where = next(filter(None, reversed(places)), "unknown place")
             raise ImportError(
-                f"testbed has a package {name!r}, and this process has imported another one of that "
-                f"name ({where}): only one of them can be had in a process. Import testbed first, in a "
+                f"testbed needs its own package {name!r}, but this process has already imported another "
+                f"one ({where}): a process can have only one of them. Import testbed first, in a "
                 "process that does not need the other"
             )
     sys.meta_path.insert(0, _Finder())

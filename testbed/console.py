@@ -1,6 +1,6 @@
-"""Output of the command line: its consoles, text, tables and JSON.
+"""Output of the command line: consoles, text, tables and JSON.
 
-rich is imported when something is printed: `testbed --help` and a shell's completion do without.
+rich is imported only when something is printed, so that `testbed --help` and shell completion are fast.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TEXTS = ("device", "profile", "state")
-"""Columns of words in `plain` tables; all others are numbers."""
+"""Columns of a `number_table` that hold words, and are aligned left; all others hold numbers."""
 _WORTH_SECONDS = 2.0
-"""What takes less is not told the time of."""
+"""Shorter work gets no report of its remaining time."""
 _RAREST_SECONDS = 30.0
-"""At most, from one line on progress to the next."""
+"""Longest time between two lines on progress."""
 _ANY_WIDTH = 10_000
-"""Characters, more than any table has in a line."""
+"""Characters; more than the widest line of any table."""
 Report = Callable[[str], object]
-"""Is told lines on progress."""
+"""Callback for progress lines."""
 
 
 def silent(_: str) -> None:
-    """A `Report` that nobody reads."""
+    """A `Report` that discards its lines."""
 
 
 verbosity = 0
-"""What the user wants to read: -1 with `--quiet`, results and errors alone; 1 with `--verbose`."""
+"""-1 with `--quiet` (only results and errors), 1 with `--verbose`, else 0."""
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def err() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    """A console whose tables are as wide as their contents where no screen sets a limit."""
+    """Make a console. Unless it is a terminal, its tables are as wide as their contents need."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False)
@@ -68,7 +68,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 class _Unpadded:
-    """A stream of `sys`, without the blanks that rich fills the lines of a table with."""
+    """A stream of `sys` without the trailing blanks that rich writes in the lines of a table."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -81,20 +81,20 @@ class _Unpadded:
 
 
 def print_text(text: str) -> None:
-    """Print text as it is: never read as markup, and lines broken by a terminal alone."""
+    """Print text unchanged: it is not read as markup, and only a terminal wraps its lines."""
     out().print(text, soft_wrap=True)
 
 
 def remark(text: str) -> None:
-    """Print what is no result: progress, and what to do next. With `--quiet` nothing."""
+    """Print progress or a hint on what to do next; nothing with `--quiet`."""
     if verbosity >= 0:
         print_text(text)
 
 
 @contextmanager
 def busy(text: str) -> Iterator[None]:
-    """Inside, a terminal shows `text` and how long it has taken so far, below what else is printed. For
-    what has no end that could be foretold."""
+    """Show `text` and the elapsed time below other output while the `with` block runs, if standard
+    output is a terminal. For work whose duration cannot be predicted."""
     if verbosity < 0 or not out().is_terminal:
         yield
         return
@@ -106,18 +106,20 @@ def busy(text: str) -> Iterator[None]:
         yield
 
 
-class Progress:
-    """Tells from time to time how much is done of something that takes long, and the time that is left:
-    first after two seconds, and then ever more rarely."""
+class ProgressReporter:
+    """Report progress and the remaining time of long work: first after two seconds, then less and less
+    often, but at least every 30 s."""
 
     def __init__(self, report: Report, what: str, *, of_bytes: bool = False) -> None:
-        """`of_bytes`: what is done is bytes, and told as such; else its share is."""
+        """`what`: beginning of each line. `of_bytes`: the work is counted in bytes, and lines give MB
+        and MB/s; otherwise they give a percentage."""
         self._report, self._what, self._of_bytes = report, what, of_bytes
         self._begun = time.monotonic()
         self._due = 0.0
 
     def __call__(self, done: float, total: float, before: float = 0.0) -> None:
-        """`done` of `total` is; `before` of it was when this began."""
+        """Report, if it is time for that, that `done` of `total` is finished; `before` of it already was
+        when this reporter was made."""
         taken = time.monotonic() - self._begun
         left = time_left(taken, done - before, total - before)
         if not left or taken < self._due:
@@ -131,14 +133,14 @@ class Progress:
 
 
 def time_left(taken: float, done: float, total: float) -> str:
-    """`about 40 s left`, where `done` of `total` equal pieces took `taken` seconds; empty where that is
-    too early to say, or hardly worth it."""
+    """Return `about 40 s left`, extrapolated from `taken` seconds for `done` of `total` equal pieces;
+    empty if it is too early to say, or if little is left."""
     left = taken / done * (total - done) if done else math.inf
-    return "" if taken < _WORTH_SECONDS else about(left)
+    return "" if taken < _WORTH_SECONDS else time_left_text(left)
 
 
-def about(left: float) -> str:
-    """`about 40 s left`; empty where that is hardly worth it, or never."""
+def time_left_text(left: float) -> str:
+    """Return `about 40 s left` for `left` seconds; empty if they are fewer than two, or infinite."""
     if not _WORTH_SECONDS <= left < math.inf:
         return ""
     if left < 90:
@@ -147,7 +149,7 @@ def about(left: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` for programs; null stands for what is not finite, which JSON does not have."""
+    """Print `value` as JSON. Numbers that are not finite become null, because JSON has none."""
     sys.stdout.write(json.dumps(_finite(value), indent=2) + "\n")
 
 
@@ -159,15 +161,15 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def closing(result: str, following: str) -> None:
-    """Print the last line: what came of it, if anything, and unless `--quiet` what to do next."""
+def print_last_line(result: str, following: str) -> None:
+    """Print the last line of a command: its result, if any, and unless `--quiet` what to do next."""
     line = " · ".join(filter(None, (result, f"Next: {following}" if verbosity >= 0 else "")))
     if line:
         print_text(line)
 
 
-def written(files: Sequence[Path], *, as_json: bool) -> None:
-    """Print what has been written."""
+def print_files(files: Sequence[Path], *, as_json: bool) -> None:
+    """Print the paths of files that have been written."""
     if as_json:
         print_json({"files": [str(file) for file in files]})
         return
@@ -176,22 +178,22 @@ def written(files: Sequence[Path], *, as_json: bool) -> None:
 
 
 def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool, spare: Sequence[str] = ()) -> None:
-    """Rows as an aligned table for people, or as JSON for programs. Where a terminal is too narrow, the
-    columns of `spare` are left out, one after the other, and a remark says so."""
+    """Print `rows` as an aligned table, or as JSON; `empty` is printed if there are no rows. If the
+    terminal is too narrow, columns are left out in the order of `spare`, and a remark names them."""
     if as_json:
         print_json(rows)
     elif not rows:
         print_text(empty)
     else:
         left_out: list[str] = []
-        while not fits(shown := _filled(rows, left_out)) and len(left_out) < len(spare):
+        while not fits(shown := _fill_table(rows, left_out)) and len(left_out) < len(spare):
             left_out.append(spare[len(left_out)])
         out().print(shown)
         if left_out:
             remark(f"Not shown, as the terminal is too narrow: {', '.join(left_out)} (--json has all)")
 
 
-def _filled(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
+def _fill_table(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
     kept = [name for name in rows[0] if name not in left_out]
     made = table(kept)
     for row in rows:
@@ -206,14 +208,14 @@ def _cell(value: object) -> str:
 
 
 def fits(shown: Table) -> bool:
-    """Whether standard output has room for its lines."""
-    wide = out().options.update(max_width=_ANY_WIDTH)  # else the answer is at most what there is
+    """Whether the table's longest line fits into a line of standard output."""
+    wide = out().options.update(max_width=_ANY_WIDTH)  # else the result is capped at the console's width
     return out().measure(shown, options=wide).maximum <= out().width
 
 
 def show_numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table, the first column of which has names. Where a terminal is too narrow, with a line for each
-    heading and a column for each row, as many beside each other as there is room for."""
+    """Print a table whose first column holds names. If the terminal is too narrow, print it transposed,
+    in as many tables as needed: a line per heading and a column per row."""
     made = _numbers(headings, rows)
     if fits(made):
         out().print(made)
@@ -221,19 +223,21 @@ def show_numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     rest = list(rows)
     while rest:
         count = len(rest)
-        while not fits(made := _numbers(*_turned(headings, rest[:count]))) and count > 1:
+        while not fits(made := _numbers(*_transpose(headings, rest[:count]))) and count > 1:
             count -= 1
         out().print(made)
         rest = rest[count:]
 
 
-def _turned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+def _transpose(
+    headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
     lines = [list(line) for line in zip(headings, *rows, strict=True)]
     return lines[0], lines[1:]
 
 
 def _numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = plain(*headings)
+    made = number_table(*headings)
     made.columns[0].justify = "left"
     for row in rows:
         made.add_row(*row)
@@ -241,6 +245,7 @@ def _numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def table(columns: list[str]) -> Table:
+    """Return an empty table with `columns`, without lines; long cells are wrapped."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold")
@@ -249,8 +254,8 @@ def table(columns: list[str]) -> Table:
     return made
 
 
-def plain(*columns: str) -> Table:
-    """An empty table of numbers, without lines."""
+def number_table(*columns: str) -> Table:
+    """Return an empty table of numbers, without lines; cells are never wrapped."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -260,6 +265,6 @@ def plain(*columns: str) -> Table:
     return made
 
 
-def short(name: str, width: int = 16) -> str:
-    """`name` with its middle left out where it is long: the number at its end tells devices apart."""
+def shorten(name: str, width: int = 16) -> str:
+    """Shorten `name` to `width` characters. Its middle goes: devices differ by the number at the end."""
     return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"

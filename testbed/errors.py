@@ -1,12 +1,12 @@
-"""Every error that the testbed raises for its user, in one tree.
+"""All errors that the testbed raises for its user.
 
-    TestbedError            shown as a message without traceback; gives the CLI its exit code
-    ├── BadInputError       2: what the user wrote cannot be done: the message names place and mend
-    │   └── yamlfile.FaultyFileError   in a file: all that is wrong with it, each with its place
-    ├── HostError           1: this machine lacks something: the message names the mending command
-    └── RunFailedError      1: a run began and did not end well
+    TestbedError            shown as a message without traceback; has the exit code of the command line
+    ├── BadInputError       2: the input is wrong; the message names the place and the fix
+    │   └── yamlfile.FaultyFileError   all errors in a file, each with its place
+    ├── HostError           1: this machine lacks something; the message names the command that fixes it
+    └── RunFailedError      1: a run began and did not finish as planned
 
-Errors of other libraries (docker, yaml, pydantic, OSError) are mapped to these where they enter.
+Errors of other libraries (docker, yaml, pydantic, OSError) are converted where they occur.
 """
 
 from __future__ import annotations
@@ -18,38 +18,41 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _MAX_NAMED = 12
-"""Names that a message lists."""
+"""Maximum number of names that a message lists."""
 _NOT_YOURS = "you may not write there; name another place"
 
 
 class TestbedError(Exception):
-    """Something to tell the user, in full sentences; the CLI prints it and exits with `exit_code`."""
+    """Base of all errors for the user: a message in full sentences. The command line prints it and exits
+    with `exit_code`."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of its name
+    __test__ = False  # pytest takes classes called Test… for tests
     exit_code = 1
 
 
 class BadInputError(TestbedError):
+    """The user's input is wrong: a file, an option, an argument."""
+
     exit_code = 2
 
 
 class HostError(TestbedError):
-    pass
+    """This machine lacks something that is needed, or an operation of the system failed."""
 
 
 class RunFailedError(TestbedError):
-    pass
+    """A run began and did not finish as its topology says."""
 
 
-def listed(names: Sequence[str], most: int = _MAX_NAMED) -> str:
-    """`names` for a message, which has room for `most` of them: `a, b and 3 more`."""
+def name_list(names: Sequence[str], most: int = _MAX_NAMED) -> str:
+    """Return at most `most` names as text: `a, b and 3 more`; `none` if there are none."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
 
 
-def of_os(error: OSError, place: Path | None = None) -> HostError:
-    """What to tell of an error that the operating system raised. That a disk is full does not say which
-    file it is about: then it is about `place`."""
+def from_os_error(error: OSError, place: Path | None = None) -> HostError:
+    """Convert an error of the operating system to a HostError with advice. `place` is named if the error
+    itself has no file name, as when a disk is full."""
     where, reason = error.filename, error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = where or place
@@ -60,13 +63,13 @@ def of_os(error: OSError, place: Path | None = None) -> HostError:
 
 
 def _is_new(path: Path) -> bool:
-    """Whether `path` would have been made, in a folder that can be entered."""
+    """Whether `path` does not exist yet, in a folder that this user may enter."""
     return os.access(path.parent, os.X_OK) and not path.exists()
 
 
 def writable_file(path: Path, option: str = "--to") -> Path:
-    """`path`, which the user has named with `option`, if a file can be written there. Raises
-    BadInputError, before there is anything to write: that may take long to make."""
+    """Return `path` if a file can be written there; else raise BadInputError, which names `option`.
+    Called before the content is computed, because that may take long."""
     folder = path.absolute().parent
     problem = None
     if os.path.isdir(path):  # noqa: PTH112  (Path's raises PermissionError)
@@ -75,43 +78,43 @@ def writable_file(path: Path, option: str = "--to") -> Path:
         problem = f"there is no folder {path.parent}; make it first"
     elif not _may_write(path if path.exists() else folder):
         problem = _NOT_YOURS
-    return _unless(problem, path, option)
+    return _raise_problem(problem, path, option)
 
 
 def writable_folder(path: Path, option: str = "--to") -> Path:
-    """The same of a folder for several files, which is made where it is not there. Raises
-    BadInputError."""
+    """Return `path` if it is a writable folder, or can be created as one; else raise BadInputError,
+    which names `option`."""
     there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
     problem = None
     if not os.path.isdir(there):  # noqa: PTH112
-        problem = f"{there} is no folder"
+        problem = f"{there} is not a folder"
     elif not _may_write(there):
         problem = _NOT_YOURS
-    return _unless(problem, path, option)
+    return _raise_problem(problem, path, option)
 
 
-def _unless(problem: str | None, path: Path, option: str) -> Path:
+def _raise_problem(problem: str | None, path: Path, option: str) -> Path:
     if problem is not None:
         raise BadInputError(f"{option} {path}: {problem}".strip())
     return path
 
 
 def _may_write(path: Path) -> bool:
-    """Whether this user may write to a file, or make one in a folder."""
+    """Whether this user may write to the file `path`, or create a file in the folder `path`."""
     needed = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
     return os.access(path, needed, effective_ids=True)
 
 
 @contextmanager
-def reading(run: Path) -> Iterator[None]:
-    """Inside, files of the run directory `run` are read and nothing else is done: that one cannot be
-    read, or is damaged, is a BadInputError."""
+def reading_run(run: Path) -> Iterator[None]:
+    """Convert errors of reading the run directory `run` (a missing or damaged file) to BadInputError.
+    Use it only around code that does nothing but read."""
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         if isinstance(error, OSError):
-            reason = str(of_os(error))
+            reason = str(from_os_error(error))
         raise BadInputError(
-            f"{run} cannot be read as a run: {reason}. Mend that file, or leave this run out."
+            f"{run} cannot be read as a run: {reason}. Repair that file, or leave this run out."
         ) from error

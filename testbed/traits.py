@@ -1,7 +1,7 @@
-"""The runtimes and what each of them can do: one row each. Code asks for a trait, never for a name.
+"""Table of the runtimes: what each of them can do. Code asks for a trait, never for a runtime's name.
 
-To add a runtime: a module (`testbed.runtimes.Emulator` says with what in it) and a row in RUNTIMES. The
-table imports nothing of the runtimes, so that topology and plan can read it.
+To add a runtime: a module that implements `testbed.runtimes.Emulator`, and a row in RUNTIMES. The table
+does not import the runtimes, so that topology and plan can read it.
 """
 
 from __future__ import annotations
@@ -15,34 +15,39 @@ from testbed.errors import BadInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
+    """Properties of a runtime."""
+
     module: str
-    """Name of the module: a `testbed.runtimes.Emulator`, or a `testbed.runtimes.Simulator`."""
+    """Dotted name of the module that implements `Emulator` or `Simulator` of `testbed.runtimes`."""
     simulated: bool = False
-    """Whether the clock is simulated: nothing of the host is dealt out, limited, measured or judged."""
+    """Whether the clock is simulated. If so, no resources of the host are assigned, limited or measured,
+    and runs get no verdict."""
     cgroups: bool = False
-    """Whether the kernel's control groups limit the CPU: by a quota per period, which has a least."""
+    """Whether control groups limit the CPU of devices: by a quota per period, which has a minimum."""
     images: bool = False
-    """Whether the agents run in images of ours, and not with the packages of this host."""
+    """Whether the agents run in our images, not with the Python packages of this host."""
     gpus: bool = False
-    """Whether a device can have a GPU of the host, or a fraction of one."""
-    lossless: str = ""
-    """Why no link can lose packets, as in `whose links are TCP relays`; empty: links can."""
+    """Whether a device can use a GPU of the host, or a fraction of one."""
+    lossless_reason: str = ""
+    """Why links cannot lose packets, as in `whose links are TCP relays`; empty if they can."""
     shaper: str | None = None
-    """What makes the links; None: netem or the router, as `testbed.plan.shaper` chooses."""
+    """Name of the mechanism that emulates links; None: netem or the router, chosen by
+    `testbed.plan.shaper`."""
     shaper_why: str = ""
-    """Why that one."""
+    """Why the runtime uses that mechanism; empty if `shaper` is None or needs no reason."""
     many_hosts: bool = False
-    """Whether devices are on several machines, of which this one is one."""
+    """Whether devices run on several machines, including this one."""
     devices_probe: bool = False
-    """Whether each device measures its own link, and the run clock waits for that."""
+    """Whether each device measures its own link before the run clock starts."""
     counts_bytes: Literal["always", "linked", "never"] = "never"
-    """Whether telemetry has the bytes that devices send and receive: `linked`, where they have links."""
-    unresumable: str = ""
-    """Why an interrupted run cannot go on, and what to do instead; empty: it can."""
+    """Whether telemetry has the bytes that devices send and receive; `linked`: only if they have
+    links."""
+    unresumable_reason: str = ""
+    """Why an interrupted run cannot be resumed, and what to do instead; empty if it can."""
     lack: str = ""
-    """What is the matter where it is not available."""
+    """Clause that says what this machine lacks if the runtime is not available."""
     notice: str = ""
-    """What is said before a run."""
+    """Notice that is printed before each run; empty: none."""
 
 
 RUNTIMES: dict[str, Traits] = {
@@ -66,7 +71,7 @@ RUNTIMES: dict[str, Traits] = {
     ),
     "process": Traits(
         module="testbed.runtimes.process.runtime",
-        lossless="whose links are TCP relays",
+        lossless_reason="whose links are TCP relays",
         shaper="relay",
         shaper_why="processes have no network of their own",
         counts_bytes="linked",
@@ -77,38 +82,41 @@ RUNTIMES: dict[str, Traits] = {
         module="testbed.virtual.run",
         simulated=True,
         shaper="model",
-        unresumable="its seed gives it again from the start",
+        unresumable_reason="the same seed repeats it from the start",
     ),
 }
-"""By name; `auto` takes the first that is available, of those with a real clock on this host alone."""
+"""Runtimes by name. `auto` selects the first available one that has a real clock and uses only this
+host."""
 
 
 def traits(name: str) -> Traits:
-    """Of the runtime of that name. Raises BadInputError where there is none."""
+    """Return the traits of the runtime called `name`. Raises BadInputError if there is none."""
     if name not in RUNTIMES:
-        raise BadInputError(f"no runtime is called {name!r}, expected {those()}")
+        raise BadInputError(f"no runtime is called {name!r}, expected {runtime_names()}")
     return RUNTIMES[name]
 
 
 def is_simulated(name: Any) -> bool:
-    """Whether `name`, from a manifest that may have none yet, is a runtime with a simulated clock."""
+    """Whether `name` is a runtime with a simulated clock; False for None, as in an early manifest."""
     return name in RUNTIMES and RUNTIMES[name].simulated
 
 
 def refuse_simulated(name: str | None) -> None:
-    """Raise BadInputError where a command that needs a runtime with a real clock is given another."""
+    """Raise BadInputError if `name` is a runtime with a simulated clock."""
     if is_simulated(name):
-        raise BadInputError(f"--runtime {name}: expected auto, {those(lambda t: not t.simulated)}")
+        raise BadInputError(
+            f"--runtime {name}: expected auto, {runtime_names(lambda t: not t.simulated)}"
+        )
 
 
-def emulated() -> list[str]:
-    """Names of the runtimes with a real clock: first those with many hosts, of whose runs a part is on
-    this one, where another runtime would find it and take it for all."""
+def emulated_runtime_names() -> list[str]:
+    """Names of the runtimes with a real clock. Those with many hosts come first: the part of their run
+    that is on this host would otherwise be taken for a run of another runtime."""
     names = [name for name, found in RUNTIMES.items() if not found.simulated]
     return sorted(names, key=lambda name: not RUNTIMES[name].many_hosts)
 
 
-def those(which: Callable[[Traits], bool] = lambda _: True) -> str:
-    """Names of all that are `which`, as in `process or virtual`."""
+def runtime_names(which: Callable[[Traits], bool] = lambda _: True) -> str:
+    """Return the names of the runtimes whose traits satisfy `which`, as in `process or virtual`."""
     *others, last = [name for name, found in RUNTIMES.items() if which(found)]
     return f"{', '.join(others)} or {last}" if others else last

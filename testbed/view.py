@@ -1,4 +1,4 @@
-"""The interface of what displays a run: what a run reports while it goes on, and at its end."""
+"""Interface of a display of a run: the calls that a run makes while it runs and when it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from testbed.fidelity.validity import Judgement
 
 
 class View:
-    """Ignores everything: override what is of interest. A context manager around a run."""
+    """Display that ignores everything; subclasses override what they show. A context manager around a
+    run."""
 
     def __enter__(self) -> Self:
         return self
@@ -19,19 +20,20 @@ class View:
         pass
 
     def progress(self, message: str) -> None:
-        """The progress of launching and ending."""
+        """Show a line on the progress of launching or ending."""
 
     def keep(self, message: str) -> None:
-        """What stays useful throughout the run, or is told at its end."""
+        """Show a line that remains useful for the whole run, or after it."""
 
     def past(self, records: Sequence[events.Record]) -> None:
-        """The records of the earlier segments of a run that goes on."""
+        """Receive the records of the earlier segments of a resumed run."""
 
     def record(self, record: events.Record) -> None:
-        """The next record of the run's events."""
+        """Receive the next record of the run's events."""
 
     def refresh(self, now: float) -> None:
-        """Called several times a second; `now` is a steady clock, in seconds of device time."""
+        """Redraw; called several times a second. `now`: monotonic clock, in seconds of device time."""
 
     def judged(self, judgement: Judgement) -> None:
-        """The run is over, however it ended, and had devices to measure: virtual time has none."""
+        """Receive the judgement of a run that is over. Not called in virtual time, which measures no
+        devices."""

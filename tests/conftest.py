@@ -106,7 +106,7 @@ def unavailable(what: str, why: str) -> None:
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker.DockerClient]:
     """The Docker engine of this machine."""
-    if not docker_engine.available():
+    if not docker_engine.is_available():
         unavailable("docker", "no Docker engine answers")
     client = docker_engine.connect()
     yield client

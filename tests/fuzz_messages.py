@@ -249,7 +249,7 @@ class Fuzz:
 
     def _hear(self, topic: str, payload: bytes) -> None:
         message = ReceivedMessage(topic, self._damaged(payload), 0)
-        self._controller._received(message, self._written.append)
+        self._controller._handle_message(message, self._written.append)
         self._controller._orders.clear()
         self._controller.failures.clear()
 

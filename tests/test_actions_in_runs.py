@@ -50,7 +50,7 @@ def test_actions_by_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path)
             ("set {} a --up 12", "--up 12: expected a rate"),
             ("set {} a --up 12mbit --loss 1%", "loses no packets: use the docker runtime"),
             ("kill nowhere a", "no run nowhere"),
-            ("shell {} a", "ran in the process runtime, whose devices are no containers"),
+            ("shell {} a", "ran in the process runtime, whose devices have no containers"),
         ):
             refused = testbed(*command.format(run).split(), "--runs", runs)
             assert (refused.code, refused.out) == (2, "")

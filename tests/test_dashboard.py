@@ -49,7 +49,7 @@ def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_page_follows_a_running_run(tmp_path: Path) -> None:
-    runs, runtime = tmp_path / "runs", "docker" if docker_engine.available() else "process"
+    runs, runtime = tmp_path / "runs", "docker" if docker_engine.is_available() else "process"
     topology = write_small_topology(tmp_path, stop={"after": "10min"}, evaluate={"every": "1s"})
     asked = ("--dashboard", "--metrics-port", "0")
     with started("up", topology, "--runtime", runtime, "--runs", runs, *asked) as up:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agents import events, own_code
+from agents import events, user_code
 from agents.client.training import FitTrainer, make_trainer
 from agents.config import LocalTraining
 from agents.device_actions import Crash, SetCpu
@@ -89,7 +89,7 @@ def test_message_api_app_runs_in_virtual_time(tmp_path: Path) -> None:
 def test_fit_returns_the_apps_arrays(tmp_path: Path) -> None:
     """The arrays that come out are those of the partition's training, BatchNorm's buffers included."""
     written(tmp_path)
-    own_code.use_folder(str(tmp_path))
+    user_code.use_folder(str(tmp_path))
     try:
         task = Flower("flower_app.client_app:app", "flower_app.task:Net", "local-epochs=1")
         torch.manual_seed(1)
@@ -99,7 +99,7 @@ def test_fit_returns_the_apps_arrays(tmp_path: Path) -> None:
         trainer.warm_up()
         assert np.array_equal(trainer.flat.w.numpy(), start)
         result = trainer.train(start, np.random.default_rng(0))
-        moved = own_code.load_attribute("flower_app.task:Net")()
+        moved = user_code.load_attribute("flower_app.task:Net")()
         names = [name for name, _ in moved.named_parameters()]
         assert [name for name, _ in trainer.flat.module.named_parameters()] == names
         assert result.steps == 1
@@ -110,7 +110,7 @@ def test_fit_returns_the_apps_arrays(tmp_path: Path) -> None:
         end = clipped.train(start, np.random.default_rng(0)).end
         assert np.linalg.norm(end - start) == pytest.approx(0.01, rel=1e-3)
     finally:
-        own_code.use_folder(None)
+        user_code.use_folder(None)
 
 
 @pytest.mark.parametrize(

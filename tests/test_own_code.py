@@ -50,7 +50,7 @@ def own_image(example: Path, engine: docker.DockerClient) -> Iterator[Path]:
 
 def tags_for(path: Path) -> list[str]:
     """Tags of the images built for it."""
-    return [tag for tag, user in images.registered().items() if user == str(path)]
+    return [tag for tag, user in images.registered_images().items() if user == str(path)]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_example_of_own_code_runs_and_is_replayed(
         groups = run.manifest["images"]["groups"]
         assert groups.keys() == {"slow"}
         # Registered under one path of this content: perhaps that of an earlier test run.
-        dockerfile = Path(images.registered()[groups["slow"]])
+        dockerfile = Path(images.registered_images()[groups["slow"]])
         assert dockerfile.read_text() == (sensor / "Dockerfile").read_text()
         assert {update.client for update in run.updates} == {"fast", "slow"}
     weights = {update.weight for update in run.updates}

@@ -58,7 +58,7 @@ def test_run_of_processes_ends_normally(tmp_path: Path) -> None:
     assert run.records[-1].reason == "updates"
     assert len(run.updates) >= 20
     directory = RunDirectory(run.path)
-    final = models.state_of(directory, models.kept(directory))
+    final = models.saved_state(directory, models.saved_model(directory))
     assert not final["1.bias"].any()
     assert final["1.weight"].any()
     last = run.records[-2]

@@ -74,7 +74,7 @@ def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
         engines = []
         for number in (1, 2):  # before one answers, it may not be in its namespaces yet
             url = f"unix://{folder}/{number}/docker.sock"
-            client = docker_engine.at(url, _TIMEOUT_SECONDS)
+            client = docker_engine.connect_to(url, _TIMEOUT_SECONDS)
             stack.callback(client.close)
             engines.append(Engine(folder / f"{number}", client, f"10.77.0.{number}"))
         pids = [str(process.pid) for process in processes]

@@ -26,7 +26,7 @@ from typing import assert_never
 import numpy as np
 from numpy.random import SeedSequence
 
-from agents import events, own_code
+from agents import events, user_code
 from agents.aggregator import inputs
 from agents.aggregator.actions import (
     Action,
@@ -79,7 +79,7 @@ class Setup:
     def core(self, w: Vector, model_buffers: Buffers = buffers.NONE) -> tuple[AggregatorCore, Server]:
         """A core that begins with the model `w`, shape (d,), which it will change, and these buffers;
         and its server."""
-        rule = own_code.build(self.rule, RULES, Rule)
+        rule = user_code.build(self.rule, RULES, Rule)
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         population = self.settings.importance
         server = Server(w, {}, rng, population=population, buffers=model_buffers)

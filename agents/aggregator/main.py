@@ -22,7 +22,7 @@ from typing import assert_never
 
 import torch
 
-from agents import config, disturbances, events, own_code, process, shards
+from agents import config, disturbances, events, process, shards, user_code
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import Setup
@@ -86,7 +86,7 @@ def main() -> None:
     if cfg.evaluation_cpus:  # a container has both
         os.sched_setaffinity(0, cfg.cpus)
     process.keep_freed_memory()
-    own_code.use_folder(cfg.code)
+    user_code.use_folder(cfg.code)
     code = 1
     try:
         aggregator = Aggregator(cfg)
@@ -97,9 +97,9 @@ def main() -> None:
     except (ConnectionFailedError, RecordingError, SnapshotError) as error:
         sys.stderr.write(f"aggregator: {error}\n")
     except Exception as error:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
-        if own_code.is_own_fault(error, cfg.task.name):
-            code = own_code.FAILED
-            sys.stderr.write(f"{own_code.own_traceback(error)}\n")
+        if user_code.is_own_fault(error, cfg.task.name):
+            code = user_code.FAILED
+            sys.stderr.write(f"{user_code.own_traceback(error)}\n")
         else:
             traceback.print_exc()
     process.exit_now(code)
@@ -109,8 +109,8 @@ class Aggregator:
     def __init__(self, cfg: AggregatorConfig) -> None:
         torch.set_num_threads(cfg.threads)
         self._clock = Clock(cfg.dilation)
-        task = own_code.build(cfg.task, TASKS, Task)
-        rule = own_code.build(cfg.rule, RULES, Rule)
+        task = user_code.build(cfg.task, TASKS, Task)
+        rule = user_code.build(cfg.rule, RULES, Rule)
         w, buffers, self._schema = first_model(task, cfg.seed, cfg.start)
         directory = Path(cfg.run_directory)
         settings = Settings(

@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from agents import own_code
+from agents import user_code
 from agents.disk import checksum, files
 from agents.rules import RULES
 
@@ -151,7 +151,7 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         ours = module in _MODULES or module.startswith("agents.pipeline.")
-        if ours or (module, name) in _OTHERS or own_code.has_module(module):
+        if ours or (module, name) in _OTHERS or user_code.has_module(module):
             found = super().find_class(module, name)
             if (module, name) in _OTHERS or (isinstance(found, type) and found.__module__ == module):
                 return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agents import own_code, pipeline
+from agents import pipeline, user_code
 from agents.client import randomness
 from agents.client.core import ClientCore, ClientIdentity
 from agents.client.training_times import Timing
@@ -62,5 +62,5 @@ def core(
         as_sent=next((step.as_sent for step in after if step.as_sent is not None), None),
         memory=memory,
     )
-    rule = own_code.build(setup.rule, RULES, Rule).begin_client(settings)
+    rule = user_code.build(setup.rule, RULES, Rule).begin_client(settings)
     return ClientCore(ClientIdentity(setup.run, setup.client, samples), think, rule, steps)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents import config, own_code, process, shards
+from agents import config, process, shards, user_code
 from agents.client import accelerator, core, factory, memory_file, randomness
 from agents.client.outbox import Outbox, retry_while_disk_full
 from agents.client.pace import Pace
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def main() -> None:
     cfg = config.load(ClientConfig, Path(sys.argv[1]))
     process.keep_freed_memory()
-    own_code.use_folder(cfg.code)
+    user_code.use_folder(cfg.code)
     try:
         client = ClientProcess(cfg)
     except ConnectionFailedError as error:
@@ -93,7 +93,7 @@ class ClientProcess:
         self._resend()  # before `joining`: updates of an earlier process still count
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
-        with own_code.exit_if_own_code_fails(cfg.task.name), accelerator.exit_when_out_of_memory(cfg):
+        with user_code.exit_if_own_code_fails(cfg.task.name), accelerator.exit_when_out_of_memory(cfg):
             self._trainer = _trainer(cfg, shard)
         self._cut = False
         self._memory = None if cfg.memory is None else Path(cfg.memory)
@@ -102,7 +102,7 @@ class ClientProcess:
         begun = 0 if self._begun is None else memory_file.count(self._begun)
         self._timing = factory.timing(self._setup, begun)
         self._publish_key()
-        with own_code.exit_if_own_code_fails(self._setup.rule.name):
+        with user_code.exit_if_own_code_fails(self._setup.rule.name):
             self._core = factory.core(self._setup, len(shard), self._wait, steps, known)
         self._pace = Pace()
         self._busy_since = time.monotonic()
@@ -235,7 +235,7 @@ class ClientProcess:
             self._prepare(self._exchange, model.dispatch)
         started, rng = self._clock.now(), factory.rng(self._setup, randomness.TRAINING, sequence)
         name = self._config.task.name
-        with own_code.exit_if_own_code_fails(name), accelerator.exit_when_out_of_memory(self._config):
+        with user_code.exit_if_own_code_fails(name), accelerator.exit_when_out_of_memory(self._config):
             if self._core.sends_gradients:
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
@@ -318,7 +318,7 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
 
         torch.set_num_threads(cfg.threads)
         accelerator.prepare(cfg)
-        task = own_code.build(cfg.task, TASKS, Task)
+        task = user_code.build(cfg.task, TASKS, Task)
         trainer = make_trainer(task, shard, cfg.setup.local, cfg.start, cfg.device)
         trainer.warm_up()
         gc.freeze()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from agents import own_code
+from agents import user_code
 from agents.shards import Shard
 from agents.tasks.interface import Task
 
@@ -92,7 +92,7 @@ class Flower(Task):
 
     def _run_config(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        folder = own_code.folder()
+        folder = user_code.folder()
         if folder is not None and (project := Path(folder, "pyproject.toml")).is_file():
             tools = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {})
             found |= _flat(tools.get("flwr", {}).get("app", {}).get("config", {}))
@@ -102,9 +102,9 @@ class Flower(Task):
 def _found(key: str, reference: str) -> Any:
     """What the parameter `key` names of own code. Raises ValueError where there is no such thing."""
     try:
-        return own_code.load_attribute(reference)
+        return user_code.load_attribute(reference)
     except LookupError as error:
-        if own_code.is_from_own_code(error):
+        if user_code.is_from_own_code(error):
             raise
         raise ValueError(f"{key}: {error}") from error
 

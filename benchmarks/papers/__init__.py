@@ -1,1 +1,1 @@
-"""The papers' experiments in virtual time, beside what the papers say of them."""
+"""The papers' experiments in virtual time, compared with what the papers claim."""

@@ -3,18 +3,19 @@
     python -m benchmarks.papers [area] [fedfix] [defedavg] [fedfa] [--data FOLDER] [--runs FOLDER]
                                 [--full | --so-far]
 
-Sets are of the papers on AREA (Iakovidou & Kim), FedFix (Fraboni et al.), DeFedAvg (Wang et al.) and
-FedFa (Xu et al.); without names, all of them. The fifth that our rules are from, Toghani & Uribe 2022 on
-FedBuff, is theory and has no experiments. Each experiment is a sweep in topologies/papers/sweeps.
+The sets are the experiments of the papers on AREA (Iakovidou & Kim), FedFix (Fraboni et al.), DeFedAvg
+(Wang et al.) and FedFa (Xu et al.); without names, all of them. The fifth paper whose rule we have,
+Toghani & Uribe 2022 on FedBuff, is theory and has no experiments. Each experiment is a sweep in
+topologies/papers/sweeps.
 
-Without an option the experiments run that fit in 20 minutes on two cores at their full scale; of the
-others the last full result is shown. --full runs all of them (days), and writes results and tables into
-docs/papers after each; --so-far writes those of what is done in --runs. Runs are kept there: what is
-done is not run again.
+Without an option, the experiments run that fit into 20 minutes on two cores at full scale; of the others
+the last full result is shown. --full runs all of them (days), and after each writes results and tables
+into docs/papers; --so-far writes those of the runs that are done in --runs. Runs are kept there, and
+finished runs are not repeated.
 
 They need MNIST, CIFAR-10 and Shakespeare, as parquet files under --data (or TESTBED_DATA) in the layout
-of the Hugging Face hub, else from there. Exits with 0 whether or not the claims hold, and with 2 where
-the data is missing.
+of the Hugging Face hub, or from the hub itself. The exit code is 0 whether or not the claims hold, and 2
+if the data is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "papers"
 RUNS = Path("runs") / "papers"
 SETS = tuple(dict.fromkeys(experiment.paper for experiment in EXPERIMENTS))
 WIDTH = 120
-"""Columns, at most."""
+"""Maximum number of columns."""
 
 
 def main() -> int:
@@ -49,7 +50,7 @@ def main() -> int:
     try:
         if not arguments.so_far:
             for name in {one.data for one in chosen if one.fits or arguments.full}:
-                datasets.load(name, arguments.data)  # decoded once, not by every process
+                datasets.load(name, arguments.data)  # decoded once here, not in every process
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -74,8 +75,10 @@ def main() -> int:
 
 
 def pages(experiments: Iterable[Experiment], folder: Path) -> None:
-    """Write the tables of `experiments` into the pages of `folder`, from the results that are kept
-    there. Raises TestbedError."""
+    """Write the tables of `experiments` into the pages of `folder`, from the results saved there.
+
+    Raises TestbedError.
+    """
     for experiment in experiments:
         page = folder / f"{experiment.paper}.md"
         text = report.markdown(experiment, results.read(folder / f"{experiment.name}.json"))
@@ -106,16 +109,16 @@ def _say(text: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers")
-    parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(SETS)}; default: all")
-    parser.add_argument("--data", type=Path, help="folder with datasets (TESTBED_DATA)")
+    parser.add_argument("sets", nargs="*", metavar="SET", help=f"any of {', '.join(SETS)}; default: all")
+    parser.add_argument("--data", type=Path, help="folder of the datasets (TESTBED_DATA)")
     parser.add_argument("--runs", type=Path, default=RUNS, help=f"folder of the runs (default: {RUNS})")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--full", action="store_true", help="all experiments, into docs/papers")
-    how.add_argument("--so-far", action="store_true", help="write what is done into docs/papers")
+    how.add_argument("--full", action="store_true", help="run all experiments, write docs/papers")
+    how.add_argument("--so-far", action="store_true", help="write the finished runs into docs/papers")
     arguments = parser.parse_args()
     for name in arguments.sets:
         if name not in SETS:
-            parser.error(f"no set is called {name!r}, expected one of {', '.join(SETS)}")
+            parser.error(f"unknown set {name!r}, expected one of {', '.join(SETS)}")
     arguments.sets = arguments.sets or list(SETS)
     if arguments.data is None and "TESTBED_DATA" in os.environ:
         arguments.data = Path(os.environ["TESTBED_DATA"])

@@ -1,5 +1,8 @@
-"""Runs an experiment: the sweep in its file, step sizes chosen by its first seed and compared on the
-others, those that are nearly as good too. What is done in its folder is not run again."""
+"""Run an experiment: the sweep in its file.
+
+The first seed chooses each rule's step size; the other seeds compare the rules, also with step sizes
+that are nearly as good. Finished runs in the experiment's folder are not repeated.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ class Bench:
         files: Path = SWEEPS,
         jobs: int | None = None,
     ) -> None:
-        """`folder`: of the runs, a folder in it for each experiment; `files`: where the sweeps are;
-        `jobs`: runs side by side (None: one per core)."""
+        """`folder`: folder of the runs, with one folder per experiment. `files`: folder of the sweeps.
+        `jobs`: number of parallel runs; None: one per core."""
         self._folder, self._files, self._jobs = folder, files, jobs
         self._options = Options(data_root=data_root)
         self._say = say
 
     def run(self, experiment: Experiment) -> Result:
-        """Raises TestbedError, also if a run fails."""
+        """Run the experiment. Raises TestbedError, also if a run fails."""
         study, grid = self._study(experiment)
         first, *others = grid["seed"]
         whole = any(claim.figure == "tolerance" for claim in experiment.claims)
@@ -54,8 +57,8 @@ class Bench:
     def _tuned(
         self, experiment: Experiment, study: Mapping[str, Any], seed: int, *, whole: bool
     ) -> tuple[list[Cell], dict[str, dict[float, float]]]:
-        """The runs of `seed`, until each rule's best step size is inside its grid, and if `whole` the
-        largest that is tolerated, too; and their scores by variant and step size."""
+        """Run `seed` until each rule's best step size is inside its grid; if `whole`, until the largest
+        tolerated step size is, too. Return the runs, and their scores by variant and step size."""
         given = tuple(study["grid"][LR])
         found: list[Cell] = []
         scores: dict[str, dict[float, float]] = {variant: {} for variant in study["variants"]}
@@ -75,8 +78,8 @@ class Bench:
         return found, scores
 
     def so_far(self, experiment: Experiment) -> Result | None:
-        """Of the runs of the sweep, as its file is now, that are done in the experiment's folder, with
-        all step sizes that were tried; None where there are none. Raises BadInputError."""
+        """Return the result of the finished runs of the sweep, as its file is now, with all step sizes
+        that were tried; None if there are none. Raises BadInputError."""
         study, grid = self._study(experiment)
         index = sweeping.Index.read(self._folder / experiment.name)
         tried = {entry["changes"][LR] for entry in index.cells.values()}
@@ -84,12 +87,12 @@ class Bench:
             return None
         runtimes = sorted({"virtual", experiment.runtime})
         read = self._sweep(experiment, study, study["variants"], tried, grid["seed"], runtimes)
-        done = [run for run in map(index.run_of, read.cells) if run is not None]
+        done = [run for run in map(index.finished_run, read.cells) if run is not None]
         cells = [results.measured(load(run.path), experiment.target) for run in done]
         return results.of_runs(tuple(cells)) if cells else None
 
     def _study(self, experiment: Experiment) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """The sweep as it is in its file, and its grid. Raises BadInputError."""
+        """Read the sweep from its file; return it and its grid. Raises BadInputError."""
         path = self._files / experiment.file
         study = yamlfile.read(path).data
         grid = study.get("grid", {})
@@ -110,7 +113,7 @@ class Bench:
         seeds: Iterable[int],
         runtime: str,
     ) -> list[Cell]:
-        """Of runs of `steps`, step sizes by variant, each with each of `seeds`."""
+        """Run `steps` (variant -> step sizes) with each of `seeds`; return their figures."""
         found: list[Cell] = []
         for chosen in dict.fromkeys(steps.values()):
             variants = [variant for variant, own in steps.items() if own == chosen]
@@ -132,11 +135,11 @@ class Bench:
         seeds: Iterable[int],
         runtimes: Iterable[str],
     ) -> sweeps.Sweep:
-        """That part of `study`."""
+        """Return that part of `study` as a sweep."""
         given = {LR: list(steps), "seed": list(seeds), "runtime.name": list(runtimes)}
         part = {
             **study,
             "variants": {variant: study["variants"][variant] for variant in variants},
             "grid": {**study["grid"], **given},
         }
-        return sweeps.of(part, experiment.name, self._files, self._options)
+        return sweeps.from_mapping(part, experiment.name, self._files, self._options)

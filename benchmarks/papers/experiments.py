@@ -1,6 +1,7 @@
-"""The papers' experiments: a sweep in topologies/papers/sweeps each, what is measured, what is claimed.
+"""The papers' experiments: for each a sweep in topologies/papers/sweeps, its measure, and the claims.
 
-Published figures are those that we know; where a claim has none, the paper says it in words or a figure.
+Published figures are those that we know; a claim without figures is made in words or in a chart of the
+paper.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from benchmarks.papers.results import Cell
 
 MNIST, SHAKESPEARE = "ylecun/mnist", "flwrlabs/shakespeare"
 NEAR_POINTS, NEAR = 1.0, 0.05
-"""Points of accuracy, and the share of a loss or time: a step size that costs at most so much of the
-best, on the one seed that chooses, may be the best on others."""
+"""Points of accuracy, and share of a loss or time, that a step size may lose against the best one on the
+seed that chooses: on other seeds it may be the best."""
 Paper = Literal["area", "fedfix", "defedavg", "fedfa"]
 Figure = Literal["accuracy", "loss", "time", "fall", "tolerance"]
 
@@ -30,30 +31,31 @@ class Measure:
     differs: Callable[[float], str]
     """A difference of scores, in the table."""
     near: Callable[[Cell], float] = lambda best: nan
-    """By how much a score may be lower than that of the best step size's run, for its step size to be
-    nearly as good; NaN where none is."""
+    """How much lower a run's score than the best run's may be for its step size to be nearly as good;
+    NaN: no other step size is."""
     chosen_by: Callable[[Cell], float] | None = None
-    """What a rule's step size is chosen by, where not by the score alone. Higher is better."""
+    """What chooses a rule's step size; higher is better. None: the score."""
 
     def choice(self, cell: Cell) -> float:
         return (self.chosen_by or self.score)(cell)
 
 
 def _time(cell: Cell) -> float:
-    """A target that was not reached counts as reached at the end (`honest`)."""
+    """Log of the time to the target; a target that was not reached counts as reached at the end
+    (`honest`)."""
     return -min(cell.reached, cell.ended)
 
 
 def _time_then_accuracy(cell: Cell) -> float:
-    """Of step sizes with which the target is not reached the most accurate is best. NaN where the model
-    is no more accurate than the untrained one: there training diverges."""
+    """If no step size reaches the target, the most accurate one is best. NaN if the model is no more
+    accurate than the untrained one: there training diverges."""
     if cell.reached <= cell.ended:
         return -cell.reached
     return -cell.ended - (1 - cell.accuracy) if cell.accuracy > cell.untrained_accuracy else nan
 
 
 def _power(exponent: float) -> str:
-    """10 to the `exponent`, with two digits."""
+    """Format 10 to the `exponent` with two digits."""
     return f"{float(f'{10**exponent:.2g}'):,g}"
 
 
@@ -76,62 +78,62 @@ MEASURES: Mapping[Figure, Measure] = {
         "s to target",
         _time,
         lambda x: f"{-x:.1f}",
-        lambda x: f"{0 - x:+.1f}",  # 0 - 0.0 is no negative 0
+        lambda x: f"{0 - x:+.1f}",  # 0 - 0.0 avoids a negative 0
         lambda best: NEAR * best.reached if best.reached <= best.ended else nan,
         _time_then_accuracy,
     ),
     "fall": Measure(
         "largest fall, points", lambda cell: 100 * cell.fall, "{:.1f}".format, "{:+.1f}".format
     ),
-    # Of the step sizes, not of a run (`judging`).
+    # A property of the step sizes, not of a run (`judging`).
     "tolerance": Measure(
         "largest step size", lambda cell: log10(cell.lr), _power, lambda x: f"×{_power(x)}"
     ),
 }
 TOLERATED = 2.0
-"""Points of accuracy: a step size is tolerated where it costs at most so many of the rule's best."""
+"""Points of accuracy that a step size may lose against the rule's best one to be tolerated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """That one variant of an experiment does better than each of others."""
+    """Claim that one variant of an experiment does better than each of others."""
 
     text: str
     ours: str
     others: tuple[str, ...]
     published: str = ""
-    """Its figures: of the one and of the best of the others."""
+    """Published figures: of the one, and of the best of the others."""
     baseline: float = nan
-    """The published accuracy (%) of the best of the others."""
+    """Published accuracy (%) of the best of the others; NaN: unknown."""
     figure: Figure | None = None
-    """The experiment's where not given."""
+    """Measure of the claim; None: the experiment's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
     name: str
-    """Of its results, and of its sweep where `sweep` names no other."""
+    """Name of its results, and of its sweep unless `sweep` names another."""
     paper: Paper
     title: str
     figure: Figure
-    """What chooses the step size, and what claims are about."""
+    """Measure that chooses the step size, and that claims are about."""
     claims: tuple[Claim, ...] = ()
     target: float | None = None
-    """Accuracy (share)."""
+    """Target accuracy, from 0 to 1; None: no target."""
     differs: str = ""
-    """How it differs from the paper's, where it does."""
+    """How it differs from the paper's experiment; empty: it does not."""
     data: str = "uoft-cs/cifar10"
-    """The dataset."""
+    """Name of the dataset."""
     sweep: str = ""
-    """Of which experiment it runs the sweep in virtual time, where it has none of its own."""
+    """Experiment whose sweep it runs; empty: it has its own."""
     runtime: Literal["docker", "process", "virtual"] = "virtual"
-    """Of the runs that compare; step sizes are chosen in virtual time."""
+    """Runtime of the runs that compare; step sizes are chosen in virtual time."""
     fits: bool = False
-    """Whether `make papers` runs it: with the others that fit in 20 minutes on 2 cores."""
+    """Whether `make papers` runs it: together with the others it fits into 20 minutes on 2 cores."""
 
     @property
     def file(self) -> str:
-        """Its sweep, in topologies/papers/sweeps."""
+        """File of its sweep, in topologies/papers/sweeps."""
         return f"{self.sweep or self.name}.yaml"
 
 
@@ -175,7 +177,7 @@ def _fedfix(period: str) -> tuple[Claim, ...]:
 
 
 def _defedavg(target: str, published: Mapping[str, str] | None = None) -> tuple[Claim, ...]:
-    """`published`: figures by the other rule."""
+    """Claims on DeFedAvg. `published`: other rule -> figures."""
     return tuple(
         Claim(
             f"DeFedAvg-nIID is sooner at {target} than {rule}",
@@ -209,7 +211,7 @@ _FEDFA = (
 def _fleet(
     paper: Paper, figure: Figure, claims: tuple[Claim, ...], differs: str, target: float | None = None
 ) -> tuple[Experiment, Experiment]:
-    """The claims on a fleet of eight throttled devices: in containers, and in virtual time."""
+    """Make the claims on a fleet of eight throttled devices: in containers, and in virtual time."""
     data = "MNIST" if target is None else f"MNIST to {target:.0%}"
     title = "Eight throttled devices in {}: logistic regression on {}, 40 s".format
     name = f"{paper}-fleet"

@@ -1,12 +1,12 @@
 """What may be said of rules that were compared: the rules of honest comparison. Pure.
 
-1. The step size of a rule is its best one. Where that is at the edge of its grid, the grid is extended.
+1. The step size of a rule is its best one. If that is at the edge of its grid, the grid is extended.
 2. Rules are compared seed by seed, on at least three seeds that did not choose the step size. A claim
-   holds, or does not, only where the 95% interval of the differences says so.
-3. The seed that chooses may choose wrongly between step sizes that are nearly as good. So a rule must
-   be ahead, with the step size chosen for it, of the other with each of these.
-4. A comparison says nothing about a paper where the baseline is far from the published figure, or has
-   hardly learned, or where the best step size is still at the edge.
+   holds, or does not hold, only if the 95% interval of the differences says so.
+3. The seed that chooses may choose wrongly between step sizes that are nearly as good. So a rule, with
+   the step size chosen for it, must be ahead of the other rule with each of these.
+4. A comparison says nothing about a paper if the baseline is far from the published figure, or has
+   hardly learned, or if the best step size is still at the edge.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from agents.texts import quantity
 from analysis.metrics import Interval, t_interval
 
 SEEDS = 3
-"""Compared at least."""
+"""Minimum number of seeds that are compared."""
 POINTS = 5.0
-"""Of accuracy: a baseline may be so far from the published figure, and must be so far from the untrained
-model."""
+"""Points of accuracy: largest distance of a baseline from the published figure, and smallest distance
+from the untrained model."""
 LEARNED = 0.05
-"""The share of the untrained model's loss that must be gone."""
+"""Share of the untrained model's loss by which training must reduce it."""
 EXTENSIONS = 4
-"""Step sizes that a grid is extended by, at most."""
+"""Maximum number of step sizes by which a grid is extended."""
 
 
 class Verdict(StrEnum):
@@ -42,17 +42,20 @@ class Verdict(StrEnum):
 class Judgement:
     verdict: Verdict
     interval: Interval
-    """Of the differences, positive where they speak for the claim."""
+    """Interval of the differences; positive differences support the claim."""
     reason: str = ""
 
 
 Steps = tuple[float, float]
-"""Step sizes: of the rule that a claim is about, and of the other."""
+"""Step sizes: of the rule that a claim is about, and of the other rule."""
 
 
 def best_step(scores: Mapping[float, float]) -> float:
-    """The step size of the highest score (NaN, where training diverged, is lowest); of equals the one
-    nearest to the middle of the grid, and of these the smaller. ValueError where there is none."""
+    """Step size with the highest score; NaN, where training diverged, is lowest.
+
+    Of equal ones it is the one nearest to the middle of the grid, then the smaller. Raises ValueError if
+    `scores` is empty.
+    """
     grid = sorted(scores)
     middle = (len(grid) - 1) / 2
 
@@ -63,15 +66,17 @@ def best_step(scores: Mapping[float, float]) -> float:
 
 
 def near_best(scores: Mapping[float, float], tolerance: float) -> tuple[float, ...]:
-    """The best step size, and then, ascending, the others whose score is lower by `tolerance` at most
-    (NaN: none)."""
+    """The best step size, then, ascending, the others whose score is lower by at most `tolerance` (NaN:
+    none)."""
     best = best_step(scores)
     return best, *(lr for lr in sorted(scores) if lr != best and scores[lr] >= scores[best] - tolerance)
 
 
 def at_edge(scores: Mapping[float, float]) -> bool:
-    """Whether the best step size may lie outside the grid. A single step size is given, not chosen; a
-    grid on which all diverge has its best below."""
+    """Whether the best step size may lie outside the grid.
+
+    A single step size is given, not chosen. If all step sizes of a grid diverge, its best lies below.
+    """
     if len(scores) < 2:
         return False
     best = best_step(scores)
@@ -79,8 +84,11 @@ def at_edge(scores: Mapping[float, float]) -> bool:
 
 
 def step_to_try(scores: Mapping[float, float], given: int) -> float | None:
-    """The step size that a grid, of `given` values at first, is extended by; None where the best is
-    inside, or after EXTENSIONS. It goes on in the grid's own pattern: 0.1, 0.3, 1 leads to 3."""
+    """Next step size by which to extend a grid that had `given` values at first.
+
+    None if the best is inside, or after EXTENSIONS. The grid's own pattern continues: 0.1, 0.3, 1 leads
+    to 3.
+    """
     if not at_edge(scores) or len(scores) >= given + EXTENSIONS:
         return None
     best = best_step(scores)
@@ -88,21 +96,22 @@ def step_to_try(scores: Mapping[float, float], given: int) -> float | None:
 
 
 def step_beyond(scores: Mapping[float, float], given: int, tolerance: float) -> float | None:
-    """The step size that a grid is extended by to find the largest that costs at most `tolerance` of the
-    best score; None where that is inside, or after EXTENSIONS."""
+    """Next step size by which to extend a grid to find the largest one that costs at most `tolerance` of
+    the best score; None if that is inside, or after EXTENSIONS."""
     tolerated = len(scores) > 1 and scores[max(scores)] >= max(map(_number, scores.values())) - tolerance
     return _further(sorted(scores)) if tolerated and len(scores) < given + EXTENSIONS else None
 
 
 def _further(grid: Sequence[float]) -> float:
-    """What follows after the last of `grid`."""
+    """Return the value that continues `grid`."""
     *_, second, last = grid
     further = second * (last / grid[-3]) if len(grid) > 2 else last * (last / second)
     return float(f"{further:.6g}")
 
 
 def judge(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Judgement:
-    """Whether `ours` is higher than `theirs`, each by seed. ValueError where the seeds differ."""
+    """Judge whether `ours` is higher than `theirs`, both by seed. Raises ValueError if the seeds
+    differ."""
     if ours.keys() != theirs.keys():
         raise ValueError(f"seeds {sorted(ours)} cannot be paired with {sorted(theirs)}")
     if len(ours) < SEEDS:
@@ -123,10 +132,12 @@ def _interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interva
 
 
 def settled(judged: Mapping[Steps, Judgement], chosen: Steps) -> tuple[Steps, Judgement]:
-    """What of a claim is said that was judged with several step sizes, `chosen` among them; and the step
-    sizes that decide. It holds where it does with the one chosen for our rule against each of the
-    other's, and does not where the other's chosen one is ahead of each of ours: the choice that is made
-    for a rule has not seen the seeds that are compared, and nothing is chosen for its rival."""
+    """Decide a claim that was judged with several step sizes; return the step sizes that decide, too.
+
+    The claim holds if our rule with its chosen step size is ahead of the other with each of its step
+    sizes. It does not hold if the other rule with its chosen one is ahead of ours with each. The seeds
+    that compare have not chosen a rule's step size, and nothing is chosen in favour of its rival.
+    """
     by_mean = sorted(judged, key=lambda steps: _number(judged[steps].interval.mean))
     for_it = [steps for steps in by_mean if steps[0] == chosen[0]]
     against = [steps for steps in by_mean if steps[1] == chosen[1]]
@@ -146,9 +157,11 @@ def settled(judged: Mapping[Steps, Judgement], chosen: Steps) -> tuple[Steps, Ju
 
 
 def together(judgements: Sequence[Judgement]) -> Judgement:
-    """Of a claim against each of several rules: it holds if it does against all, and does not if it
-    does not against one. What is shown is the least favourable of those that decide. ValueError where
-    there is none."""
+    """Combine the judgements of a claim against several rules.
+
+    It holds if it does against all, and does not hold if it does not against one. The least favourable
+    of the deciding judgements is shown. Raises ValueError if there is none.
+    """
     for verdict in (Verdict.FAILS, Verdict.NOT_TESTED, Verdict.OPEN, Verdict.HOLDS):
         if found := [one for one in judgements if one.verdict is verdict]:
             return min(found, key=lambda one: _number(one.interval.mean))
@@ -156,16 +169,18 @@ def together(judgements: Sequence[Judgement]) -> Judgement:
 
 
 def censored(times: Iterable[tuple[float, float]]) -> list[float]:
-    """Times (s) to a target, of pairs of such a time and when the run ended: infinite ones, of a target
-    that was not reached, become the end. That makes a difference smaller, so never a verdict bolder;
-    where neither reached it, there is none."""
+    """Times (s) to a target, from pairs of such a time and the run's end.
+
+    An infinite time, of a target that was not reached, becomes the end. That makes a difference smaller,
+    so a verdict is never bolder; if neither run reached the target, there is no difference.
+    """
     return [min(time, ended) for time, ended in times]
 
 
 def not_the_papers(
     accuracy: float, untrained: float, published: float | None = None, rule: str = "the baseline"
 ) -> str:
-    """Why accuracies (%) say nothing about a paper, by the baseline's; empty where they do."""
+    """Why the baseline's accuracy (%) says nothing about the paper; empty if it does."""
     if not accuracy - untrained >= POINTS:
         return f"{rule} has {accuracy:.1f} %, hardly more than the untrained model's {untrained:.1f} %"
     if published is not None and not abs(accuracy - published) <= POINTS:
@@ -174,8 +189,8 @@ def not_the_papers(
 
 
 def not_learned(loss: float, untrained: float, rule: str = "the baseline") -> str:
-    """Why a loss says nothing about a paper; empty where it does. A loss above the untrained model's is
-    a finding of its own."""
+    """Why the baseline's loss says nothing about the paper; empty if it does. A loss above the untrained
+    model's is a finding of its own."""
     if not loss <= untrained:
         return f"{rule} has a loss of {loss:.3f}, above the untrained model's {untrained:.3f}: diverged"
     if loss > (1 - LEARNED) * untrained:

@@ -1,4 +1,4 @@
-"""An experiment's result, judged claim by claim by the rules of honest comparison (`honest`). Pure."""
+"""Judge an experiment's result claim by claim, by the rules of honest comparison (`honest`). Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from benchmarks.papers.results import Result
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A claim, and what became of it. Texts are empty where there is nothing to say."""
+    """A claim and its verdict. Texts are empty if there is nothing to say."""
 
     claim: str
     published: str
     ours: str
-    """Means of the one and of the rule that it is compared with, with their step sizes."""
+    """Means of the rule that the claim is about and of the other, with their step sizes."""
     difference: str
-    """Mean, and 95% interval, of the differences by seed."""
+    """Mean of the differences by seed, with its 95% interval."""
     seeds: int
     verdict: Verdict
     reason: str
@@ -31,15 +31,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A variant's figures with one step size."""
+    """Figures of a variant with one step size."""
 
     variant: str
     lr: float
     chosen: bool
-    """The best step size of the seed that chooses; else one that is nearly as good."""
+    """Whether it is the best step size on the seed that chooses; else it is nearly as good."""
     at_edge: bool
     shown: str
-    """Mean of the seeds that compare, ± half of its interval; else of the one that chose the step."""
+    """Mean of the seeds that compare, ± half of its interval; else the figure of the seed that chose."""
     seeds: int
 
 
@@ -53,7 +53,7 @@ def rows(experiment: Experiment, result: Result | None) -> list[Row]:
 
 
 def lines(experiment: Experiment, result: Result) -> list[Line]:
-    """One for each step size that is compared of each variant, in the order of the first runs."""
+    """Return one line per variant and step size that is compared, in the order of the first runs."""
     return [
         _line(experiment, result, variant, lr, tried)
         for variant in dict.fromkeys(cell.variant for cell in result.cells)
@@ -78,7 +78,7 @@ def _line(
 
 
 def steps(experiment: Experiment, result: Result, variant: str) -> tuple[float, ...]:
-    """Step sizes that the seed that chooses leaves to compare: the best, and those nearly as good."""
+    """Step sizes that are compared: the best on the seed that chooses, and those nearly as good."""
     tried = _tried(experiment, result, variant)
     best = honest.best_step(tried)
     near = result.of_seed(variant, tuning_seed(result), MEASURES[experiment.figure].near)
@@ -86,22 +86,22 @@ def steps(experiment: Experiment, result: Result, variant: str) -> tuple[float, 
 
 
 def tuning_seed(result: Result) -> int:
-    """The lowest, which chooses the step sizes and compares nothing."""
+    """The lowest seed: it chooses the step sizes and is not compared."""
     return min(cell.seed for cell in result.cells)
 
 
 def _tried(experiment: Experiment, result: Result, variant: str) -> dict[float, float]:
-    """What a step size is chosen by, of the seed that chooses."""
+    """Step size -> what it is chosen by, on the seed that chooses."""
     return result.of_seed(variant, tuning_seed(result), MEASURES[experiment.figure].choice)
 
 
 def _scored(experiment: Experiment, result: Result, variant: str) -> dict[float, float]:
-    """Scores of the seed that chooses, by step size."""
+    """Step size -> score, on the seed that chooses."""
     return result.of_seed(variant, tuning_seed(result), MEASURES[experiment.figure].score)
 
 
 def _compared(result: Result, variant: str, lr: float, figure: Figure) -> dict[int, float]:
-    """Scores by seed, of those that compare."""
+    """Seed -> score, for the seeds that compare."""
     scores = result.by_seed(variant, lr, MEASURES[figure].score)
     return {seed: score for seed, score in scores.items() if seed != tuning_seed(result)}
 
@@ -114,7 +114,7 @@ def _row(experiment: Experiment, claim: Claim, result: Result) -> Row:
         return _unjudged(claim, Verdict.NOT_RUN, f"no runs of {', '.join(missing)}")
     near = {variant: steps(experiment, result, variant) for variant in variants}
     best = {variant: own[0] for variant, own in near.items()}
-    if figure == "tolerance":  # of the step sizes, not with one
+    if figure == "tolerance":  # a property of all step sizes, not of one
         near = {variant: (lr,) for variant, lr in best.items()}
         scores = {(variant, lr): _tolerances(result, variant) for variant, lr in best.items()}
     else:
@@ -126,7 +126,7 @@ def _row(experiment: Experiment, claim: Claim, result: Result) -> Row:
     reason = _unfit(experiment, claim, result, best)
     for variant in variants:
         if not reason and honest.at_edge(tried[variant]):
-            reason = f"the best step size of {variant}, {best[variant]:g}, is the edge of what was tried"
+            reason = f"the best step size of {variant}, {best[variant]:g}, is at the edge of those tried"
     for variant in claim.others if figure == "tolerance" else ():
         if not reason and log10(max(tried[variant])) in scores[variant, best[variant]].values():
             reason = f"{variant} tolerates the largest step size tried, {max(tried[variant]):g}"
@@ -161,7 +161,7 @@ def _settled(
     near: Mapping[str, Sequence[float]],
     scores: Mapping[tuple[str, float], Mapping[int, float]],
 ) -> tuple[honest.Steps, Judgement]:
-    """Of a claim that `ours` is better than `other`: the chosen step size of each with all of the
+    """Decide the claim that `ours` is better than `other`: the chosen step size of each, with all of the
     other's that are to be compared."""
     chosen = near[ours][0], near[other][0]
     pairs = [(chosen[0], lr) for lr in near[other]] + [(lr, chosen[1]) for lr in near[ours][1:]]
@@ -174,13 +174,13 @@ def _unjudged(claim: Claim, verdict: Verdict, reason: str) -> Row:
 
 
 def _paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Judgement:
-    """By the seeds that both have."""
+    """Judge by the seeds that both have."""
     both = ours.keys() & theirs.keys()
     return honest.judge({seed: ours[seed] for seed in both}, {seed: theirs[seed] for seed in both})
 
 
 def _unfit(experiment: Experiment, claim: Claim, result: Result, best: Mapping[str, float]) -> str:
-    """Why the claim's runs say nothing about the paper."""
+    """Why the claim's runs say nothing about the paper; empty if they do."""
     cells = {
         variant: [cell for cell in result.cells if (cell.variant, cell.lr) == (variant, best[variant])]
         for variant in (claim.ours, *claim.others)
@@ -207,7 +207,7 @@ def _unfit(experiment: Experiment, claim: Claim, result: Result, best: Mapping[s
 
 
 def _tolerances(result: Result, variant: str) -> dict[int, float]:
-    """log10 of the largest tolerated step size, by seed, where that went through the whole grid."""
+    """Seed -> log10 of the largest tolerated step size; only seeds that went through the whole grid."""
     score, found = MEASURES["accuracy"].score, {}
     grid = result.of_seed(variant, tuning_seed(result), score).keys()
     for seed in sorted({cell.seed for cell in result.cells}):
@@ -219,7 +219,7 @@ def _tolerances(result: Result, variant: str) -> dict[int, float]:
 
 
 def _shown(figure: Figure, scores: Mapping[int, float], alone: float, lr: float) -> str:
-    """`alone`: the score of the seed that chooses, which stands in where none compares."""
+    """Format a mean. `alone`: score of the seed that chooses, used if no seed compares."""
     measure = MEASURES[figure]
     if figure == "tolerance":
         return measure.shown(fmean(scores.values())) if scores else "?"

@@ -1,4 +1,4 @@
-"""Rows of claims and figures, printed for people and written into the pages of docs/papers."""
+"""Rows of claims and figures, printed for people, or written into the pages of docs/papers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from testbed.errors import BadInputError
 
 _CLAIMS = ("claim", "published", "here", "difference", "seeds", "verdict")
 LINE = 120
-"""Characters of a page's line."""
+"""Maximum number of characters in a line of a page."""
 _DECIDED = (Verdict.HOLDS, Verdict.FAILS)
 
 
 def show(experiment: Experiment, result: Result | None, console: Console, told: str = "") -> None:
-    """Print the claims of `experiment`, and what became of them; `told`: of these runs."""
+    """Print the claims of `experiment` and their verdicts; `told`: a sentence on these runs."""
     console.print()
     console.print(Text(experiment.title, "bold"))
     for line in filter(None, (told, experiment.differs)):
@@ -42,7 +42,7 @@ def show(experiment: Experiment, result: Result | None, console: Console, told: 
 
 
 def markdown(experiment: Experiment, result: Result | None) -> str:
-    """The claims and figures of `experiment` as tables of a page."""
+    """Format the claims and figures of `experiment` as tables of a page."""
     claims = [
         (row.claim, row.published, row.ours, row.difference, str(row.seeds or ""), _strong(row))
         for row in judging.rows(experiment, result)
@@ -70,7 +70,7 @@ def markdown(experiment: Experiment, result: Result | None) -> str:
 
 
 def made(experiment: Experiment, result: Result) -> str:
-    """When and where the runs were made."""
+    """Describe when and where the runs were made."""
     return (
         f"{len(result.cells)} runs of {sum(cell.updates for cell in result.cells):,} updates, "
         f"{result.date}, {result.cores} cores; wall time {result.hours:.1f} h, one run after the other. "
@@ -79,12 +79,12 @@ def made(experiment: Experiment, result: Result) -> str:
 
 
 def filled(page: str, name: str, text: str) -> str:
-    """`page` with `text` between its marks of that name. Raises BadInputError where it lacks them."""
+    """Return `page` with `text` between its marks `name`. Raises BadInputError if it lacks them."""
     begin, end = (f"<!-- {what} {name} -->" for what in ("begin", "end"))
     before, found, rest = page.partition(begin)
     _, ended, after = rest.partition(end)
     if not (found and ended):
-        raise BadInputError(f"the page has no place for {name}: write {begin} and {end} on lines of it")
+        raise BadInputError(f"the page has no place for {name}: write the lines {begin} and {end}")
     return f"{before}{begin}\n\n{text}\n{end}{after}"
 
 

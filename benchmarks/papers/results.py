@@ -1,4 +1,4 @@
-"""What the runs of an experiment came to, and how that is kept: docs/papers/NAME.json."""
+"""Result of an experiment's runs, and its file: docs/papers/NAME.json."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _MAX_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The figures of a run. Those that it lacks are NaN."""
+    """Figures of a run; NaN for those that it lacks."""
 
     variant: str
     lr: float
     seed: int
     accuracy: float
-    """Share, mean over the last fifth of the time, as is `loss`."""
+    """Accuracy, from 0 to 1: mean over the last fifth of the time; `loss` likewise."""
     loss: float
     untrained_accuracy: float
     untrained_loss: float
     reached: float
-    """Device time (s) to the experiment's target; infinite where the run never reached it."""
+    """Device time (s) to the experiment's target; infinite if the run never reached it."""
     ended: float
     """Device time (s) of the last evaluation."""
     fall: float
-    """The largest fall of the accuracy (share) from one evaluation to the next."""
+    """Largest fall of the accuracy (0 to 1) from one evaluation to the next."""
     updates: int
     seconds: float
-    """Of wall time."""
+    """Wall-clock time in seconds."""
     manifest: str
     """First digits of its manifest's SHA-256."""
     valid: bool = True
-    """Whether devices had what was asked for, by the run's verdict; in virtual time they always do."""
+    """Whether devices had what was requested, by the run's verdict; always true in virtual time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +56,28 @@ class Result:
     cores: int
 
     def by_seed(self, variant: str, lr: float, figure: Callable[[Cell], float]) -> dict[int, float]:
-        """`figure` of each run of `variant` with that step size."""
+        """Seed -> `figure` of the run of `variant` with that step size."""
         alike = [cell for cell in self.cells if (cell.variant, cell.lr) == (variant, lr)]
         return {cell.seed: figure(cell) for cell in sorted(alike, key=lambda cell: cell.seed)}
 
     def of_seed(self, variant: str, seed: int, figure: Callable[[Cell], float]) -> dict[float, float]:
-        """`figure` of each run of `variant` with that seed, by step size."""
+        """Step size -> `figure` of the run of `variant` with that seed."""
         alike = [cell for cell in self.cells if (cell.variant, cell.seed) == (variant, seed)]
         return {cell.lr: figure(cell) for cell in sorted(alike, key=lambda cell: cell.lr)}
 
     @property
     def hours(self) -> float:
-        """Wall time of all runs, one after the other."""
+        """Sum of the wall-clock times of all runs."""
         return sum(cell.seconds for cell in self.cells) / 3600
 
 
 def of_runs(cells: tuple[Cell, ...]) -> Result:
-    """The result of runs that were made here, today."""
+    """Make the result of runs that were made here, today."""
     return Result(cells, datetime.now(UTC).date().isoformat(), os.cpu_count() or 1)
 
 
 def measured(run: Run, target: float | None) -> Cell:
-    """The figures of `run`; `target`: an accuracy (share)."""
+    """Compute the figures of `run`; `target`: an accuracy from 0 to 1."""
     evaluations, local = run.evaluations, run.topology["task"]["local"]
     accuracies = evaluations["accuracy"]
     return Cell(
@@ -107,7 +107,7 @@ def write(result: Result, path: Path) -> None:
 
 
 def read(path: Path) -> Result | None:
-    """What is kept there; None where nothing is. Raises BadInputError."""
+    """Read a result; None if there is no file. Raises BadInputError."""
     try:
         kept = files.from_json(files.read(path, _MAX_BYTES))
         return Result(
@@ -118,11 +118,11 @@ def read(path: Path) -> Result | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInputError(f"{path} is no result of papers ({error}): remove it") from error
+        raise BadInputError(f"{path} is not a result of papers ({error}): remove it") from error
 
 
 def _written(value: Any) -> Any:
-    """JSON has neither infinity nor NaN."""
+    """Replace infinity and NaN, which JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return round(value, 6) if isinstance(value, float) else value

@@ -1,17 +1,17 @@
-"""What `import testbed` offers (docs/guide/python.md); the commands are made of these functions alone.
+"""Functions and classes of `import testbed` (docs/guide/python.md). The commands call only these.
 
-launching   `planned`: a topology planned on this host, and its run in this process
-running     `up`, `attach`, `load`, `ps`, `down`: runs
-handle      a run as an object: what it does, how to change it, how to end it
-background  the process that controls a run in the background, as its starter sees it
-controller  that process
-notebook    a run as HTML, and kept up to date in a notebook
-simulating  `simulate`: virtual time, in this process
-studies     `sweep`, `agree`
-results     `compare`, `report`, `draw`, `export`, `track`: what runs came to
-machine     `doctor`, `calibrate`, images: this host
-catalog     `rules`, `tasks`, `profiles`: what there is to choose from
-starting    `new`, `examples`: something to begin with
-traces      published traces
-given       topologies as users give them
+launching       `plan_run`: plan a topology on this host; run it in this process
+running         `up`, `attach`, `load`, `ps`, `down`: start, find, read and end runs
+handle          `RunHandle`: a run as an object, to observe, change and end it
+background      start and end the process that controls a run in the background
+run_process     that process
+notebook        a run as HTML; its live display in a notebook
+simulating      `simulate`: a run in virtual time, in this process
+studies         `sweep`, `agree`: many runs
+results         `compare`, `report`, `draw`, `export`, `track`: results of runs
+machine         `doctor`, `calibrate`, images: this host
+catalog         `rules`, `tasks`, `profiles`: the built-in choices
+templates       `new`, `examples`: files to begin with
+traces          published traces
+topology_input  topologies in the forms that Python callers pass
 """

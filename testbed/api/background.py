@@ -1,7 +1,7 @@
-"""A run in the background: its controller is a process of its own (`testbed.api.run_process`).
+"""Runs in the background. The controller is a separate process (`testbed.api.run_process`).
 
-So neither signals nor threads nor the interpreter lock of whoever started it reach a run. A controller
-that is `tied` ends its run in order when its starter ends, however that does.
+So signals, threads and the interpreter lock of the starting process do not affect the run. A `tied`
+controller ends its run in order as soon as the process that started it ends, even if that was killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from testbed.rundir.tail import Follower, last_start
 
 _TICK_SECONDS = 0.1
 ERROR = "error: "
-"""What the line that tells why a command failed begins with."""
+"""Beginning of the line that says why a command failed."""
 
 
 def start(
@@ -33,9 +33,10 @@ def start(
     *,
     tied: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start the controller, and pass its lines to `report` until the run clock goes, or it has ended.
+    """Start the controller and wait until the run clock starts; pass its output lines to `report`.
 
-    Raises TestbedError where the run ended before its clock went, as why it did.
+    `tied`: the controller ends with this process. Raises TestbedError, with the reason, if the run ended
+    before its clock started.
     """
     from testbed.runtimes.process import runtime  # with the broker
 
@@ -62,13 +63,13 @@ def start(
                 code = controller.poll()
                 for line in lines:
                     fine = fine and not line.startswith(ERROR)
-                    if fine:  # else it is raised
+                    if fine:  # the error is raised below instead
                         report(line.rstrip("\n"))
         except BaseException:
             end(controller, directory)
             raise
     if not tied:
-        threading.Thread(target=controller.wait, daemon=True).start()  # it is reaped when it ends
+        threading.Thread(target=controller.wait, daemon=True).start()  # reaps it when it ends
     if code:
         end(controller, directory)
         raise failure(directory, code, begin)
@@ -76,7 +77,7 @@ def start(
 
 
 def end(controller: subprocess.Popen[bytes], directory: RunDirectory) -> None:
-    """Have it end its run in order, or, where it takes too long, just end; it is gone then."""
+    """Ask the controller to end its run, and wait until it has ended; kill it if that takes too long."""
     from testbed.run import live_runs
 
     controller.terminate()
@@ -91,12 +92,13 @@ def end(controller: subprocess.Popen[bytes], directory: RunDirectory) -> None:
 
 
 def log_of(directory: RunDirectory) -> Path:
-    """What a controller in the background prints."""
+    """File with the output of a controller in the background."""
     return directory.logs / "controller.log"
 
 
 def failure(directory: RunDirectory, code: int, begin: int = 0) -> TestbedError:
-    """Why a controller ended with the exit code `code`, by what it has printed from byte `begin` on."""
+    """Return the error with which a controller ended, from its exit code and the part of its log that
+    begins at byte `begin`."""
     with log_of(directory).open("rb") as file:
         file.seek(begin)
         printed = file.read().decode("utf-8", "replace")
@@ -106,6 +108,7 @@ def failure(directory: RunDirectory, code: int, begin: int = 0) -> TestbedError:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, but for what has a program write colours into a log: a Jupyter kernel asks for them."""
+    """This process's environment without the variables that force colours, which would end up in the log
+    (a Jupyter kernel sets them)."""
     forced = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     return {name: value for name, value in os.environ.items() if name not in forced}

@@ -1,4 +1,4 @@
-"""What there is to choose from: rules and tasks, as their source describes them, and profiles."""
+"""Catalog of rules, tasks and profiles. Descriptions come from the docstrings of the source."""
 
 from __future__ import annotations
 
@@ -31,22 +31,27 @@ _WORDS = {bool: "true or false", float: "number", int: "whole number", str: "tex
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
+    """A parameter of a rule or a task."""
+
     name: str
     type: str
-    """In words."""
+    """Type in words, such as `number, or null`."""
     required: bool
     default: Any
-    """As a topology writes it."""
+    """Default as a topology writes it; None if required, or if the default is null."""
     description: str
+    """Docstring of the field; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """A rule or a task."""
 
     name: str
     facts: Mapping[str, str | None]
+    """Properties such as `paper` or `dataset`; None if it has none."""
     about: str
+    """Docstring of the class."""
     parameters: tuple[Parameter, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,21 +59,21 @@ class Entry:
         return {"name": self.name, **self.facts, "about": self.about, "parameters": parameters}
 
 
-def rules() -> list[Entry]:
-    """The aggregation rules, by name."""
+def rules() -> list[CatalogEntry]:
+    """Return the aggregation rules, sorted by name."""
     return [_entry(name, cls, _facts_of_rule(cls)) for name, cls in sorted(RULES.items())]
 
 
-def tasks() -> list[Entry]:
-    """The learning tasks, by name."""
+def tasks() -> list[CatalogEntry]:
+    """Return the learning tasks, sorted by name."""
     return [
         _entry(name, cls, {"dataset": None if cls.dataset is None else str(cls.dataset)})
         for name, cls in sorted(TASKS.items())
     ]
 
 
-def find(name: str, entries: Iterable[Entry], what: str) -> Entry:
-    """The entry of that name. Raises BadInputError that names one that may be meant."""
+def find(name: str, entries: Iterable[CatalogEntry], what: str) -> CatalogEntry:
+    """Return the entry called `name`. Otherwise raise BadInputError with a similar name or all names."""
     known = {entry.name: entry for entry in entries}
     if name in known:
         return known[name]
@@ -77,22 +82,22 @@ def find(name: str, entries: Iterable[Entry], what: str) -> Entry:
 
 
 def profiles() -> Profiles:
-    """The device profiles and link classes of the testbed, the user, and this folder. Raises
-    BadInputError for a file of the user's that is wrong."""
+    """Return the device profiles and link classes of the testbed, of the user, and of the working
+    directory. Raises BadInputError if a profiles file has errors."""
     from testbed.topology import profiles as reader
 
     return reader.load(Path())
 
 
 def profile_rows(shown: Profiles) -> list[dict[str, Any]]:
-    """A mapping for each of them, for programs."""
+    """Return the profiles as mappings, for JSON."""
     from testbed.topology import profiles as reader
 
     return reader.rows(shown)
 
 
 def profile_text(shown: Profiles, *, whole: bool) -> str:
-    """A line for each of them, or `whole` all that there is to say, for people."""
+    """Return the profiles as text: one line each, or with `whole` all details."""
     from testbed.topology import profiles as reader
 
     text = reader.explained(shown) if whole else reader.listing(shown)
@@ -106,31 +111,35 @@ def add_profile(
     seconds: float = 8.0,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> list[str]:
-    """Add a device profile to the file `to`: measure this machine, `seconds` for each kind of work, and
-    call it `what`; or take those in the file `what`, which the program of `profile_script` has written.
-    Their names. Raises BadInputError."""
+    """Add device profiles to the file `to`; return their names.
+
+    If `what` is a file (written by the program of `profile_script`), its profiles are added. Otherwise
+    this machine is measured, `seconds` for each kind of work, and its profile is called `what`.
+    `on_progress` is called with progress lines. Raises BadInputError.
+    """
     from testbed.speed import device_benchmark
     from testbed.topology import own_profiles
 
-    writable_file(Path(to))  # before some minutes of measuring
+    writable_file(Path(to))  # first, because measuring takes minutes
     if (file := Path(what)).is_file():
         entries = file.read_text(encoding="utf-8")
     elif not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", what):
         raise BadInputError(
-            f"--add {what}: there is no such file; a name has at most 40 lower-case letters, "
-            "digits and -"
+            f"--add {what}: no such file, and not a valid profile name (at most 40 lower-case letters, "
+            "digits and -)"
         )
     else:
         on_progress("All cores are measured at once: close other programs meanwhile.")
         found = device_benchmark.measure(seconds, on_progress)
-        entries = device_benchmark.entry(what, found)
+        entries = device_benchmark.profile_text(what, found)
         for line in device_benchmark.remarks(found):
             on_progress(line)
     return own_profiles.add(Path(to), entries, what)
 
 
 def profile_script(to: str | Path) -> Path:
-    """Write the program that measures a device, and needs nothing but PyTorch there; its path."""
+    """Write the program that measures a device, to be copied there; return its path. On the device it
+    needs only Python and PyTorch."""
     from testbed.speed import device_benchmark
 
     path = writable_file(Path(to), "--script")
@@ -139,32 +148,32 @@ def profile_script(to: str | Path) -> Path:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a topology, for editors."""
+    """Return the JSON Schema of a topology, for editors."""
     from testbed.topology import json_schema
 
     return json_schema()
 
 
-def brief(entry: Entry) -> str:
-    """One block: name, facts, and the parameters with their defaults."""
+def brief(entry: CatalogEntry) -> str:
+    """Return a short description: name, facts, and the parameters with their defaults."""
     parameters = ", ".join(map(_with_default, entry.parameters)) or "no parameters"
-    return f"{_heading(entry)}\n{_wrapped(parameters, '    ', '  ')}"
+    return f"{_heading(entry)}\n{_wrap(parameters, '    ', '  ')}"
 
 
-def full(entry: Entry) -> str:
-    """All that there is to say: what it does, where it is from, and each parameter."""
-    blocks = [_heading(entry), *map(_reflowed, entry.about.split("\n\n"))]
+def full(entry: CatalogEntry) -> str:
+    """Return the full description: what it does, its source, and every parameter."""
+    blocks = [_heading(entry), *map(_reflow, entry.about.split("\n\n"))]
     if entry.parameters:
         blocks.append("\n".join(["Parameters", *map(_block, entry.parameters)]))
     return "\n\n".join(blocks)
 
 
-def _entry(name: str, cls: type, facts: Mapping[str, str | None]) -> Entry:
-    return Entry(name, facts, inspect.cleandoc(cls.__doc__ or ""), tuple(_parameters(cls)))
+def _entry(name: str, cls: type, facts: Mapping[str, str | None]) -> CatalogEntry:
+    return CatalogEntry(name, facts, inspect.cleandoc(cls.__doc__ or ""), tuple(_parameters(cls)))
 
 
 def _facts_of_rule(cls: type[Rule]) -> dict[str, str | None]:
-    takes: Any = cls.takes_fednova  # where it depends on the parameters, a property
+    takes: Any = cls.takes_fednova  # a property if it depends on the parameters
     fednova = {True: "yes", False: "no"}.get(takes, "depends on the parameters")
     return {"equation": cls.equation, "paper": cls.paper, "fednova": fednova}
 
@@ -178,7 +187,9 @@ def _parameters(cls: type) -> Iterator[Parameter]:
         hint = hints[field.name]
         if _is_duration(hint) and isinstance(default, float):
             default = format_duration(default)
-        yield Parameter(field.name, _words(hint), required, default, descriptions.get(field.name, ""))
+        yield Parameter(
+            field.name, _type_text(hint), required, default, descriptions.get(field.name, "")
+        )
 
 
 def _is_duration(hint: Any) -> bool:
@@ -187,66 +198,67 @@ def _is_duration(hint: Any) -> bool:
     return any(_is_duration(option) for option in get_args(hint))
 
 
-def _words(hint: Any) -> str:
-    """`float | None` is `number, or null`; what has no words is shown as it is."""
+def _type_text(hint: Any) -> str:
+    """Describe a type in words: `float | None` is `number, or null`. Unknown types are shown as code."""
     arguments = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
-            return "duration" if _is_duration(hint) else _words(arguments[0])
+            return "duration" if _is_duration(hint) else _type_text(arguments[0])
         case origin if origin is Literal:
-            return _either([str(choice) for choice in arguments])
+            return _join_with_or([str(choice) for choice in arguments])
         case origin if origin is Union or origin is types.UnionType:
-            options = [_words(option) for option in arguments if option is not type(None)]
-            return _either(options) + (", or null" if type(None) in arguments else "")
+            options = [_type_text(option) for option in arguments if option is not type(None)]
+            return _join_with_or(options) + (", or null" if type(None) in arguments else "")
         case origin if origin is tuple:
             return f"list of {_plural(arguments[0])}"
     return _WORDS.get(hint, str(hint))
 
 
 def _plural(hint: Any) -> str:
-    words = _words(hint)
+    words = _type_text(hint)
     return words.replace("list of", "lists of", 1) if words.startswith("list of") else f"{words}s"
 
 
-def _either(choices: list[str]) -> str:
+def _join_with_or(choices: list[str]) -> str:
     return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
 def _with_default(parameter: Parameter) -> str:
     if parameter.required:
         return parameter.name
-    return f"{parameter.name}:{_UNBROKEN}{_shown(parameter.default)}"
+    return f"{parameter.name}:{_UNBROKEN}{_yaml_text(parameter.default)}"
 
 
-def _shown(value: Any) -> str:
-    """As YAML has it."""
+def _yaml_text(value: Any) -> str:
+    """Format a value as YAML."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _heading(entry: Entry) -> str:
+def _heading(entry: CatalogEntry) -> str:
     facts = [f"{name}: {value}" for name, value in entry.facts.items() if value not in (None, "no")]
-    return "\n".join([entry.name, *(_wrapped(fact, "    ", "  ") for fact in facts)])
+    return "\n".join([entry.name, *(_wrap(fact, "    ", "  ") for fact in facts)])
 
 
 def _block(parameter: Parameter) -> str:
-    default = "required" if parameter.required else f"default {_shown(parameter.default)}"
-    lines = [_wrapped(f"{parameter.name}: {parameter.type}; {default}", "    ", "  ")]
+    default = "required" if parameter.required else f"default {_yaml_text(parameter.default)}"
+    lines = [_wrap(f"{parameter.name}: {parameter.type}; {default}", "    ", "  ")]
     if parameter.description:
-        lines.append(_wrapped(parameter.description, "        "))
+        lines.append(_wrap(parameter.description, "        "))
     return "\n".join(lines)
 
 
-def _reflowed(paragraph: str) -> str:
-    """Running text in our width; equations and lists, which are indented, line by line."""
+def _reflow(paragraph: str) -> str:
+    """Rewrap a paragraph to the output width; in one with indented lines (equations, lists) wrap each
+    line by itself."""
     lines = paragraph.splitlines()
     if not any(line.startswith(" ") for line in lines):
-        return _wrapped(" ".join(lines), "")
+        return _wrap(" ".join(lines), "")
     indents = [line[: len(line) - len(line.lstrip())] for line in lines]
-    return "\n".join(map(_wrapped, lines, indents, itertools.repeat("  ")))
+    return "\n".join(map(_wrap, lines, indents, itertools.repeat("  ")))
 
 
-def _wrapped(text: str, indent: str, hanging: str = "") -> str:
+def _wrap(text: str, indent: str, hanging: str = "") -> str:
     wrapper = textwrap.TextWrapper(_WIDTH, indent, indent + hanging, break_on_hyphens=False)
     return wrapper.fill(text.strip()).replace(_UNBROKEN, " ")

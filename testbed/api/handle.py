@@ -1,4 +1,4 @@
-"""A run as an object: what it does, how to change it, how to end it (docs/guide/python.md)."""
+"""Handle of a run: observe it, change its devices, end it (docs/guide/python.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu,
 from agents.disk import files
 from testbed.api import background
 from testbed.api.topology_input import data_root
-from testbed.errors import BadInputError, RunFailedError, reading
+from testbed.errors import BadInputError, RunFailedError, reading_run
 from testbed.host.signals import uninterrupted
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
@@ -28,26 +28,27 @@ if TYPE_CHECKING:
 
     from analysis.load import Run as Result
     from analysis.manifest import Verdict
-    from testbed.run.replay import Replayed
+    from testbed.run.replay import ReplayResult
 
 Devices = str | Iterable[str]
 """Names of devices or of device groups."""
 Done = list[dict[str, Any]]
-"""Of each device: `device`, `action`, and the action's settings."""
+"""One mapping per device and action: `device`, `action`, and the settings of the action."""
 OnEvent = Callable[[events.Record], object]
+"""Callback for the records of a run."""
 _TICK_SECONDS = 0.1
 _READ_BYTES = 4 * 2**20
-"""Of events read at a time."""
+"""Bytes of events that are read at a time."""
 _END_SECONDS = 10.0
-"""What a callback has to take the last events, once a run is over."""
+"""Seconds that `on_event` has for the last events after `down`."""
 
 
 class RunHandle:
-    """A run, live or over, by its directory. As a context manager it is taken down at the end.
+    """Handle of a run, live or finished. A `with` block takes the run down at its end.
 
-    `testbed.up` makes one that is taken down with this process, `testbed.attach` one of a run that goes
-    on by itself. All methods may be called from any thread, and none needs an event loop; those that
-    wait block the thread that calls them. `TestbedError` is the base of what they raise.
+    A run from `testbed.up` is taken down when this process ends; one from `testbed.attach` continues.
+    All methods are thread-safe and need no event loop; those that wait block the calling thread. All
+    errors derive from `TestbedError`.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class RunHandle:
         controller: subprocess.Popen[bytes] | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        """`controller`: its process, where it is ours to end; `on_event`: see `testbed.up`."""
+        """`controller`: process of the run's controller, if this handle is to end it; None: it continues
+        without us. `on_event`: see `testbed.up`."""
         self._directory = directory
         self._controller = controller
         self._taken_down = False
@@ -85,56 +87,56 @@ class RunHandle:
 
     @property
     def id(self) -> str:
-        """`<topology name>-<date>-<time>-<4 hex digits>`, as the commands take it."""
+        """Run id, as the commands expect it: `<topology name>-<date>-<time>-<4 hex digits>`."""
         return self._directory.run
 
     @property
     def path(self) -> Path:
-        """The run directory (docs/guide/run-directory.md)."""
+        """Run directory (docs/guide/run-directory.md)."""
         return self._directory.path
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Their names, in the order of the plan; none before that is made."""
+        """Names of the devices in the order of the plan; empty until the run is planned."""
         return tuple(self._directory.read_manifest().get("devices", {}))
 
     @property
     def live(self) -> bool:
-        """Whether it goes on."""
+        """Whether the run's controller is still running."""
         if self._controller is not None:
             return self._controller.poll() is None
         return self._directory.controller() is not None
 
     @property
     def outcome(self) -> str | None:
-        """Why it ended: `after`, `updates` or `target_accuracy`, as the topology's `stop` says, or
-        `interrupted`, `failed`, or `crashed`; None while it goes on."""
-        live = self.live  # first: it may end in between
+        """Why the run ended: the condition of the topology's `stop` (`after`, `updates` or
+        `target_accuracy`), or `interrupted`, `failed` or `crashed`; None while it is running."""
+        live = self.live  # read first: the run may end in between
         outcome = self._directory.read_manifest().get("outcome")
         return None if live and not outcome else str(outcome or "crashed")
 
     @property
     def result(self) -> Result:
-        """What has been recorded so far, as tables (docs/guide/analysis.md). Raises BadInputError if
-        nothing has been recorded yet."""
+        """Tables of everything recorded so far (docs/guide/analysis.md). Raises BadInputError if nothing
+        has been recorded yet."""
         from analysis import load
 
-        with reading(self.path):
+        with reading_run(self.path):
             return load.load(self.path)
 
     @property
     def verdict(self) -> Verdict:
-        """`valid`, `not valid`, `not judged` (as are all that go on), or `simulated`."""
+        """`valid`, `not valid`, `not judged` (also while the run is running), or `simulated`."""
         from analysis import manifest
 
         return manifest.verdict(self._directory.read_manifest())
 
     def events(self) -> Iterator[events.Record]:
-        """The records of `events.jsonl`, from the first one on, each as soon as it is written, until
-        the run is over. Raises RunFailedError for one that cannot be read."""
+        """Yield all records of `events.jsonl` from the first one, each as soon as it is written, until
+        the run is over. Raises RunFailedError if a record cannot be read."""
         follower = Follower(self._directory.events)
         while True:
-            live = self.live  # before reading, so that nothing is missed
+            live = self.live  # before reading, so that no record is missed
             try:
                 found = follower.read(_READ_BYTES)
             except ValueError as error:
@@ -146,17 +148,18 @@ class RunHandle:
                 time.sleep(_TICK_SECONDS)
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Wait until the run is over; what it came to, as tables.
+        """Wait until the run is over; return its tables.
 
-        An interrupt (Ctrl-C, a notebook's stop button) takes a run of `testbed.up` down. Raises
-        TimeoutError after `timeout` seconds, the run then goes on; RunFailedError, with the reason,
-        where the run did not end as its topology says and `down` was not called; what `on_event` raised.
+        An interrupt (Ctrl-C, a notebook's stop button) takes down a run of `testbed.up`. Raises
+        TimeoutError after `timeout` seconds (None: no limit; the run continues), RunFailedError with the
+        reason if the run did not end as its topology says and `down` was not called, and any exception
+        that `on_event` raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while self.live:
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(f"{self.id} goes on after {timeout:g} s")
+                    raise TimeoutError(f"{self.id} is still running after {timeout:g} s")
                 if self._listener is not None and self._listener.error is not None:
                     break
                 time.sleep(_TICK_SECONDS)
@@ -168,15 +171,15 @@ class RunHandle:
         if self._controller is not None and not self.live:
             with self._lock:
                 atexit.unregister(self.down)
-                # It has ended: only its pipe is left.
+                # The process has ended: this closes its pipe.
                 background.end(self._controller, self._directory)
         if not self._taken_down and (problem := self._problem()) is not None:
             raise problem
         return self.result
 
     def down(self) -> None:
-        """End the run, if it goes on, and remove all that is its own but its directory. Returns when it
-        is gone; calling it again does nothing. Raises HostError where something may be left."""
+        """End the run if it is running, and remove everything it started; its directory stays. Returns
+        when this is done; further calls do nothing. Raises HostError if something may be left."""
         with self._lock, uninterrupted():
             atexit.unregister(self.down)
             self._taken_down = self._taken_down or self.live
@@ -196,84 +199,92 @@ class RunHandle:
         jitter: str | None = None,
         loss: str | float | None = None,
     ) -> Done:
-        """Change CPU share (of one host core) or link of devices: `run.set("pi", cpu=0.05, up="1mbit")`.
+        """Change the CPU share or the link of devices: `run.set("pi", cpu=0.05, up="1mbit")`.
 
-        Quantities are as in a topology. Raises BadInputError for values and devices that cannot be, and
-        where the run is over or in virtual time.
+        `cpu` is a share of one host core; all other values are written as in a topology. What is None
+        stays unchanged. Returns the actions that were sent. Raises BadInputError for invalid values, for
+        unknown devices, and if the run is over or in virtual time.
         """
         given = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
         return self.act(devices, *changes(cpu, given))
 
     def kill(self, devices: Devices) -> Done:
-        """End devices at once, as a crash does; `restart` starts them again. Raises as `set`."""
+        """Kill devices at once, as a crash does; `restart` starts them again. Raises like `set`."""
         return self.act(devices, Crash())
 
     def restart(self, devices: Devices) -> Done:
-        """Start devices again that were killed or have crashed. Raises as `set`."""
+        """Restart devices that were killed or have crashed. Raises like `set`."""
         return self.act(devices, Restart())
 
     def pause(self, devices: Devices) -> Done:
-        """Freeze devices; `resume` lets them continue where they were. Raises as `set`."""
+        """Freeze devices; `resume` lets them continue where they stopped. Raises like `set`."""
         return self.act(devices, Pause())
 
     def resume(self, devices: Devices) -> Done:
-        """Let paused devices continue. Raises as `set`."""
+        """Let paused devices continue. Raises like `set`."""
         return self.act(devices, Resume())
 
     def show(self, charts: Sequence[str] = ("accuracy", "devices"), *, every: float = 2.0) -> None:
-        """Show the run here: in a notebook as a table and charts (names of `analysis.charts.CHARTS`)
-        that are kept up to date, `every` so many seconds at most, while this and later cells run; on a
-        terminal until it ends, as `testbed watch` does. Raises BadInputError for an unknown chart."""
+        """Show the run: in a notebook or on a terminal.
+
+        In a notebook: a table and `charts` (names in `analysis.charts.CHARTS`), updated at most once per
+        `every` seconds while this and later cells run. On a terminal: like `testbed watch`, until the
+        run ends. Raises BadInputError for an unknown chart.
+        """
         from testbed.api import notebook
 
-        if notebook.is_here():
+        if notebook.is_notebook():
             notebook.show(self, tuple(charts), every)
         else:
             self.watch()
 
     def watch(self) -> None:
-        """Show the run on this terminal until it ends or the user leaves, or see how it ended."""
+        """Show the run on this terminal until it ends or the user leaves; if it is over, show how it
+        ended."""
         from testbed.console import out
         from testbed.watching import watch
 
         watch.watch(self._directory, out())
 
     def logs(self, component: str, lines: int = 50) -> str:
-        """The last lines that `aggregator`, `broker`, `controller`, a device or each device of a group
-        has printed. Raises BadInputError where there is no such log."""
+        """Return the last `lines` lines of the log of `component`: `aggregator`, `broker`, `controller`,
+        a device, or a group (each of its devices). Raises BadInputError if there is no such log."""
         return "\n".join(self.all_logs(component, lines).values())
 
     def all_logs(self, component: str | None = None, lines: int = 50) -> dict[str, str]:
-        """`logs` of each component of the run, by name, or of `component` alone. Raises as `logs`."""
+        """Return `logs` by component: of all components, or of `component` only. Raises like `logs`."""
         from testbed.run import logs
 
         return dict(logs.read(self._directory, component, lines))
 
     def story(self, device: str) -> str:
-        """What happened to `device`, by the run's records: its models, updates, rejections and absences,
-        a line each, in the order of time. Raises BadInputError for a name that is no device."""
+        """Return what happened to `device` according to the records, one line per event in the order of
+        time: models, updates, rejections, absences. Raises BadInputError for an unknown device."""
         from testbed.run import logs
 
         return logs.story(self._directory, device)
 
-    def replay(self) -> Replayed:
-        """Apply the recorded updates again (docs/guide/run-directory.md): what was found the same.
-        Raises RunFailedError where the final model is not, bit for bit; BadInputError for a run that was
-        not recorded."""
+    def replay(self) -> ReplayResult:
+        """Apply the recorded updates again and compare (docs/guide/run-directory.md); return what was
+        compared. Raises RunFailedError if the final model is not bit-identical, BadInputError if the run
+        was not recorded."""
         from testbed.run import replay
 
         return replay.replay(self._directory)
 
     def save_model(self, to: str | Path | None = None, version: int | None = None) -> Path:
-        """Write the final model, or the kept one of that `version`, as a state_dict, which PyTorch loads
-        without the testbed, to the file `to` (None: `model.pt` in the run directory); its path. Raises
-        BadInputError where there is none."""
+        """Write a model as a PyTorch state_dict, which loads without the testbed; return the file's
+        path.
+
+        `to`: file to write; None: `model.pt` in the run directory. `version`: a kept intermediate model;
+        None: the final one. Raises BadInputError if there is no such model.
+        """
         import torch
 
         from testbed.plan import models
 
         path = self.path / "model.pt" if to is None else Path(to)
-        state = models.state_of(self._directory, models.kept(self._directory, version))
+        state = models.saved_state(self._directory, models.saved_model(self._directory, version))
         with files.atomic_write(path) as partial, partial.open("wb") as file:
             torch.save(state, file)
         return path
@@ -281,25 +292,34 @@ class RunHandle:
     def evaluate(
         self, *, data: str | Path | None = None, classes: bool = False, devices: int | None = None
     ) -> pd.DataFrame:
-        """Evaluate the models that a run which is over has kept, on its test set: `model`, `version`,
-        `part`, `name`, `samples`, `loss`, `accuracy`. With `classes` also on each class, with `devices`
-        on at most so many training samples of each device. `data` as of `up`. Raises BadInputError."""
-        from testbed.run import kept_models
+        """Evaluate all kept models of a finished run on its test set.
 
-        return kept_models.of_run(self._directory, data_root(data), classes=classes, devices=devices)
+        `classes`: also evaluate on each class. `devices`: also evaluate on each device's training data,
+        on at most this many samples of each; None: not. `data`: see `testbed.up`. Returns one row per
+        model and part of the data, with `model`, `version`, `part`, `name`, `samples`, `loss`,
+        `accuracy`. Raises BadInputError.
+        """
+        from testbed.run import saved_models
+
+        return saved_models.evaluate_saved_models(
+            self._directory, data_root(data), classes=classes, devices=devices
+        )
 
     def shell(self, device: str, command: Sequence[str] = ()) -> int:
-        """Give the user of this terminal a shell in the container of `device`, or of the only one of the
-        group of that name, or run `command` there; its exit code. It has the rights and the limits of
-        the device's client, so what is done there affects the run. Raises BadInputError where there is
-        no such container, HostError."""
+        """Open a shell in the container of `device` on this terminal, or run `command` there; return its
+        exit code.
+
+        `device` is a device, or a group with a single device. The shell has the rights and limits of the
+        device's client, so it affects the run. Raises BadInputError if there is no such container,
+        HostError.
+        """
         from testbed.run import shell
 
         return shell.run(self._directory, device, command)
 
     def act(self, devices: Devices, *actions: Action) -> Done:
-        """Carry out `actions` (`agents.device_actions`) on each of `devices`; what was
-        done. Raises as `set`."""
+        """Carry out `actions` (`agents.device_actions`) on each of `devices`; return what was sent.
+        Raises like `set`."""
         names = [devices] if isinstance(devices, str) else devices
         expanded = dict.fromkeys(device for name in names for device in self._directory.devices(name))
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
@@ -307,7 +327,7 @@ class RunHandle:
         return sent
 
     def _problem(self) -> RunFailedError | None:
-        """Why a run that is over did not end as its topology says."""
+        """Return why the finished run did not end as its topology says; None if it did."""
         outcome = self.outcome
         if outcome not in ("interrupted", "failed", "crashed"):
             return None
@@ -315,18 +335,18 @@ class RunHandle:
         return RunFailedError(f"{self.id} did not run to its end: {told or outcome}")
 
     def _sweep_up(self) -> None:
-        """Remove what a controller that was killed has left."""
+        """Remove what a killed controller has left behind."""
         from testbed.run import live_runs
 
         if self._controller is None or self._directory.work.is_dir():
-            found = [live for live in live_runs.find() if live.run == self.id]
+            found = [live for live in live_runs.find_live_runs() if live.run == self.id]
             found = found or live_runs.leftovers(str(self.path), self.path.parent)
             for live in found:
                 self._taken_down = True
                 live_runs.take_down(live)
 
     def _finish_listening(self, *, quietly: bool = False) -> None:
-        """Wait until the callback has had the last event. Raises what it raised."""
+        """Wait until `on_event` has received the last event; raise what it raised unless `quietly`."""
         listener = self._listener
         if listener is None or listener is threading.current_thread():
             return
@@ -337,7 +357,7 @@ class RunHandle:
 
 
 class _Listener(threading.Thread):
-    """Hands each event to `on_event`, until the run is over or that raises."""
+    """Thread that passes each event to `on_event` until the run is over or `on_event` raises."""
 
     def __init__(self, run: RunHandle, on_event: OnEvent) -> None:
         super().__init__(name=f"events of {run.id}", daemon=True)
@@ -348,13 +368,13 @@ class _Listener(threading.Thread):
         try:
             for record in self._run.events():
                 self._on_event(record)
-        except BaseException as error:  # noqa: BLE001  # `wait` raises it, whatever it is
+        except BaseException as error:  # noqa: BLE001  # `wait` raises it
             self.error = error
 
 
 def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[SetCpu | SetLink]:
-    """The actions that set what is not None: a share of a core, and quantities of a link as a topology
-    has them. Raises BadInputError, where names of settings begin with `prefix`."""
+    """Return the actions for the settings that are not None: a share of a core, and values of a link in
+    the notation of a topology. Raises BadInputError; `prefix` goes before names of settings in it."""
     read: dict[str, Callable[[object], float]] = {
         "up": units.rate,
         "down": units.rate,

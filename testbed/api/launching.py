@@ -1,4 +1,4 @@
-"""A topology planned on this host, and its run: in this process, or in one of its own."""
+"""A topology planned on this host, and its run in this process or in a separate one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, writable_file
-from testbed.plan import Plan, by_node, catalog, describe, drawing, here, memory, model_check
+from testbed.plan import (
+    Plan,
+    catalog,
+    device_table,
+    drawing,
+    memory,
+    model_check,
+    node_table,
+    plan_on_host,
+)
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
 from testbed.run import live_runs, planning
@@ -26,7 +35,7 @@ from testbed.run import up as upping
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
-from testbed.tracking.processes import tracked
+from testbed.tracking.processes import tracking_run
 from testbed.view import View
 
 if TYPE_CHECKING:
@@ -34,52 +43,57 @@ if TYPE_CHECKING:
     from testbed.plan.rounds import Round
 
 _LAUNCH = "launch.json"
-"""In work/: what the process that controls a run in the background reads."""
+"""File in work/ with the launch, for the process that controls a run in the background."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A topology, checked and planned on this host: what would be launched, and its run.
+    """A topology that was checked and planned on this host, ready to run; made by `plan_run`.
 
-    `planned` makes one. Tables are lists of rows, each a mapping from column to value.
+    Tables are lists of rows, each a mapping from column to value.
     """
 
     topology: Topology
     plan: Plan
     options: Options = field(repr=False)
     given: TopologyInput = field(repr=False)
+    """The topology as the user passed it."""
     runs: Path = Path("runs")
+    """Folder in which the run directory is made."""
     resumed: RunDirectory | None = None
+    """Directory of the run that is resumed; None: a new run."""
 
     def rounds(self) -> dict[str, Round]:
-        """How long a round of each device is expected to take. Raises BadInputError."""
+        """Return the expected duration of a round by device. Raises BadInputError."""
         topology = self.topology
         samples = preparation.known_samples(topology, self.options.data_root)
-        return expected.expected(topology, self.plan, model_check.check(topology), samples)
+        return expected.estimate_rounds(topology, self.plan, model_check.check(topology), samples)
 
     def devices(self) -> list[dict[str, Any]]:
-        """A row for each device, with what it gets and its expected round. Raises BadInputError."""
-        return expected.by_device(self.plan, self.rounds())
+        """Return one row per device: its planned resources and its expected round. Raises
+        BadInputError."""
+        return expected.device_rows(self.plan, self.rounds())
 
     def tables(self) -> list[list[dict[str, Any]]]:
-        """For people: what each group gets, the rounds expected of it, and who is placed on which node,
-        where there are several. Raises BadInputError."""
-        tables = [describe(self.plan), expected.by_group(self.plan, self.rounds())]
-        return [*tables, by_node(self.plan)] if self.plan.nodes else tables
+        """Return the tables that `testbed plan` prints: resources of each group, expected rounds of each
+        group and, if there are several nodes, the devices on each node. Raises BadInputError."""
+        tables = [device_table(self.plan), expected.group_rows(self.plan, self.rounds())]
+        return [*tables, node_table(self.plan)] if self.plan.nodes else tables
 
-    def notes(self) -> list[str]:
-        """What is worth to be known before a launch, in sentences. Raises BadInputError."""
+    def remarks(self) -> list[str]:
+        """Return sentences that the user should read before a launch. Raises BadInputError."""
         remarks = expected.remarks(self.topology, self.rounds())
         return [*self.hints, *self.plan.cpu_notes, *self.plan.notes, *remarks, *self._refusals()]
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Sentences on words of the version before this one in the topology and its traces. A run that
-        is resumed keeps those that it began with."""
+        """Sentences about words of the previous version in the topology and its traces; none for a
+        resumed run, which cannot change its topology."""
         return (*self.topology.hints, *self.plan.hints) if self.resumed is None else ()
 
     def _refusals(self) -> list[str]:
-        """Why this host would refuse the run. Machines that are described are not asked."""
+        """Return why this host would refuse the run; empty if it would not, or if the plan is for
+        machines that a file describes."""
         if self.options.nodes is not None:
             return []
         try:
@@ -89,7 +103,7 @@ class Launch:
         return []
 
     def memory(self) -> str:
-        """What the components of a run need of it, in a sentence."""
+        """Return a sentence on the memory that the components of the run need."""
         topology, plan = self.topology, self.plan
         model = 4 * model_check.check(topology)
         count, side = len(plan.devices), topology.rule.build().client_side
@@ -105,38 +119,38 @@ class Launch:
         )
 
     def drawing(self, to: Path | None = None) -> str:
-        """A picture of devices, links and servers, as text; also written to `to` as SVG. Raises
-        BadInputError where that cannot be written."""
+        """Return a drawing of devices, links and servers as text; also write it as SVG to `to`, if
+        given. Raises BadInputError if that file cannot be written."""
         picture = drawing.picture(self.topology, self.plan)
         if to is not None:
             writable_file(to, "--draw-to").write_text(drawing.as_svg(picture), encoding="utf-8")
         return drawing.as_text(picture)
 
     def directory(self) -> RunDirectory:
-        """A directory for a run, new or, where one is resumed, its own. Raises BadInputError, and
-        HostError if this host would refuse the run."""
+        """Return a new run directory, or that of the resumed run. Raises BadInputError, and HostError if
+        this host would refuse the run."""
         planning.check_host(self.plan)
         return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
     def run(self, directory: RunDirectory, view: View) -> None:
-        """Run in this process, to the end, as `view` is told; then `directory` has what came of it.
+        """Run in this process to the end. `view` receives progress, `directory` the records.
 
-        Trackers, page and metrics go on beside it. One at a time in a process, as own code and
-        PyTorch's generator have one state there. Raises BadInputError, HostError, RunFailedError, and
-        KeyboardInterrupt; in any case nothing is left running.
+        Trackers, page and metrics run meanwhile. A process can make only one run at a time, because own
+        code and PyTorch's generator have process-wide state. Raises BadInputError, HostError,
+        RunFailedError and KeyboardInterrupt; in any case nothing is left running.
         """
         cpus = self.plan.infrastructure_cpus
         with (
-            tracked(self.options.track, directory, cpus, view.keep),
+            tracking_run(self.options.track, directory, cpus, view.keep),
             view,
             serving.served(directory, self.plan, self.options, view.keep),
         ):
             upping.run(self.topology, self.plan, directory, self.options, view)
 
     @contextmanager
-    def begun_in(self, directory: RunDirectory) -> Iterator[None]:
-        """Inside, the run begins; where it is refused before anything has happened in it, its directory
-        is removed."""
+    def removing_unstarted(self, directory: RunDirectory) -> Iterator[None]:
+        """Remove the new run directory if the code in the `with` block, which starts the run, raises
+        BadInputError before any event was recorded."""
         try:
             yield
         except BadInputError:
@@ -145,7 +159,7 @@ class Launch:
             raise
 
     def write(self, directory: RunDirectory) -> None:
-        """Write what `read` needs into `directory`."""
+        """Write this launch into `directory`, for `read` in another process."""
         given = {"name": self.given.name, "text": self.given.text}
         options = dataclasses.asdict(self.options)
         launch = json.dumps({"given": given, "options": options}, default=str)
@@ -153,15 +167,15 @@ class Launch:
 
 
 def read(directory: RunDirectory) -> Launch:
-    """The launch that another process has written into `directory`. Raises BadInputError."""
+    """Read the launch that another process has written into `directory`. Raises BadInputError."""
     launch = json.loads((directory.work / _LAUNCH).read_text(encoding="utf-8"))
     options = launch["options"]
     paths = {name: Path(options[name]) for name in ("data_root", "nodes") if options[name] is not None}
     made = Options(**{**options, **paths, "track": tuple(options["track"])})
-    return _planned(TopologyInput(**launch["given"]), made, directory.path.parent, directory)
+    return _plan(TopologyInput(**launch["given"]), made, directory.path.parent, directory)
 
 
-def planned(
+def plan_run(
     topology: TopologyLike | TopologyInput | None = None,
     *,
     runtime: str | None = None,
@@ -175,13 +189,13 @@ def planned(
     resume: str | None = None,
     runs: str | Path = "runs",
 ) -> Launch:
-    """Check and plan `topology` (see `up`) on this host, without launching it.
+    """Check and plan `topology` (see `up`) on this host without launching it.
 
-    `nodes`: a file that describes the machines to plan for, where a runtime has several. `dashboard`,
-    `metrics`: ports to serve the page and Prometheus metrics on during the run, 0 for a free one; None:
-    not at all. `verbose`: clients log each round. `resume`: the interrupted run to continue, of its own
-    topology and runtime where none are given. The others are as of `up`. Raises BadInputError that lists
-    all that is wrong.
+    `nodes`: file that describes the machines, for a runtime with several; None: those that are there.
+    `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the run; 0: any free
+    port; None: not served. `verbose`: clients log each round. `resume`: interrupted run to resume; its
+    topology is used, and its runtime unless `runtime` is given. Other parameters: see `up`. Raises
+    BadInputError, which lists all errors.
     """
     if track:
         tracking.check(track)
@@ -198,19 +212,19 @@ def planned(
     )
     resumed = None
     if resume is not None and topology is None:
-        resumed = live_runs.resumable(Path(runs), resume)
+        resumed = live_runs.prepare_resume(Path(runs), resume)
         topology = resumed.topology
         options = replace(options, runtime=runtime or resumed.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
         raise BadInputError(
             "Give a topology file or --resume RUN, and not both (`testbed runs` lists the runs)."
         )
-    launch = _planned(text_of(topology), options, Path(runs), resumed)
+    launch = _plan(text_of(topology), options, Path(runs), resumed)
     serving.check_ports(options)
     return launch
 
 
-def _planned(
+def _plan(
     given: TopologyInput, options: Options, runs: Path, resumed: RunDirectory | None = None
 ) -> Launch:
     topology = topologies.parse(given.text, given.name)
@@ -218,21 +232,21 @@ def _planned(
     return Launch(topology, plan, options, given, runs, resumed)
 
 
-def validated(topology: TopologyLike) -> Topology:
-    """`topology` (see `up`), checked as far as that needs no look at this host, with what it leaves out
-    filled in. Raises BadInputError that lists all errors at once."""
+def validate(topology: TopologyLike) -> Topology:
+    """Check `topology` (see `up`) without looking at this host; return it with defaults filled in.
+    Raises BadInputError, which lists all errors."""
     given = text_of(topology)
     found = topologies.parse(given.text, given.name)
     catalog.read(found)
-    here.check_model(found)
+    plan_on_host.check_model(found)
     return found
 
 
 def distribution(
     topology: TopologyLike, *, data: str | Path | None = None, on_progress: Report = silent
 ) -> Distribution:
-    """How many samples and which classes each device of `topology` (see `up`) would have. `data` as of
-    `up`; `on_progress` is called with lines on how far it is. Raises BadInputError, HostError."""
+    """Return how many samples of which classes each device of `topology` would have. `topology`, `data`:
+    see `up`. `on_progress` is called with progress lines. Raises BadInputError, HostError."""
     from testbed.data.distribution import distribution as of
 
     given = text_of(topology)

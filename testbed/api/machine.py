@@ -1,4 +1,4 @@
-"""This machine: what it can do for runs, the images on its engine, the speed of its cores."""
+"""This machine: its abilities for runs, the images on its engine, the speed of its cores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm_nodes import LEAST_ENGINE, manages
 from testbed.images import Images, debian, inventory, torch_index
-from testbed.images.inventory import Listed
+from testbed.images.inventory import StoredImage
 from testbed.speed.calibration import Calibration
 from testbed.speed.calibration import calibrate as measured
 from testbed.view import View
@@ -36,17 +36,21 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """Result of one check of `doctor`."""
+
     name: str
+    """Subject of the check."""
     status: Status
-    """`missing`: runs, or what a topology commonly asks for, fail without it; `warn`: runs work."""
+    """`missing`: runs, or common requests of a topology, fail; `warn`: runs work with restrictions."""
     detail: str
+    """Result in words."""
     fix: str | None = None
-    """The command that fixes it."""
+    """Command that fixes it; None if nothing needs a fix, or no command can fix it."""
 
 
 def doctor() -> list[Finding]:
-    """What this machine can do for a run, found by trying, and the commands that fix what it cannot.
-    Takes a few seconds, and changes nothing."""
+    """Check by trials what this machine can do for runs, and name the commands that fix what it cannot.
+    Takes a few seconds and changes nothing."""
     info: Mapping[str, Any] = {}
     try:
         with closing(docker_engine.connect(timeout=5)) as client:
@@ -68,21 +72,21 @@ def doctor() -> list[Finding]:
 
 
 def engine(info: Mapping[str, Any]) -> Finding:
-    """Whether the engine of which `info` tells can run devices."""
+    """Check whether the engine described by `info` (`docker info`) can run devices."""
     name = "Docker engine"
-    if (unfit := docker_engine.unfit(info)) is not None:
+    if (unfit := docker_engine.unfit_reason(info)) is not None:
         detail = f"{unfit.reason}; runs fall back to the process runtime (--runtime process)"
         return Finding(name, "missing", detail, unfit.fix)
     version = f"version {info['ServerVersion']}"
     if not docker_engine.shares_files(info):
-        detail = f"{version}, whose data folder {info['DockerRootDir']} is not here: it sees other files"
+        detail = f"{version}; its data folder {info['DockerRootDir']} is not here: it sees other files"
         fix = "mount the folder of the runs at the path that it has for the engine (docs/guide/faq.md)"
         return Finding(name, "warn", detail, fix)
     return Finding(name, "ok", version)
 
 
 def control_groups(info: Mapping[str, Any]) -> Finding:
-    """Whether the limits of a device hold: CPU quota, cpuset, memory and pids."""
+    """Check whether the kernel can enforce a device's limits: CPU quota, cpuset, memory, pids."""
     version = f"cgroup v{info.get('CgroupVersion', '1')}"
     limits = {
         "CPU quota": "CpuCfsQuota",
@@ -92,7 +96,7 @@ def control_groups(info: Mapping[str, Any]) -> Finding:
     }
     lacking = [name for name, key in limits.items() if not info.get(key)]
     if lacking:
-        detail = f"{version}: the kernel limits no {', '.join(lacking)}"
+        detail = f"{version}: the kernel cannot limit {', '.join(lacking)}"
         fix = "boot with 'cgroup_enable=memory' and a kernel with CONFIG_CFS_BANDWIDTH"
         return Finding("control groups", "missing", detail, fix)
     if not info.get("SwapLimit"):
@@ -103,6 +107,7 @@ def control_groups(info: Mapping[str, Any]) -> Finding:
 
 
 def storage(info: Mapping[str, Any]) -> Finding:
+    """Check the engine's storage driver."""
     driver = info["Driver"]
     if driver != "vfs":
         return Finding("storage driver", "ok", str(driver))
@@ -114,27 +119,28 @@ def storage(info: Mapping[str, Any]) -> Finding:
 
 
 def image_source(client: docker.DockerClient) -> Finding:
-    """Where the images come from."""
+    """Check whether the images are built, or can be."""
     name = "images"
     if images.are_built(client):
         return Finding(name, "ok", "built")
     if docker_engine.registry_has(debian.IMAGE, timeout=3):
         return Finding(name, "ok", f"not built yet; a registry has {debian.IMAGE}")
     if shutil.which("mmdebstrap"):
-        return Finding(name, "ok", "not built yet; mmdebstrap makes the base, as no registry answers")
-    detail = "not built yet; no registry answers, and there is no mmdebstrap to make the base"
+        return Finding(name, "ok", "not built yet; no registry answers, so mmdebstrap makes the base")
+    detail = "not built yet; no registry answers, and mmdebstrap, which could make the base, is missing"
     return Finding(name, "missing", detail, "sudo apt-get install mmdebstrap uidmap")
 
 
 def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Finding:
-    """The Swarm of the engine of which `info` tells; a manager lists its `nodes`."""
+    """Check the Swarm of the engine described by `info`. `nodes`: its nodes, if the engine is a
+    manager."""
     name, state = "Swarm", info.get("Swarm", {}).get("LocalNodeState", "inactive")
     if state == "inactive":
         return Finding(
             name, "ok", "none: `docker swarm init` makes one, for devices on several machines"
         )
     if not manages(info):
-        detail = f"this engine is a worker ({state}): runs are started on a manager"
+        detail = f"this engine is a worker ({state}): start runs on a manager"
         return Finding(
             name, "warn", detail, f"docker node promote {info['Swarm'].get('NodeID', 'NODE')}"
         )
@@ -152,25 +158,26 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
     detail = f"{quantity(len(nodes), 'node')}: {', '.join(told)}"
     if old:
         least = ".".join(map(str, LEAST_ENGINE))
-        detail += f"; older than {least}, whose services cannot have NET_ADMIN: {', '.join(old)}"
+        detail += f"; older than {least}, so their services cannot have NET_ADMIN: {', '.join(old)}"
         return Finding(name, "missing", detail, "sudo apt-get install docker.io (on these nodes)")
     if away:
-        detail += f"; without an answer: {', '.join(away)}"
+        detail += f"; not reachable: {', '.join(away)}"
         return Finding(name, "warn", detail, "sudo systemctl start docker (on these nodes)")
     if idle:
-        detail += f"; {len(idle)} of them {'takes' if len(idle) == 1 else 'take'} no work now"
+        detail += f"; {len(idle)} of them {'accepts' if len(idle) == 1 else 'accept'} no work now"
         return Finding(name, "warn", detail, f"docker node update --availability active {idle[0]}")
     return Finding(name, "ok", detail)
 
 
 def traffic_control(feature: kernel.Feature) -> Finding:
+    """Check whether the kernel has a feature that links are emulated with."""
     works, why = kernel.supports(feature)
     if works:
-        consequence = "" if feature.needed else " of links: runs take it (shaper netem)"
+        consequence = "" if feature.needed else " of links: runs use it (shaper netem)"
         untried = f"; {why}" if why else ""
         return Finding(feature.module, "ok", feature.purpose + consequence + untried)
     if works is None:
-        return Finding(feature.module, "warn", f"cannot be tried: {why}", kernel.TRY_FIX)
+        return Finding(feature.module, "warn", f"cannot be tested: {why}", kernel.TRY_FIX)
     consequence = "not possible" if feature.needed else "are made by a router (shaper tbf+delay)"
     return Finding(
         feature.module,
@@ -183,70 +190,72 @@ def traffic_control(feature: kernel.Feature) -> Finding:
 
 
 def tcp(found: str | None) -> Finding:
-    """What `found` (kernel.congestion_control) makes of the containers' TCP."""
+    """Check the TCP congestion control of containers. `found`: see `kernel.congestion_control`."""
     name = "TCP"
     if found is None:
-        return Finding(name, "ok", "containers have the congestion control of their host")
+        return Finding(name, "ok", "containers use the congestion control of their host")
     if found == "cubic":
-        return Finding(name, "ok", "containers have CUBIC, as devices with Linux have")
+        return Finding(name, "ok", "containers use CUBIC, as Linux devices do")
     names = "$(sysctl -n net.ipv4.tcp_allowed_congestion_control)"
     fix = f'sudo modprobe tcp_cubic; sudo sysctl net.ipv4.tcp_allowed_congestion_control="{names} cubic"'
-    detail = "the kernel allows no CUBIC outside the host's own network: containers have Reno"
+    detail = "the kernel does not allow CUBIC outside the host's own network: containers use Reno"
     return Finding(name, "warn", detail, fix)
 
 
 def gpu(found: Gpus) -> Finding:
-    """Whether containers can have this host's GPUs, and fractions of them."""
+    """Check whether containers can use this host's GPUs, and fractions of them."""
     name = "GPU"
     if found.lack is not None:
-        detail = f"{found.lack.what}; devices without gpu need none"
+        detail = f"{found.lack.what}; only devices with gpu need it"
         return Finding(name, "warn", detail, found.lack.fix)
     names = ", ".join(one.name for one in found.found)
     if found.lack_of_mps is not None:
-        detail = f"{names}: whole ones alone. {found.lack_of_mps.what}"
+        detail = f"{names}: only whole GPUs. {found.lack_of_mps.what}"
         return Finding(name, "warn", detail, found.lack_of_mps.fix)
     if whole := ", ".join(one.name for one in found.found if not one.shares):
-        return Finding(name, "ok", f"{names}; MPS cannot limit what a device has of {whole}")
-    return Finding(name, "ok", f"{names}: whole ones, and fractions by MPS")
+        return Finding(name, "ok", f"{names}; MPS cannot limit a device's share of {whole}")
+    return Finding(name, "ok", f"{names}: whole GPUs, and fractions by MPS")
 
 
 def processors() -> Finding:
+    """Check the number of cores."""
     count = len(os.sched_getaffinity(0))
     if count < 2:
-        detail = "1 core: half of it is for devices, as broker and aggregator share it"
+        detail = "1 core: devices get half of it, because broker and aggregator share it"
         return Finding("cores", "warn", detail, "dilation: auto in the topology stretches time to fit")
     return Finding("cores", "ok", f"{count}, load {os.getloadavg()[0]:.1f}")
 
 
 def sleep() -> Finding:
-    """Whether runs may keep the cores awake; see `testbed.host.cpu_latency`."""
+    """Check whether runs may keep the cores awake; see `testbed.host.cpu_latency`."""
     if os.access(LATENCY, os.W_OK):
-        return Finding("core sleep", "ok", "held off while a run measures")
-    detail = f"cannot write {LATENCY}: a core that sleeps wakes slowly, at the cost of small CPU shares"
+        return Finding("core sleep", "ok", "prevented while a run measures")
+    detail = f"cannot write {LATENCY}: sleeping cores wake slowly, which reduces small CPU shares"
     return Finding("core sleep", "warn", detail, f'sudo chown "$USER" {LATENCY}')
 
 
 def memory() -> Finding:
+    """Check the available memory."""
     virtual = psutil.virtual_memory()
     detail = f"{virtual.available / _GIB:.1f} of {virtual.total / _GIB:.1f} GiB available"
     if virtual.available < 2 * _GIB:
-        return Finding("memory", "warn", f"{detail}: each device takes about 0.3 GiB")
+        return Finding("memory", "warn", f"{detail}: each device needs about 0.3 GiB")
     return Finding("memory", "ok", detail)
 
 
 def disk(info: Mapping[str, Any]) -> Finding:
-    """Room for the images, on the engine's disk where it is on this machine."""
+    """Check the space for images, on the engine's disk if that is on this machine."""
     root = Path(info.get("DockerRootDir", "."))
     usage = shutil.disk_usage(root if root.exists() else Path())
     detail = f"{usage.free / _GIB:.0f} GiB free"
     if usage.free < 5 * _GIB:
-        return Finding("disk", "warn", f"{detail}: building the images takes 4", "docker image prune")
+        return Finding("disk", "warn", f"{detail}: building the images needs 4", "docker image prune")
     return Finding("disk", "ok", detail)
 
 
 def broker() -> Finding:
-    """The process runtime's broker; containers have their own."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"  # not on a plain user's PATH
+    """Check for Mosquitto, the broker of the process runtime; containers have their own."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"  # often not on a user's PATH
     if found := shutil.which("mosquitto", path=path):
         return Finding("mosquitto", "ok", found)
     detail = "the process runtime uses its slower built-in broker"
@@ -254,7 +263,7 @@ def broker() -> Finding:
 
 
 def python() -> Finding:
-    """pip fetches the libraries of the agent image; some virtual environments come without it."""
+    """Check for pip, which downloads the libraries of the agent image; some environments lack it."""
     if importlib.util.find_spec("pip") is None:
         fix = f"{sys.executable} -m ensurepip"
         return Finding("Python", "missing", f"{platform.python_version()} without pip", fix)
@@ -262,31 +271,33 @@ def python() -> Finding:
 
 
 def torch() -> Finding:
+    """Check whether the installed PyTorch is a CPU build."""
     version = importlib.metadata.version("torch")
     if version.endswith("+cpu"):
         return Finding("torch", "ok", version)
-    detail = f"{version}: perhaps with CUDA, which takes gigabytes and nothing uses without a GPU"
+    detail = f"{version}: perhaps with CUDA, which takes gigabytes and is useless without a GPU"
     fix = f"pip install --index-url {torch_index.CPU_INDEX} torch=={version.partition('+')[0]}+cpu"
     return Finding("torch", "warn", detail, fix)
 
 
 def calibrate(*, force: bool = False) -> Calibration:
-    """The speed of this host's cores, by which device profiles become CPU shares: measured once, and
-    with `force` again."""
+    """Return the speed of this host's cores, which converts device profiles to CPU shares. It is
+    measured once; with `force` it is measured again."""
     return measured(refresh=force)
 
 
-def list_images() -> list[Listed]:
-    """Our images on this engine, the largest first: their size, and who uses them. Raises HostError."""
+def list_images() -> list[StoredImage]:
+    """Return the testbed's images on this engine, largest first, with size and users. Raises
+    HostError."""
     with closing(docker_engine.connect()) as client:
-        return inventory.listed(client)
+        return inventory.list_images(client)
 
 
 def build_images(
     *, force: bool = False, gpu: bool = False, on_progress: Callable[[str], None] = lambda _: None
 ) -> Images:
-    """Build the images that are missing, with `force` all, with `gpu` also those with CUDA (gigabytes);
-    their tags. Raises HostError."""
+    """Build missing images and return the tags of all. `force`: rebuild existing ones. `gpu`: also build
+    those with CUDA (gigabytes). Raises HostError."""
     with closing(docker_engine.connect()) as client:
         return images.ensure(client, on_progress, force=force, cuda=gpu)
 
@@ -296,15 +307,18 @@ def prune_images(
     everything: bool = False,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Listed], int]:
-    """Remove our images that nobody uses, with `everything` also those of the user's other checkouts,
-    code and Dockerfiles; and on other nodes of a Swarm all that runs have copied there. Which went, and
-    how many bytes that has freed; with `dry_run` those that would. Raises HostError."""
+) -> tuple[list[StoredImage], int]:
+    """Remove unused images of the testbed, here and on the other nodes of a Swarm.
+
+    `everything`: also those of the user's other checkouts, own code and Dockerfiles. `dry_run`: remove
+    nothing. Returns the images that were (or would be) removed here, and the bytes that were freed.
+    Raises HostError.
+    """
     from testbed.runtimes.swarm import node_images
 
     with closing(docker_engine.connect()) as client:
         if dry_run:
-            return inventory.removable(inventory.listed(client), everything=everything), 0
+            return inventory.removable_images(inventory.list_images(client), everything=everything), 0
         gone, freed = inventory.prune(client, everything=everything)
         node_images.prune(client, on_progress)
         return gone, freed
@@ -313,8 +327,8 @@ def prune_images(
 def measure_fidelity(
     runtime: str | None = None, *, runs: str | Path = "runs", view: View | None = None
 ) -> list[Path]:
-    """Measure how faithful the emulation is on this host, by runs over a grid of CPU shares and links;
-    their directories. `view` is told of each. Raises TestbedError."""
+    """Measure the fidelity of the emulation on this host by runs over a grid of CPU shares and links.
+    `view` receives their progress. Returns the run directories. Raises TestbedError."""
     from testbed.run import selfcheck
 
     made = selfcheck.run(runtime, Path(runs), View() if view is None else view)

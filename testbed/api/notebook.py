@@ -1,7 +1,7 @@
-"""A run as HTML, and kept up to date in a notebook.
+"""A run as HTML, with a live display in notebooks.
 
-The output is replaced as a whole: HTML with pictures shows alike in JupyterLab, VS Code and Colab, is
-kept in the notebook's file, and needs no extension. It is drawn in a thread, which gives way to the run.
+Each update replaces the whole output. HTML with pictures looks the same in JupyterLab, VS Code and
+Colab, is saved in the notebook's file, and needs no extension. A thread of low priority draws it.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ if TYPE_CHECKING:
     from testbed.api.handle import RunHandle
 
 _MAX_SHARE = 0.2
-"""Of a core at most goes into drawing a run that goes on."""
+"""Largest share of a core that drawing a live run may use."""
 _NICE = 10
 _MAX_DEVICES = 20
-"""More are shown by group."""
+"""More devices than this are shown by group."""
 
 
-def is_here() -> bool:
-    """Whether this is a notebook's kernel."""
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
     shell = _shell()
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
 def html(path: Path, charts: Sequence[str] = ()) -> str:
-    """The run in the directory `path` as it is now: its headline, its devices, and these charts."""
+    """Return the present state of the run in directory `path` as HTML: headline, devices, `charts`."""
     feed = Feed(path)
     feed.refresh()
     return _page(feed, charts)
 
 
 def show(run: RunHandle, charts: Sequence[str], every: float) -> None:
-    """Show `run` here, and keep that up to date in a thread until the run is over.
+    """Show `run` in this cell; a thread updates it, at most once per `every` seconds, until the run
+    ends.
 
-    Raises BadInputError for a chart that there is not.
+    Raises BadInputError for an unknown chart.
     """
     from IPython.display import display
 
     from analysis.charts import CHARTS
 
     if unknown := [name for name in charts if name not in CHARTS]:
-        raise BadInputError(f"there is no chart {unknown[0]!r}, expected some of {', '.join(CHARTS)}")
+        raise BadInputError(f"unknown chart {unknown[0]!r}, expected one or more of {', '.join(CHARTS)}")
     feed = Feed(run.path)
     feed.refresh()
     page = _html(_page(feed, charts))
@@ -71,11 +72,11 @@ def show(run: RunHandle, charts: Sequence[str], every: float) -> None:
 def _keep_up_to_date(
     run: RunHandle, feed: Feed, charts: Sequence[str], every: float, update: Any
 ) -> None:
-    with suppress(OSError, AttributeError):  # Linux's niceness is each thread's own
+    with suppress(OSError, AttributeError):  # on Linux each thread has its own niceness
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     generation, live = -1, True
     while live:
-        live = run.live  # before reading, so that the end is shown
+        live = run.live  # before reading, so that the final state is shown
         feed.refresh()
         begin = time.thread_time()
         if feed.generation != generation:
@@ -94,7 +95,7 @@ def _page(feed: Feed, charts: Sequence[str]) -> str:
     if feed.run is None:
         return f"<p><b>{name}</b> is being prepared</p>"
     return "\n".join(
-        [_headline(feed.run, live=feed.live), _devices(feed.run), *_drawn(feed, feed.run, charts)]
+        [_headline(feed.run, live=feed.live), _devices(feed.run), *_chart_images(feed, feed.run, charts)]
     )
 
 
@@ -131,7 +132,7 @@ def _devices(run: Result) -> str:
     )  # fmt: skip
 
 
-def _drawn(feed: Feed, run: Result, charts: Sequence[str]) -> list[str]:
+def _chart_images(feed: Feed, run: Result, charts: Sequence[str]) -> list[str]:
     from analysis.charts import paper
     from testbed.dashboard.board import chart
 
@@ -152,6 +153,6 @@ def _html(page: str) -> Any:
 
 
 def _shell() -> Any:
-    """IPython's, where this runs in one."""
+    """Return IPython's shell; None outside IPython."""
     module = sys.modules.get("IPython")
     return None if module is None else module.get_ipython()

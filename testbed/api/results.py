@@ -1,4 +1,4 @@
-"""What runs came to, beside each other: tables, figures, files, trackers."""
+"""Results of runs: tables, figures, files, trackers."""
 
 from __future__ import annotations
 
@@ -26,22 +26,28 @@ if TYPE_CHECKING:
 
 
 Form = Literal["parquet", "csv"]
+"""File format of exported tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
+    """CPU time of training steps in finished runs."""
+
     devices: pd.DataFrame
-    """`testbed.fidelity.step_time.of_devices`"""
+    """One row per run and device; columns: see `testbed.fidelity.step_time.of_devices`."""
     virtual: dict[str, Any]
-    """Settings of a topology's `virtual` that give virtual time these costs."""
+    """Settings for `virtual` of a topology that make virtual time assume these costs."""
 
 
 def load_all(
     names: Iterable[str | Path], runs: str | Path = "runs", *, slim: bool = False
 ) -> list[Result]:
-    """The tables of runs, each once: of ids, run directories, or folders of runs such as a sweep's, of
-    which those that came to their end are taken. `slim`: no more of them than `compare` needs. Raises
-    BadInputError."""
+    """Load the tables of runs, each run once.
+
+    `names`: run ids, run directories, or folders of runs such as a sweep's, whose finished runs are
+    loaded. `runs`: folder in which ids are looked up. `slim`: load only what `compare` needs. Raises
+    BadInputError.
+    """
     given = [str(name) for name in names]
     found: dict[Path, Result] = {}
     for name in given:
@@ -50,22 +56,22 @@ def load_all(
             if path not in found:
                 found[path] = read_slim(path) if slim else read(directory.path)
     ordered = list(found.values())
-    if len(given) == 1:  # else it is the user's
+    if len(given) == 1:  # several are kept in the user's order
         ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
     return ordered
 
 
 def read_slim(path: Path) -> Result:
-    """What `compare` needs of the run directory `path`. Raises BadInputError."""
+    """Load only what `compare` needs from the run directory `path`. Raises BadInputError."""
     from analysis import comparison
 
     return comparison.slim(read(path))
 
 
 def compare(found: Sequence[Result], target: float | None = None) -> list[list[Row]]:
-    """What an accuracy of `target` (None: the highest that all runs of a task reached) cost each
-    configuration, over its seeds: a list of rows for each task. What is not alike, and so does not
-    compare, `analysis.comparison.remarks` says."""
+    """Compare what each configuration needed, over its seeds, to reach the test accuracy `target` (None:
+    the highest that all runs of the task reached). Returns a list of rows per task. For differences that
+    make runs incomparable, see `analysis.comparison.remarks`."""
     from analysis import comparison
 
     return [
@@ -75,8 +81,9 @@ def compare(found: Sequence[Result], target: float | None = None) -> list[list[R
 
 
 def report(found: Sequence[Result], to: str | Path = "report.html", target: float | None = None) -> Path:
-    """Write one HTML file with charts, tables and all other facts about runs, which works offline; its
-    path. `target` as of `compare`. Raises BadInputError without runs, or where it cannot be written."""
+    """Write an HTML report with charts, tables and facts about runs, which works offline; return its
+    path. `target`: see `compare`. Raises BadInputError if there are no runs, or the file cannot be
+    written."""
     from analysis import report as writer
 
     _check_some(found)
@@ -86,8 +93,8 @@ def report(found: Sequence[Result], to: str | Path = "report.html", target: floa
 
 
 def draw(found: Sequence[Result], to: str | Path) -> Path:
-    """Draw accuracy and timelines of runs to a .png, .pdf or .svg file; its path. Raises BadInputError
-    for another name, and without runs."""
+    """Draw accuracy and timelines of runs to a .png, .pdf or .svg file; return its path. Raises
+    BadInputError for another file type, or if there are no runs."""
     from analysis.charts import paper, story
 
     _check_some(found)
@@ -97,31 +104,34 @@ def draw(found: Sequence[Result], to: str | Path) -> Path:
 
 
 def writable_figure(path: Path) -> Path:
-    """`path`, where a figure can be written to. Raises BadInputError."""
+    """Return `path` if a figure can be written there. Raises BadInputError."""
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise BadInputError(f"--figure {path}: expected a name that ends in .png, .pdf or .svg")
     return writable_file(path, "--figure")
 
 
 def step_time(found: Sequence[Result]) -> StepCosts:
-    """What a training step has cost the devices of runs of one task in CPU time, and a client's start
-    where there were any, so that virtual time can predict other runs of it on that host. Raises
-    BadInputError where no device's speed is a share of the CPU, or the tasks differ."""
+    """Return the CPU time of a training step (and, if clients were started again, of a start) in runs of
+    one task, with which virtual time can predict other runs of the task on that host. Raises
+    BadInputError if no device's speed is a share of the CPU, or if the tasks differ."""
     from testbed.fidelity import step_time
 
     _check_some(found)
     devices = step_time.of_devices(found)
     start = step_time.start_time(found)
-    return StepCosts(devices, step_time.given(step_time.fitted(devices), start))
+    return StepCosts(devices, step_time.virtual_settings(step_time.fit(devices), start))
 
 
 def export(
     run: str | Path, to: str | Path | None = None, *, form: Form = "parquet", runs: str | Path = "runs"
 ) -> list[Path]:
-    """Write the tables of a run (its id or directory), or of all runs of a sweep (its folder), to files
-    in the folder `to` (None: `tables` in the run's or the sweep's); their paths. `form` is `parquet` or
-    `csv`. Of a sweep each run has a folder, and the table `runs` a row for each. Raises
-    BadInputError."""
+    """Write the tables of a run (id or directory), or of all runs of a sweep (its folder), to files;
+    return their paths.
+
+    `to`: folder to write to; None: `tables` in the folder of the run or sweep. `form`: `parquet` or
+    `csv`. For a sweep each run gets a folder, and the table `runs` has one row per run. Raises
+    BadInputError.
+    """
     folder = finding.folder_of_runs(str(run), Path(runs))
     directories = _directories(str(run), Path(runs))
     if folder is None:
@@ -136,11 +146,11 @@ def export(
 
 
 def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Path = "runs") -> list[str]:
-    """Tell `tracker` (`mlflow`, `wandb` or `tensorboard`) of a run, or all runs of a sweep, as of
-    `export`; where to find each. With `model` also of the final model. Raises BadInputError where there
-    is no such tracker, RunFailedError where it takes nothing."""
+    """Send a run, or all runs of a sweep (see `export`), to `tracker` (`mlflow`, `wandb` or
+    `tensorboard`); with `model` also the final model. Returns for each run where to find it there.
+    Raises BadInputError if there is no such tracker, RunFailedError if the tracker fails."""
     tracking.check([tracker])
-    return [processes.tell(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
+    return [processes.send(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
 
 
 def _check_some(found: Sequence[Result]) -> None:
@@ -149,10 +159,11 @@ def _check_some(found: Sequence[Result]) -> None:
 
 
 def _directories(name: str, runs: Path) -> list[RunDirectory]:
-    """Of one run, or of all in a folder that have come to their end. Raises BadInputError."""
+    """Return the directory of one run, or those of all finished runs in a folder. Raises
+    BadInputError."""
     folder = finding.folder_of_runs(name, runs)
     if folder is None:
-        return [live_runs.located(name, runs)]
+        return [live_runs.locate(name, runs)]
     found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     ended = [one for one in found if one.read_manifest().get("outcome") in COMPLETE]
     if not ended:

@@ -1,7 +1,7 @@
-"""`python -m testbed.api.run_process RUN_DIRECTORY [tied]`: the process of a run in the background.
+"""`python -m testbed.api.run_process RUN_DIRECTORY [tied]`: process of a run in the background.
 
-It runs the launch that its starter has written into the directory, and prints lines. With `tied` it ends
-its run in order at the end of its input.
+It runs the launch that the starting process has written into the directory, and prints progress lines.
+With `tied` it ends its run in order as soon as its standard input is closed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from testbed import console
 from testbed.api import launching
 from testbed.api.background import ERROR
-from testbed.errors import TestbedError, of_os
+from testbed.errors import TestbedError, from_os_error
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import interrupt_at_end_of_input, interrupting
 from testbed.rundir.directory import RunDirectory
@@ -20,7 +20,7 @@ from testbed.watching import live, overview
 
 
 def main(path: str, *more: str) -> int:
-    """The exit code, as of `testbed up`."""
+    """Run the launch in the directory `path`; return the exit code, as `testbed up` does."""
     if "tied" in more:
         interrupt_at_end_of_input()
     directory = RunDirectory(Path(path))
@@ -33,9 +33,9 @@ def main(path: str, *more: str) -> int:
                 launch.run(directory, view)
             finally:
                 if view.judgement is not None:
-                    _tell(view.judgement.validity)
+                    _print_verdict(view.judgement.validity)
     except (TestbedError, OSError) as error:
-        told = error if isinstance(error, TestbedError) else of_os(error)
+        told = error if isinstance(error, TestbedError) else from_os_error(error)
         sys.stdout.flush()
         sys.stderr.write(f"{ERROR}{told}\n")
         return told.exit_code
@@ -44,7 +44,7 @@ def main(path: str, *more: str) -> int:
     return 0
 
 
-def _tell(found: Validity) -> None:
+def _print_verdict(found: Validity) -> None:
     why = "; ".join(found.reasons or found.unjudged)
     console.print_text(f"Verdict: {found.verdict}{': ' if why else ''}{why}")
 

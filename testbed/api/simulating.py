@@ -1,4 +1,4 @@
-"""A run in virtual time from Python, for notebooks and scripts."""
+"""Runs in virtual time from Python, for notebooks and scripts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.api.launching import planned
+from testbed.api.launching import plan_run
 from testbed.api.running import read
 from testbed.api.topology_input import TopologyLike, text_of
 from testbed.view import View
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 def simulate(
     topology: TopologyLike, *, runs: str | Path = "runs", data: str | Path | None = None, **changes: Any
 ) -> Result:
-    """Run `topology` (see `up`) in virtual time, in this process, to its end; what it came to.
+    """Run `topology` (see `up`) in virtual time in this process, to its end; return its tables.
 
-    `changes` take the place of its top-level entries: `seed=3`, `rule={"name": "fedavg"}`. The run
-    directory lies in `runs`. `data` is the folder of datasets as parquet files, TESTBED_DATA where it
-    is not given; what is not there is fetched from the hub. One at a time in a process: use `sweep`, or
-    `up` with `runtime="virtual"`, for several. Raises BadInputError, HostError, RunFailedError.
+    `runs`: folder in which the run directory is made. `data`: folder with datasets as parquet files;
+    None: TESTBED_DATA; missing ones are downloaded from the hub. `changes` replace top-level entries of
+    the topology: `seed=3`, `rule={"name": "fedavg"}`. A process can make only one run at a time; for
+    several use `sweep`, or `up` with `runtime="virtual"`. Raises BadInputError, HostError,
+    RunFailedError.
     """
     given = text_of(topology, changes)
-    launch = planned(given, runtime="virtual", data=data, runs=runs)
-    with warnings.catch_warnings():  # in a notebook it says that it lacks its widgets: we show no bars
+    launch = plan_run(given, runtime="virtual", data=data, runs=runs)
+    with warnings.catch_warnings():  # tqdm warns in notebooks without widgets, which we do not use
         warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401
     directory = launch.directory()
-    with launch.begun_in(directory):
+    with launch.removing_unstarted(directory):
         launch.run(directory, View())
     return read(directory.path)

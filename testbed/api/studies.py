@@ -1,4 +1,4 @@
-"""Many runs: a sweep from Python."""
+"""Many runs from Python: sweeps, and agreement of virtual time with real runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agents.texts import quantity
 from testbed.api import results
 from testbed.api.running import read
-from testbed.api.topology_input import data_root, plain
+from testbed.api.topology_input import data_root, plain_values
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.options import Options
 from testbed.traits import RUNTIMES, is_simulated, refuse_simulated
@@ -26,26 +26,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepResult:
+    """Result of a sweep."""
+
     folder: Path
-    """Of the run directories, and the index by which the next call finds what is done."""
+    """Folder with the run directories, and the index of finished runs for later calls."""
     paths: tuple[Path, ...]
-    """The directories of the runs that are done, in the order of the sweep."""
+    """Directories of the finished runs, in the order of the sweep."""
     failed: int
-    """How many are not."""
+    """Number of runs that did not finish."""
     target: float | None
-    """The accuracy whose cost `table` gives, as the sweep names it; None: it names none."""
+    """Target accuracy of the sweep's file, for `table`; None if it has none."""
 
     @cached_property
     def runs(self) -> tuple[Result, ...]:
-        """Those that are done, as tables, all at once. Raises BadInputError where one is damaged."""
+        """Tables of all finished runs, all in memory. Raises BadInputError if a run is damaged."""
         return tuple(map(read, self.paths))
 
     def table(self, target: float | None = None) -> pd.DataFrame:
-        """What an accuracy of `target` (None: the sweep's, else the highest that all runs of a task
-        reached) cost each configuration, over its seeds: what `testbed compare` prints, as numbers.
+        """Compare what each configuration needed, over its seeds, to reach the test accuracy `target`
+        (None: that of the sweep, else the highest that all runs of the task reached), as
+        `testbed compare` does.
 
-        A row for each, with the fields of `analysis.comparison.Row`; of an interval such as `time`
-        (s) the columns `time_mean`, `time_low` and `time_high`.
+        Returns one row per configuration, with the fields of `analysis.comparison.Row`. An interval such
+        as `time` (s) has the columns `time_mean`, `time_low` and `time_high`.
         """
         import pandas as pd
 
@@ -65,14 +68,14 @@ def sweep(
     runs: str | Path = "runs",
     name: str | None = None,
 ) -> SweepResult:
-    """Run a sweep, a file or a mapping with its keys, and wait for its end; what is done already is not
-    run again.
+    """Run a sweep and wait until it is finished. Finished runs of an earlier call are not repeated.
 
-    `topology` in a mapping is a path from the working directory. `name` (None: the file's; a mapping's
-    is `sweep`) is that of the folder in `runs`. In virtual time `jobs` runs go side by side (None: one
-    per core), emulated ones one after the other. `on_progress` is called with a line for each. A run
-    that fails does not stop the others. Ctrl-C in the main thread ends the runs that go on, and keeps
-    what is done. Raises BadInputError.
+    `study`: a sweep file, or a mapping with its keys, in which `topology` is relative to the working
+    directory. `jobs`: number of parallel runs in virtual time; None: one per core. Emulated runs are
+    made one after the other. `on_progress` is called with a line per run. `name`: name of the folder in
+    `runs`; None: that of the file, or `sweep` for a mapping. Other parameters: see `up`. A failed run
+    does not stop the others. Ctrl-C in the main thread ends the running ones and keeps the finished
+    ones. Raises BadInputError.
     """
     from testbed import sweeps
     from testbed.sweeps import sweeping
@@ -80,7 +83,7 @@ def sweep(
     options = Options(runtime, oversubscribe, data_root(data))
     if isinstance(study, Mapping):
         name, told = name or "sweep", name or "sweep"
-        planned = sweeps.of(plain(study), name, Path(), options)
+        planned = sweeps.from_mapping(plain_values(study), name, Path(), options)
     else:
         told = str(study)
         planned = sweeps.load(Path(study), options)
@@ -93,15 +96,18 @@ def sweep(
 
 @dataclass(frozen=True, slots=True)
 class AgreeResult:
+    """Result of `agree`."""
+
     agreement: Agreement
     """Ranks, times and Kendall's tau-b."""
     target: float
-    """The accuracy whose time ranks."""
+    """Test accuracy; configurations are ranked by the time to reach it."""
     runtime: str
-    """The real one."""
+    """Name of the runtime with a real clock."""
     real: tuple[Result, ...]
-    """Its runs."""
+    """Runs of that runtime."""
     folder: Path
+    """Folder with the run directories."""
 
 
 def agree(
@@ -114,8 +120,9 @@ def agree(
     on_progress: Callable[[str], object] = lambda _: None,
     runs: str | Path = "runs",
 ) -> AgreeResult:
-    """Run a sweep's file in virtual time and in the real `runtime`: whether both rank its configurations
-    alike. The others as of `sweep`. Raises BadInputError, RunFailedError where a run failed."""
+    """Run a sweep file in virtual time and with the real `runtime`, and compare how the two rank its
+    configurations. Other parameters: see `sweep`. Raises BadInputError, RunFailedError if a run
+    failed."""
     from analysis import agreement, comparison
     from testbed import sweeps
 
@@ -123,22 +130,22 @@ def agree(
     file, root = Path(study), data_root(data)
     simulator = next(filter(is_simulated, RUNTIMES))
     both = [Options(simulator, data_root=root), Options(runtime, oversubscribe, root)]
-    studies = [sweeps.load(file, options) for options in both]  # and all that is wrong with either
+    studies = [sweeps.load(file, options) for options in both]
     labels = [cell.label for cell in studies[0].cells]
     if len(set(labels)) < 2:
         raise BadInputError(
-            f"{file} has one configuration, {labels[0]}, and so nothing to rank: "
+            f"{file} has only the configuration {labels[0]}, so there is nothing to rank: "
             "add variants, or a grid of more than seeds"
         )
     cells = [cell.topology for cell in studies[0].cells]
     if len({(cell.task.name, repr(cell.task.data), cell.evaluate.on) for cell in cells}) > 1:
         raise BadInputError(
-            f"{file} has several tasks, or datasets, and accuracies on them do not compare: "
+            f"{file} has several tasks or datasets, whose accuracies cannot be compared: "
             "make a sweep for each"
         )
     folder = Path(runs) / studies[0].name
     virtual, real = (
-        _accurate(file, planned, options, folder, jobs, on_progress)
+        _runs_with_accuracy(file, planned, options, folder, jobs, on_progress)
         for planned, options in zip(studies, both, strict=True)
     )
     target = studies[0].target or comparison.common_target([*virtual, *real])
@@ -149,7 +156,7 @@ def agree(
     return AgreeResult(found, target, studies[1].cells[0].plan.runtime, tuple(real), folder)
 
 
-def _accurate(
+def _runs_with_accuracy(
     file: Path,
     study: Sweep,
     options: Options,
@@ -157,7 +164,8 @@ def _accurate(
     jobs: int | None,
     report: Callable[[str], object],
 ) -> list[Result]:
-    """The run of each cell of `study`, in order. Raises BadInputError where none has an accuracy."""
+    """Make the runs of `study`; return them in the order of its cells. Raises BadInputError if none has
+    an accuracy."""
     from testbed.sweeps import sweeping
 
     runtime = study.cells[0].plan.runtime
@@ -165,9 +173,9 @@ def _accurate(
     done = sweeping.run(study, options, folder, jobs, report)
     if missing := len({cell.fingerprint for cell in study.cells}) - len(done):
         failed = quantity(missing, "run")
-        raise RunFailedError(f"{failed} failed; `testbed agree {file}` makes what is left")
+        raise RunFailedError(f"{failed} failed; `testbed agree {file}` makes the missing ones")
     index = sweeping.Index.read(folder)
-    found = [read(one.path) for one in map(index.run_of, study.cells) if one is not None]
+    found = [read(one.path) for one in map(index.finished_run, study.cells) if one is not None]
     if not any(run.evaluations["accuracy"].notna().any() for run in found):
-        raise BadInputError(f"{file}: no run has a test accuracy, by which it could be ranked")
+        raise BadInputError(f"{file}: no run has a test accuracy, so they cannot be ranked")
     return found

@@ -1,4 +1,4 @@
-"""Something to begin with: a task, a rule or a topology that runs as it is, and the examples."""
+"""Files to begin with: a task, a rule or a topology that runs unchanged, and the examples."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Literal
 
 from testbed import bundle
 from testbed.errors import BadInputError, writable_file, writable_folder
-from testbed.own_code.code import is_taken
+from testbed.user_code.code import is_taken
 
 _TEMPLATES = Path(__file__).parents[1] / "catalog" / "new"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _EXAMPLES = {"topologies": bundle.TOPOLOGIES, "notebooks": bundle.NOTEBOOKS}
-"""Folders, by what they are called in the copy."""
+"""Folders of examples, by their name in the copy."""
 
 
 def new(kind: Literal["task", "rule", "topology"], name: str, folder: str | Path = ".") -> list[Path]:
-    """Write `name`.yaml, a topology, into `folder`, and a Python file with the task or rule that it
-    uses; their paths. Raises BadInputError where one is there, or `name` is none."""
+    """Write the topology `name`.yaml into `folder` and, for a task or a rule, a Python file with it;
+    return their paths. Raises BadInputError if a file exists already, or `name` is not a valid name."""
     match kind:
         case "task":
             return _with_class(name, kind, Path(folder), rule="fedbuff, buffer_size: 2")
         case "rule":
             return _with_class(name, kind, Path(folder), task="digits-logreg")
         case "topology":
-            text = _topology(_checked(name), "", "digits-logreg", "fedbuff, buffer_size: 2")
+            text = _topology(_check_name(name), "", "digits-logreg", "fedbuff, buffer_size: 2")
             return _write(Path(folder), {f"{name}.yaml": text})
 
 
 def examples(folder: str | Path = "examples") -> list[Path]:
-    """Copy the topologies and notebooks that come with the testbed into `folder`; the copies. Raises
-    BadInputError where they are there."""
+    """Copy the topologies and notebooks that come with the testbed into `folder`; return the paths of
+    the copies. Raises BadInputError if they exist already."""
     to = Path(folder)
     if there := [name for name in _EXAMPLES if (to / name).exists()]:
-        raise BadInputError(f"{to / there[0]} is there already: name another folder")
+        raise BadInputError(f"{to / there[0]} exists already: name another folder")
     writable_folder(to, "")
     ignored = shutil.ignore_patterns("__pycache__", ".*", "runs")
     for name, origin in _EXAMPLES.items():
@@ -44,9 +44,9 @@ def examples(folder: str | Path = "examples") -> list[Path]:
 
 
 def _with_class(name: str, kind: str, folder: Path, **others: str) -> list[Path]:
-    module = _checked(name).replace("-", "_")
+    module = _check_name(name).replace("-", "_")
     if is_taken(module):
-        raise BadInputError(f"{name}: Python here has a module {module} already, choose another name")
+        raise BadInputError(f"{name}: Python already has a module {module}; choose another name")
     cls = "".join(word.capitalize() for word in name.split("-"))
     own = {kind: f'"{module}:{cls}"', **others}
     code = f"code: {module}.py  # relative to this file"
@@ -59,11 +59,11 @@ def _with_class(name: str, kind: str, folder: Path, **others: str) -> list[Path]
 def _topology(name: str, code: str, task: str, rule: str) -> str:
     text = (_TEMPLATES / "topology.yaml").read_text(encoding="utf-8")
     text = text.replace("CODE\n", f"{code}\n" if code else "")
-    return _aligned(text.replace("NAME", name).replace("TASK", task).replace("RULE", rule))
+    return _align_comments(text.replace("NAME", name).replace("TASK", task).replace("RULE", rule))
 
 
-def _aligned(text: str) -> str:
-    """With the comments that follow something in one column."""
+def _align_comments(text: str) -> str:
+    """Align the comments at the ends of lines in one column."""
     lines = [line.partition("  # ") for line in text.splitlines()]
     column = max(len(content) for content, mark, _ in lines if mark)
     return "".join(
@@ -71,16 +71,18 @@ def _aligned(text: str) -> str:
     )
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise BadInputError(
-            f"{name!r} is no name, expected at most 40 lower-case letters, digits and -, such as my-rule"
+            f"{name!r} is not a valid name: expected at most 40 lower-case letters, digits and -, "
+            "such as my-rule"
         )
     return name
 
 
 def _write(folder: Path, files: dict[str, str]) -> list[Path]:
-    """Write all of `files`, by name, or none. Raises BadInputError where one is there."""
+    """Write all of `files` (text by name) into `folder`, or none of them. Raises BadInputError if one
+    exists already."""
     paths = {folder / name: text for name, text in files.items()}
     if there := [str(path) for path in paths if path.exists()]:
         raise BadInputError(f"{' and '.join(there)} would be overwritten: choose another name")

@@ -1,4 +1,4 @@
-"""Topologies as users of Python give them."""
+"""Topologies in the forms that Python callers pass."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from testbed.errors import BadInputError
 from testbed.topology import Topology, yamlfile
 
 TopologyLike = str | Path | Mapping[str, Any] | Topology
-"""A file's path; its text, which has line breaks; what is in it, as a mapping; or a topology that was
-read. Paths in what is no file are relative to the working directory."""
+"""A topology: path of a file, its text (with line breaks), its content as a mapping, or a parsed one.
+Paths in a text or mapping are relative to the working directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyInput:
+    """A topology as text."""
+
     name: str
-    """Its path, or a stand-in for one: in errors, and for what lies beside it."""
+    """Path of its file, or a placeholder; used in errors, and to find the files beside it."""
     text: str
-    """YAML."""
+    """The topology in YAML."""
 
 
 def data_root(data: str | Path | None) -> Path | None:
-    """The folder of datasets: `data`, else TESTBED_DATA; None: there is none."""
+    """Return the folder of datasets: `data`, else TESTBED_DATA; None if neither is set."""
     root = data or os.environ.get("TESTBED_DATA")
     return Path(root) if root else None
 
@@ -35,36 +37,38 @@ def data_root(data: str | Path | None) -> Path | None:
 def text_of(
     wanted: TopologyLike | TopologyInput, changes: Mapping[str, Any] | None = None
 ) -> TopologyInput:
-    """`wanted`, where `changes` take the place of its top-level entries. Raises BadInputError."""
+    """Return the topology `wanted` as text, with top-level entries replaced by `changes`. Raises
+    BadInputError."""
     match wanted:
         case TopologyInput():
             given = wanted
         case Topology():
             given = TopologyInput(wanted.source.name, wanted.to_yaml())
         case Mapping():
-            given = TopologyInput("<topology>", yamlfile.write(plain(wanted), "<topology>"))
+            given = TopologyInput("<topology>", yamlfile.write(plain_values(wanted), "<topology>"))
         case str() if "\n" in wanted:
             given = TopologyInput("<topology>", wanted)
         case str() | Path():
             given = TopologyInput(str(wanted), yamlfile.text_of(Path(wanted)))
         case _:
             raise BadInputError(
-                f"a topology is a path, its text, a mapping or a Topology, not a {type(wanted).__name__}"
+                f"expected a topology as path, text, mapping or Topology, not {type(wanted).__name__}"
             )
     if not changes:
         return given
     data = yamlfile.parse(given.text, given.name).data
     if not isinstance(data, Mapping):
         raise BadInputError(f"{given.name}: expected a mapping of the topology's entries")
-    return TopologyInput(given.name, yamlfile.write(plain({**data, **changes}), "<topology>"))
+    return TopologyInput(given.name, yamlfile.write(plain_values({**data, **changes}), "<topology>"))
 
 
-def plain(value: Any) -> Any:
-    """Paths as texts, tuples and ranges as lists, mappings as dicts, numpy's numbers as Python's."""
+def plain_values(value: Any) -> Any:
+    """Convert to plain YAML types: paths to text, tuples and ranges to lists, mappings to dicts, numpy's
+    numbers to Python's."""
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | range):
-        return [plain(inner) for inner in value]
+        return [plain_values(inner) for inner in value]
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     return str(value) if isinstance(value, Path) else value

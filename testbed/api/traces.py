@@ -16,11 +16,12 @@ _MOST_BYTES = 2 * 2**30
 def convert_trace(
     form: str, file: str | Path, *, direction: Literal["down", "up"] = "down", scale: float = 1.0
 ) -> str:
-    """A published 3G, LTE, 5G or Wi-Fi trace in the format `form`, as CSV for `link: {trace: {csv: …}}`,
-    with all rates times `scale`. Raises BadInputError."""
+    """Convert a published 3G, LTE, 5G or Wi-Fi trace in the format `form` to the CSV text that
+    `link: {trace: {csv: …}}` reads. `direction`: direction of the link that the trace is for. `scale`:
+    factor for all rates. Raises BadInputError."""
     path = Path(file)
     if form not in published.FORMATS:
-        raise BadInputError(f"no format is called {form!r}, expected {', '.join(published.FORMATS)}")
+        raise BadInputError(f"unknown format {form!r}, expected one of {', '.join(published.FORMATS)}")
     lines = _read(path).decode("utf-8-sig", "replace").splitlines()
     about = f"{path.name}, as {form}" + (f", times {scale:g}" if scale != 1 else "")
     try:
@@ -43,16 +44,18 @@ def fedscale_devices(
     speed_up: float = 1.0,
     topology: str | Path | None = None,
 ) -> str:
-    """`count` devices drawn from FedScale's files client_device_capacity and client_behave_trace, as the
-    device groups of a topology, or as a copy of the file `topology` with these.
+    """Draw `count` devices from FedScale's traces; return them as device groups of a topology (YAML).
 
-    `cpu`: the share of a core of the fastest; `steps`: the local steps, of `batch_size` samples, that
-    their timing is for; one of both is needed. The availability is that from `begin` on, for `length`
-    (None: all, repeated), `speed_up` times as fast. Raises BadInputError.
+    `capacity`: the file client_device_capacity. `behaviour`: the file client_behave_trace; None: devices
+    are always available. `cpu`: share of a core of the fastest device; None: devices have no CPU share.
+    `steps`: local steps, of `batch_size` samples each, for which devices get a training time (`timing`);
+    None: they get none. At least one of `cpu` and `steps` is needed. `begin`, `length`: the part of the
+    availability trace to use; None: all of it, repeated. `speed_up`: how many times as fast time passes
+    in it. `topology`: return a copy of this file with these devices instead. Raises BadInputError.
     """
     if cpu is None and steps is None:
         raise BadInputError(
-            "give --cpu (a share of a core for the fastest), or --steps for their timing"
+            "give --cpu (share of a core for the fastest device), or --steps (for a training time)"
         )
     try:
         since, span = units.duration(begin), None if length is None else units.duration(length)
@@ -69,7 +72,7 @@ def fedscale_devices(
         chosen, cpu=cpu, steps=steps, batch_size=batch_size, begin=since, length=span, speed_up=speed_up
     )
     numbers = ", ".join(client.number for client in chosen)
-    head = f"# Of FedScale's traces, seed {seed}: clients {numbers}\n"
+    head = f"# From FedScale's traces, seed {seed}: clients {numbers}\n"
     text = head + yamlfile.write({"devices": groups})
     if topology is not None:
         try:

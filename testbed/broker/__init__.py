@@ -1,5 +1,5 @@
-"""A run's broker: who may log in and do what (`logins`), its files (`configuration`), what it refused
-(`mosquitto_log`), and one within Python where there is no Mosquitto (`embedded`)."""
+"""A run's broker: accounts and their rights (`logins`), its files (`configuration`), what it refused
+(`mosquitto_log`), and a broker in Python for hosts without Mosquitto (`embedded`)."""
 
 from testbed.broker.configuration import (
     BROKER,

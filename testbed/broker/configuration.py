@@ -1,4 +1,4 @@
-"""The broker's configuration files: of Mosquitto, and of the embedded one."""
+"""Configuration files of Mosquitto and of the embedded broker."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from agents.mqtt import chunks
 from testbed.broker.logins import Account, hash_password
 
 BROKER = "broker"
-"""Name of the broker as a component of a run, beside AGGREGATOR and CONTROLLER."""
+"""Name of the broker as a component of a run, like AGGREGATOR and CONTROLLER."""
 _IN_FLIGHT = 4
-"""Largest packets that one connection may have to acknowledge: the broker holds them twice."""
+"""Number of packets of the largest size that a connection may leave unacknowledged; the broker holds
+each of them twice."""
 MOSQUITTO_CONF = "mosquitto.conf"
 SOCKET = "broker.socket"
 """Name of the broker's Unix socket."""
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
-# Mosquitto would hand the memory of each large message back, to be zeroed for the next: most of what it
-# costs. It keeps up to 64 MiB of what it has freed, as `agents.process` has it of ours.
+# By default Mosquitto would return the memory of each large message to the kernel, which zeroes it for
+# the next one: most of the message's cost. Here it keeps up to 64 MiB, as `agents.process` does.
 _RUN_MOSQUITTO = """\
 rm -f "$3" && mkfifo "$3" || exit
 env -i grep --line-buffered -vE '^[^ ]*: (Sending |Received P)' < "$3" &
@@ -31,38 +32,42 @@ exec "$1" -c "$2" > "$3"
 
 
 _CONNECTION = 16 * 2**20
-"""Bytes of small messages that may wait for one connection."""
+"""Bytes of small messages that may be queued for one connection."""
 _BROKER = 64 * 2**20
-"""Bytes of the broker itself, at most."""
+"""Maximum memory of the broker itself, in bytes."""
 _TOPICS = 8
-"""More than a device may publish to, beside the shares of the other devices."""
+"""Upper bound of the topics that a device may publish to, not counting shares for other devices."""
 _RIGHT = 256
-"""Bytes that Mosquitto takes for a line of its access list, at most."""
+"""Maximum memory of a line of Mosquitto's access list, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerLimits:
-    """What one connection may cost the broker, in bytes: who exceeds that harms itself. And what all of
-    them may."""
+    """Limits of the broker, per connection and in total. A client that exceeds its own limit disturbs no
+    other client."""
 
     packet: int = 128 * 2**20
-    """Whoever sends a larger MQTT packet is disconnected."""
+    """Bytes of the largest MQTT packet. The sender of a larger one is disconnected."""
     queue: int = 2**30
-    """What waits for one that reads or acknowledges slowly; a message beyond it is lost to that one."""
+    """Bytes of messages that may be queued for one connection; further messages for it are dropped."""
     messages: int = 10_000
-    """How many may wait: of QoS 0, Mosquitto counts the messages alone, and not their bytes."""
+    """Number of messages that may be queued for one connection. Needed because Mosquitto does not count
+    the bytes of messages with QoS 0."""
     memory: int = 2**33
-    """Of all messages, sessions and rights. Whoever sends what there is no room for is disconnected, and
-    sends it again once it is back."""
+    """Bytes of all messages, sessions and rights together. A sender whose message does not fit is
+    disconnected, and sends it again when it has reconnected."""
 
     @classmethod
-    def of(cls, parameters: int, devices: int, beside: float = 0.0, hostile: int = 1) -> BrokerLimits:
-        """Of a run with so many parameters: a model with a header, or the largest chunk of one, and two
-        models from each device, or as many as `beside`, beside small messages.
+    def for_run(
+        cls, parameters: int, devices: int, beside: float = 0.0, hostile: int = 1
+    ) -> BrokerLimits:
+        """Return the limits for a run with `parameters` model parameters and `devices` devices.
 
-        Memory is for two models to each device and from it, and `beside`, with small messages for each;
-        and for the largest message on every topic that each of so many `hostile` clients may have one
-        kept on. A usual run has one model under way to or from each device.
+        `packet` fits a model with its header, or the largest chunk of a model. `queue` fits two models
+        per device, plus `beside` more models in total, and small messages. `memory` fits two models to
+        and two from each device, plus `beside` models per device, with small messages; and the largest
+        message as retained message on every topic that each of `hostile` clients may publish to. Usually
+        one model is in flight to or from each device.
         """
         message = 4 * parameters + 2 * 64 * 2**10
         packet = min(message, chunks.CHUNK_BYTES + 2 * 64 * 2**10)
@@ -74,14 +79,14 @@ class BrokerLimits:
 
     @property
     def container(self) -> int:
-        """Bytes for a container of the broker: with what the allocator keeps of freed memory, TLS, and
-        the kernel's buffers of sockets, it is far from it where Mosquitto is at its own limit."""
+        """Memory limit of the broker's container, in bytes. It is high enough that Mosquitto reaches its
+        own limit first, with freed memory that the allocator keeps, TLS, and socket buffers."""
         return 2 * self.memory + 2 * _BROKER
 
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """The broker's certificate, which is signed by itself, and its private key: both PEM."""
+    """The broker's self-signed certificate and its private key, both PEM."""
 
     certificate: str
     key: str = field(repr=False)
@@ -89,30 +94,32 @@ class TlsIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Where a broker listens."""
+    """Addresses on which a broker listens."""
 
     host: str
+    """Address of the interface."""
     port: int
-    """Without TLS: of what devices cannot hear."""
+    """TCP port without TLS, for connections that devices cannot overhear."""
     tls_port: int | None = None
-    """Of the clients; None: theirs is `port` too."""
+    """TCP port with TLS, for the clients; None: clients use `port`."""
     socket: str | None = None
-    """Path of a Unix socket, which its user and group may use."""
+    """Path of a Unix socket for its user and group; None: no socket."""
 
     @property
     def clients_port(self) -> int:
+        """TCP port for the clients."""
         return self.tls_port or self.port
 
 
 def password_file(accounts: Mapping[str, Account]) -> str:
-    """Mosquitto's password file, with fresh salts; it holds hashes alone."""
+    """Return Mosquitto's password file: salted hashes, with a fresh salt for each account."""
     return "".join(
         f"{account.username}:{hash_password(account.password)}\n" for account in accounts.values()
     )
 
 
 def acl_file(accounts: Mapping[str, Account]) -> str:
-    """Mosquitto's access list: what no line allows is denied."""
+    """Return Mosquitto's access list. Everything that no line allows is denied."""
     lines: list[str] = []
     for account in accounts.values():
         lines.append(f"user {account.username}")
@@ -122,11 +129,11 @@ def acl_file(accounts: Mapping[str, Account]) -> str:
 
 
 def mosquitto_conf(at: Listeners, directory: str, limits: BrokerLimits) -> str:
-    """Mosquitto's configuration, for version 2.0 on.
+    """Return Mosquitto's configuration, for version 2.0 or newer.
 
-    `directory` is the path of its files as the broker sees it.
+    `directory`: path of its files as the broker sees it.
     """
-    # Else a login could ask for another's id, and with that end or take over its session.
+    # Otherwise a client could use another's client id, and end or take over its session.
     named = "use_username_as_clientid true\n"
     listeners = f"listener {at.port} {at.host}\n{named}"
     if at.tls_port is not None:
@@ -139,7 +146,7 @@ def mosquitto_conf(at: Listeners, directory: str, limits: BrokerLimits) -> str:
 allow_anonymous false
 password_file {directory}/passwd
 acl_file {directory}/acl
-# Started as root it would change to a user that may not read these files.
+# Otherwise Mosquitto, started as root, would switch to a user that may not read these files.
 user root
 # The run's state ends with the run.
 persistence false
@@ -147,27 +154,30 @@ sys_interval 0
 # A small message (an acknowledgement, a status) must not wait for a large one's segment to fill.
 set_tcp_nodelay true
 max_inflight_messages 20
-# A message beyond the queue is lost in silence: room for all that a large fleet has under way.
+# Messages beyond the queue are dropped silently: it has room for all that a large fleet has in flight.
 max_queued_messages {limits.messages}
 max_queued_bytes {limits.queue}
 max_inflight_bytes {_IN_FLIGHT * limits.packet}
-# Unlike message_size_limit, which drops in silence, this disconnects the sender.
+# Unlike message_size_limit, which drops silently, this disconnects the sender.
 max_packet_size {limits.packet}
-# Also of what is retained, which no limit of a connection bounds.
+# Includes retained messages, which no limit of a connection bounds.
 memory_limit {limits.memory}
 log_dest stdout
 log_type error
 log_type warning
 log_type notice
-# Refusals are told here only, among a line for each packet: `mosquitto_command` leaves these out.
+# Only this level logs refusals. It also logs every packet: `mosquitto_command` filters those lines.
 log_type debug
 log_timestamp_format %Y-%m-%dT%H:%M:%S
 """
 
 
 def mosquitto_command(program: str, conf: str, pipe: str) -> tuple[str, ...]:
-    """Command that runs Mosquitto with its log on stdout, without the lines on packets that are passed
-    on. `pipe` is the path of a pipe to be made. The filter ends by itself, and bears no marks of a run.
+    """Return the command that runs Mosquitto and prints its log without the lines about forwarded
+    packets.
+
+    `pipe`: path at which the command makes a named pipe. The filter process ends with Mosquitto, and has
+    no environment, so it is not taken for a process of the run.
     """
     return ("sh", "-c", _RUN_MOSQUITTO, "sh", program, conf, pipe)
 
@@ -183,7 +193,7 @@ def write_mosquitto(
 ) -> Path:
     """Write conf, passwd, acl, certificate and key into `directory`; return the path of the conf.
 
-    `seen_at` is the directory's path as the broker sees it, where it is mounted in a container.
+    `seen_at`: path of the directory in the broker's container; None: the broker sees it as we do.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     conf = directory / MOSQUITTO_CONF
@@ -208,7 +218,8 @@ def write_embedded(
     *,
     limits: BrokerLimits | None = None,
 ) -> Path:
-    """Write the files of `testbed.broker.embedded` into `directory`; return its configuration."""
+    """Write the files of `testbed.broker.embedded` into `directory`; return the path of its
+    configuration."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     hashed = [
         asdict(replace(account, password=hash_password(account.password)))
@@ -231,8 +242,8 @@ def write_embedded(
 
 
 def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
-    """Read the file of `write_embedded`: listeners as amqtt has them, bytes of the largest packet, and
-    accounts with hashes in place of passwords."""
+    """Read the file of `write_embedded`. Returns the listeners in amqtt's format, the bytes of the
+    largest packet, and the accounts, which hold password hashes instead of passwords."""
     config = json.loads(path.read_text(encoding="utf-8"))
     accounts = [Account(**entry) for entry in config["accounts"]]
     named = {account.username: account for account in accounts}
@@ -240,7 +251,7 @@ def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write `text` to a file that only this user may read, from the first byte on."""
+    """Write `text` to a file that only this user may read, from its creation on."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""The broker of a run where Mosquitto is not installed: amqtt in a process of its own.
+"""Broker of a run on hosts without Mosquitto: amqtt in a separate process.
 
-Run as `python -m testbed.broker.embedded CONFIG.json`; it serves until it is ended. Same accounts and
-rights as Mosquitto, at a fraction of its throughput. What waits for a connection has no limit in it; the
-size of a packet has.
+Run as `python -m testbed.broker.embedded CONFIG.json`; it serves until it is killed. It enforces the
+same accounts and rights as Mosquitto, with a fraction of its throughput. It limits the size of a packet,
+but not the messages queued for a connection.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _OF_A_CONNECTION = (
     *("will_flag", "will_message", "will_topic", "will_qos", "will_retain"),
     *("username", "password", "keep_alive", "clean_session"),
 )
-"""What a connection brings to a session that was kept."""
+"""Fields that a kept session takes from a new connection."""
 
 
-class _Reader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
-    """Ends, as at the end of the connection, where a packet is larger than `most` bytes."""
+class _BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
+    """Stream that ends, like a closed connection, at a packet of more than `most` bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, most: int) -> None:
         super().__init__(reader)
@@ -48,8 +48,8 @@ class _Reader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
 
 
 class _ClientHandler(BrokerProtocolHandler):  # type: ignore[misc]  # amqtt is not typed
-    """Gives up on a client that is silent for longer than its keep-alive allows; amqtt's own waits for
-    ever."""
+    """Protocol handler that closes the connection of a client that is silent for longer than its
+    keep-alive; amqtt's own would wait forever."""
 
     def handle_read_timeout(self) -> None:
         self._given_up = asyncio.ensure_future(self.handle_connection_closed())
@@ -58,25 +58,26 @@ class _ClientHandler(BrokerProtocolHandler):  # type: ignore[misc]  # amqtt is n
 class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     """amqtt with the accounts of a run instead of plugins.
 
-    amqtt calls plugins in tasks. If another client connects or leaves meanwhile, its iteration over the
-    subscriptions breaks off ("dictionary changed size"), and the remaining subscribers get nothing. And
-    it checks no rights for last wills and retained messages. Hence these overrides. Should a later amqtt
-    no longer call them, its own `_authenticate`, which finds no plugin, refuses everyone.
+    amqtt calls plugins in tasks. If another client connects or leaves meanwhile, amqtt's loop over the
+    subscriptions fails ("dictionary changed size"), and the remaining subscribers miss the message. It
+    also does not check rights for last wills and retained messages. Hence these overrides. If a later
+    amqtt does not call them any more, its own `_authenticate` refuses every client, because there is no
+    plugin.
     """
 
     def __init__(
         self, listeners: Mapping[str, Any], packet: int, accounts: Mapping[str, Account]
     ) -> None:
-        """`listeners` as amqtt has them; `packet`: bytes of the largest; `accounts` hold password hashes
-        in place of the passwords."""
+        """`listeners`: in amqtt's format. `packet`: bytes of the largest packet. `accounts`: with
+        password hashes instead of passwords."""
         self._packet, self._accounts = packet, accounts
         super().__init__({"listeners": dict(listeners), "plugins": {}})
 
     async def _initialize_client_session(
         self, reader: Any, writer: Any, _address: str, _port: int
     ) -> tuple[BrokerProtocolHandler, Any]:
-        """A session named like the login: amqtt would take the id that is asked for, and end or hand on
-        the session of that id before it looks at the password."""
+        """Make or resume a session that is named like the login. amqtt would use the client id that the
+        client sends, and end or hand over the session of that id before it checks the password."""
         handler, session = await _ClientHandler.init_from_connect(reader, writer, self.plugins_manager)
         session.keep_alive = round(1.5 * session.keep_alive)
         known = self._is_known(session)
@@ -100,16 +101,16 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
-        bounded = _Reader(reader, self._packet)
-        with contextlib.suppress(ConnectionError):  # who is refused may be quicker to hang up
+        bounded = _BoundedReader(reader, self._packet)
+        with contextlib.suppress(ConnectionError):  # a refused client may close the connection first
             await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
 
     async def _authenticate(self, session: Any, _: Any) -> bool:
         if not self._is_known(session):
             session.username = "?"
-            return _refused(session, "log in")
+            return _refuse(session, "log in")
         if session.will_flag and not self._accounts[session.username].may_publish(session.will_topic):
-            return _refused(session, "leave a will on", session.will_topic)
+            return _refuse(session, "leave a will on", session.will_topic)
         return True
 
     async def _topic_filtering(self, session: Any, topic: str, action: Action) -> bool:
@@ -117,22 +118,23 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         if account is None:
             return False
         if action is Action.PUBLISH:
-            return account.may_publish(topic) or _refused(session, "publish", topic)
+            return account.may_publish(topic) or _refuse(session, "publish", topic)
         if action is Action.SUBSCRIBE:
-            return account.may_read(topic) or _refused(session, "read", topic)
+            return account.may_read(topic) or _refuse(session, "read", topic)
         return account.may_read(topic)
 
     async def _publish_retained_messages_for_subscription(
         self, subscription: tuple[str, int], session: Any
     ) -> None:
-        """Called at a SUBSCRIBE, and at a login for every subscription of *every* session."""
+        """Send retained messages only to the session that subscribed. amqtt calls this at a SUBSCRIBE,
+        but also at each login, for every subscription of *every* session."""
         subscribers = self._subscriptions.get(subscription[0], [])
         if any(subscriber is session for subscriber, _ in subscribers):
             await super()._publish_retained_messages_for_subscription(subscription, session)
 
 
-def _refused(session: Any, what: str, topic: str = "") -> bool:
-    """False, and a line in the log."""
+def _refuse(session: Any, what: str, topic: str = "") -> bool:
+    """Log a refusal; return False."""
     _LOG.warning("Refused: %.80r may not %s %.200r", session.username, what, topic)
     return False
 
@@ -145,12 +147,14 @@ async def serve(listeners: Mapping[str, Any], packet: int, accounts: Mapping[str
 
 
 def worth_logging(record: logging.LogRecord) -> bool:
-    """False for what is no fault here: port probes, and slow devices that acknowledge late."""
+    """Whether a record is about a fault: not for port probes and late acknowledgements of slow
+    devices."""
     late = record.exc_info is not None and isinstance(record.exc_info[1], TimeoutError)
     return not (late or any(phrase in record.getMessage() for phrase in ("No data", "PUBACK")))
 
 
 def main(config: str) -> None:
+    """Serve with the configuration file `config`."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger().handlers[0].addFilter(worth_logging)
     asyncio.run(serve(*read_embedded(Path(config))))

@@ -1,4 +1,4 @@
-"""Identities of brokers: each run has one of its own, which its clients know."""
+"""TLS identity of a broker. Each run has a new one, whose certificate its clients know."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from testbed.broker import BROKER, TlsIdentity
 
 
 def new_identity(*names: str) -> TlsIdentity:
-    """A fresh identity of a broker that is reached by `names`: host names and IP addresses.
+    """Return a new identity for a broker that is reached under `names`: host names and IP addresses.
 
-    It is good for a month, and a day before now, as clocks differ.
+    It is valid from one day ago, because clocks differ, for a month from now.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)

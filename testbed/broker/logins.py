@@ -1,7 +1,7 @@
-"""Accounts of a run's broker, and the rights of each.
+"""Accounts of a run's broker and their rights.
 
-Accounts last as long as their run. The login, never a payload, decides who a message comes from: a
-client can publish under its own name only, and read only what is addressed to it.
+Accounts exist only during their run. The sender of a message is known by its login, never by the
+payload: a client can publish only under its own name, and read only what is addressed to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from agents.config import BrokerAccess
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
 _ITERATIONS = 101
-"""Mosquitto's own default. Stretching protects guessable passwords; ours are 192 random bits."""
+"""PBKDF2 iterations: Mosquitto's default. More would only help guessable passwords; ours have 192 random
+bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,43 +29,47 @@ class Account:
     username: str
     password: str = field(repr=False)
     publish: Sequence[str]
+    """Filters of the topics that it may publish to."""
     subscribe: Sequence[str]
+    """Filters of the topics that it may read."""
 
     def may_publish(self, topic: str) -> bool:
+        """Whether it may publish to `topic`."""
         return any(covers(pattern, topic) for pattern in self.publish)
 
     def may_read(self, topic: str) -> bool:
-        """Whether it may receive `topic`, or subscribe to the filter `topic`."""
+        """Whether it may receive messages of `topic`, or subscribe to `topic` if that is a filter."""
         return any(covers(pattern, topic) for pattern in self.subscribe)
 
     def at(self, host: str, port: int, certificate: str | None = None) -> BrokerAccess:
-        """Connection settings for a login with this account."""
+        """Return the settings with which this account connects to a broker."""
         return BrokerAccess(host, port, self.username, self.password, certificate)
 
 
 def init_user(device: str) -> str:
-    """Username of a device's init: the emulator's process on the device, apart from the FL client's."""
+    """Return the username of a device's init, the emulator's process on the device. The FL client has
+    its own."""
     return f"init/{device}"
 
 
 def router_user(node: str) -> str:
-    """Username of the router on `node`, where there are several."""
+    """Return the username of the router on `node`, for runs on several nodes."""
     return f"{ROUTER}/{node}"
 
 
 def accounts(
     run: str, devices: Iterable[str], nodes: Iterable[str] = (), *, secure: bool = False
 ) -> dict[str, Account]:
-    """Every account of `run` by username, with fresh passwords; `nodes` have a router each. Only with
-    `secure` aggregation may clients send each other anything: keys, and shares of masks.
+    """Return all accounts of `run` by username, with fresh passwords. Each of `nodes` has a router.
 
-    What a client may publish to is named one by one: a broker keeps a retained message for each topic.
-
-    Raises ValueError for a device that is named like one of the infrastructure's accounts.
+    Only with `secure` aggregation may clients send each other messages: keys and shares of masks. The
+    topics that a client may publish to are listed one by one, without wildcards, because the broker
+    keeps a retained message per topic. Raises ValueError if a device has the name of an infrastructure
+    account.
     """
     names, topics = list(devices), Topics(run)
     if reserved := {AGGREGATOR, CONTROLLER, ROUTER}.intersection(names):
-        raise ValueError(f"no device may be called {' or '.join(sorted(reserved))}")
+        raise ValueError(f"a device must not be called {' or '.join(sorted(reserved))}")
     rights = {
         AGGREGATOR: (
             [
@@ -110,7 +115,7 @@ def accounts(
 
 
 def covers(pattern: str, topic: str) -> bool:
-    """Whether the filter `pattern` matches every topic that `topic`, a topic or a filter, stands for."""
+    """Whether the filter `pattern` matches `topic`; if that is a filter, every topic that it matches."""
     patterns, levels = pattern.split("/"), topic.split("/")
     return len(patterns) == len(levels) and all(
         part == level or (part == "+" and level != "#")
@@ -119,8 +124,8 @@ def covers(pattern: str, topic: str) -> bool:
 
 
 def hash_password(password: str, salt: bytes | None = None) -> str:
-    """Hash in the format of Mosquitto's password file: `$7$`, PBKDF2 with SHA-512; by default with a
-    fresh salt."""
+    """Return the hash of a password in the format of Mosquitto's password file (`$7$`: PBKDF2 with
+    SHA-512). `salt`: None: a fresh one."""
     salt = os.urandom(12) if salt is None else salt
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)
     encoded = (base64.b64encode(part).decode() for part in (salt, digest))

@@ -1,4 +1,4 @@
-"""What a broker refused, as Mosquitto's log tells."""
+"""Refusals of a broker, read from its log."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TOPIC = re.compile(r": \t(.+?)(?: \(QoS \d\))?$")
 
 
 def refusals(log: str, accounts: Mapping[str, Account]) -> Counter[str]:
-    """How much a broker refused, by login, as its `log` tells: logins, foreign topics and last wills.
-    Failed logins count under `?`.
+    """Count the refusals in a broker's `log` by login: foreign topics, last wills, and failed logins
+    (under `?`).
 
-    Mosquitto tells of each publication that it refuses. To a foreign topic anyone may subscribe, but
-    gets nothing, so subscriptions and wills are checked against `accounts` here.
+    Mosquitto logs each publication that it refuses. It accepts any subscription but delivers nothing for
+    foreign topics, so subscriptions and wills are checked against `accounts` here.
     """
     refused: Counter[str] = Counter()
     who, may = "", Account.may_read

@@ -1,7 +1,7 @@
-"""The Typer application that all commands are added to.
+"""The Typer application to which all commands are added.
 
-A shell completes at every key, and `testbed --help` is often asked for. So commands import what they
-need when they run, help is plain text, and completion does without pydantic and rich.
+Shell completion and `testbed --help` must be fast. So commands import their modules when they run, help
+is plain text, and completion imports neither pydantic nor rich.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOVED = {
     "examples": "new examples",
     "traces": "new trace` and `testbed new devices",
 }
-"""Commands of version 0.2, and what took their place."""
+"""Commands of version 0.2, with their replacements."""
 
 
 def _options_of_all(
@@ -34,7 +34,7 @@ def _options_of_all(
         bool, typer.Option("--verbose", "-v", help="Print more; with `up`, clients log each round.")
     ] = False,
 ) -> None:
-    """Options that every command has."""
+    """Options of every command."""
 
 
 _common = typer.Typer(add_completion=False)
@@ -43,10 +43,10 @@ _COMMON = get_command(_common).params
 
 
 class _Quick:
-    """Completion without the imports that Typer's own makes."""
+    """Mixin: completion without the slow imports of Typer's own."""
 
     def parse_args(self: Any, ctx: Any, args: list[str]) -> list[str]:
-        """For completion, leave the words as they are: to convert them, Typer imports pydantic."""
+        """For completion, do not convert the words: Typer would import pydantic."""
         if not ctx.resilient_parsing:
             parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
             return parsed
@@ -61,18 +61,18 @@ class _Quick:
         return rest
 
     def shell_complete(self: Any, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete names without their help: to print that, Typer imports rich."""
+        """Complete names without their help, for which Typer would import rich."""
         found: list[Any] = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
         for item in found:
             item.help = None
         return found
 
     def get_short_help_str(self: Any, limit: int = 0) -> str:
-        """Return the first paragraph, never cut off."""
+        """Return the first paragraph of the help in full."""
         return " ".join((self.help or "").partition("\n\n")[0].split()).removesuffix(".")
 
 
-class _Command(_Quick, TyperCommand):
+class _QuickCommand(_Quick, TyperCommand):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += _COMMON
@@ -86,7 +86,7 @@ class _Command(_Quick, TyperCommand):
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
 
-class _Group(_Quick, TyperGroup):
+class _QuickGroup(_Quick, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name in _MOVED and ctx.parent is None and not ctx.resilient_parsing:
@@ -94,7 +94,7 @@ class _Group(_Quick, TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """A section for each panel; Typer has panels only with rich."""
+        """Write a section per panel. Typer's own panels need rich."""
         sections: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None)
@@ -106,9 +106,11 @@ class _Group(_Quick, TyperGroup):
 
 
 class App(typer.Typer):
+    """Typer application whose commands use the classes above."""
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(
-            cls=_Group,
+            cls=_QuickGroup,
             no_args_is_help=True,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,
@@ -116,4 +118,4 @@ class App(typer.Typer):
         )
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
-        return super().command(name, cls=_Command, **settings)
+        return super().command(name, cls=_QuickCommand, **settings)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from testbed.cli import completion
-from testbed.traits import RUNTIMES, those
+from testbed.traits import RUNTIMES, runtime_names
 
 Run = Annotated[
     str,
@@ -31,7 +31,7 @@ EmulatedRuntime = Annotated[
     str,
     typer.Option(
         "--runtime",
-        help=f"auto, {those(lambda t: not t.simulated)}.",
+        help=f"auto, {runtime_names(lambda t: not t.simulated)}.",
         autocompletion=completion.emulated_runtimes,
     ),
 ]
@@ -49,7 +49,7 @@ DataRoot = Annotated[
         envvar="TESTBED_DATA",
         exists=True,
         file_okay=False,
-        help="Folder with datasets as parquet files (default: fetch them from the hub).",
+        help="Folder with datasets as parquet files (default: download them from the hub).",
     ),
 ]
 Page = Annotated[bool, typer.Option("--dashboard", help="Also show the run on a page in the browser.")]

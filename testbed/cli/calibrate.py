@@ -1,4 +1,5 @@
-"""`testbed calibrate`: measure this host's cores, its emulation, or what training steps cost in runs."""
+"""`testbed calibrate`: measure this host's cores, its emulation, or the cost of training steps in
+runs."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from testbed.fidelity.validity import Judgement
 
 _SECTION = "virtual"
-"""Of a topology: what virtual time takes as given."""
+"""Section of a topology with the costs that virtual time assumes."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the command known."""
+    """Add the command to `app`."""
     app.command(rich_help_panel="Reference")(calibrate)
 
 
@@ -32,8 +33,8 @@ def calibrate(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Print what a training step cost in these runs (or folders of runs), as settings with "
-            "which virtual time predicts others.",
+            help="Print the cost of a training step in these runs (or folders of runs), as settings "
+            "with which virtual time predicts other runs.",
             autocompletion=completion.runs,
         ),
     ] = None,
@@ -41,8 +42,8 @@ def calibrate(
         bool,
         typer.Option(
             "--fidelity",
-            help="Measure how faithful the emulation is, by runs over a grid of CPU shares and links "
-            "(minutes).",
+            help="Measure how faithful the emulation is: makes runs over a grid of CPU shares and "
+            "links, which takes minutes.",
         ),
     ] = False,
     runtime: EmulatedRuntime = "auto",
@@ -50,9 +51,10 @@ def calibrate(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Measure the speed of this host's cores, how faithful it emulates, or what training cost in runs.
+    """Measure the speed of this host's cores, the fidelity of its emulation, or the cost of training
+    steps.
 
-    Without options: the speed of its cores, which turns device profiles into CPU shares.
+    Without options it measures the cores, whose speed converts device profiles to CPU shares.
     """
     if bool(costs_of) + fidelity + force > 1:
         raise BadInputError("give one of RUN, --fidelity and --force")
@@ -80,7 +82,7 @@ def _fidelity(runtime: str, runs: Path, *, as_json: bool) -> None:
     from testbed.api import machine, running
     from testbed.view import View
 
-    class Progress(View):
+    class _FidelityView(View):
         def progress(self, message: str) -> None:
             remark(message)
 
@@ -90,7 +92,7 @@ def _fidelity(runtime: str, runs: Path, *, as_json: bool) -> None:
 
     if as_json:
         console.verbosity = -1
-    made = machine.measure_fidelity(runtime, runs=runs, view=Progress())
+    made = machine.measure_fidelity(runtime, runs=runs, view=_FidelityView())
     if as_json:
         print_json([outcome.as_dict(running.read(path)) for path in made])
 

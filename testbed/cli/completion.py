@@ -1,6 +1,6 @@
-"""What a shell may complete: ids of runs, names of devices, rules, tasks, profiles.
+"""Shell completion: ids of runs, names of devices, rules, tasks, profiles.
 
-All of it is read from files, and nothing is imported that takes time, as a shell asks at every key.
+Everything is read from files, without slow imports, because the shell runs this at each press of Tab.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ import typer
 from testbed import bundle
 from testbed.errors import BadInputError
 from testbed.rundir import finding
-from testbed.traits import RUNTIMES, emulated
+from testbed.traits import RUNTIMES, emulated_runtime_names
 
 DEFAULT_RUNS = Path("runs")
 _CATALOG = Path(__file__).parents[1] / "catalog"
 
 
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Run ids, newest first as far as their ids say, or paths of run directories."""
+    """Complete run ids, newest first by the date in the id, or paths of run directories."""
     if "/" in incomplete:
         folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
         known: Iterable[str] = map(str, finding.runs_in(folder).values())
     else:
         known = finding.runs_in(_runs(ctx))
-    return sorted(_beginning(incomplete, known), reverse=True)
+    return sorted(_starting_with(incomplete, known), reverse=True)
 
 
 def devices(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Devices and groups of the run that is given already."""
-    return _beginning(incomplete, _groups_and_devices(ctx))
+    """Complete devices and groups of the run on the command line."""
+    return _starting_with(incomplete, _groups_and_devices(ctx))
 
 
 def components(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Components of a run that have logs: aggregator, broker, ..., devices, and groups of these."""
+    """Complete components of the run that have logs: aggregator, broker, devices, device groups."""
     run = _run(ctx)
     logs = [] if run is None else sorted(path.stem for path in run.glob("logs/*.log"))
-    return _beginning(incomplete, dict.fromkeys([*logs, *_groups_and_devices(ctx)]))
+    return _starting_with(incomplete, dict.fromkeys([*logs, *_groups_and_devices(ctx)]))
 
 
 def _groups_and_devices(ctx: typer.Context) -> list[str]:
@@ -52,15 +52,17 @@ def _groups_and_devices(ctx: typer.Context) -> list[str]:
 
 
 def rules(incomplete: str) -> list[str]:
-    return _beginning(incomplete, _keys(bundle.AGENTS / "rules" / "__init__.py", "RULES"))
+    """Complete names of aggregation rules."""
+    return _starting_with(incomplete, _keys(bundle.AGENTS / "rules" / "__init__.py", "RULES"))
 
 
 def tasks(incomplete: str) -> list[str]:
-    return _beginning(incomplete, _keys(bundle.AGENTS / "tasks" / "__init__.py", "TASKS"))
+    """Complete names of tasks."""
+    return _starting_with(incomplete, _keys(bundle.AGENTS / "tasks" / "__init__.py", "TASKS"))
 
 
 def profiles(incomplete: str) -> list[str]:
-    """Device profiles and link classes of the testbed, the user and this folder."""
+    """Complete device profiles and link classes of the testbed, the user and the working directory."""
     import yaml
 
     files = [_CATALOG / "devices.yaml", _CATALOG / "links.yaml"]
@@ -72,23 +74,26 @@ def profiles(incomplete: str) -> list[str]:
         with suppress(OSError, ValueError, AttributeError, yaml.YAMLError):
             for entries in yaml.load(file.read_bytes(), loader).values():  # noqa: S506  (a safe one)
                 names |= dict.fromkeys(entries)
-    return _beginning(incomplete, names)
+    return _starting_with(incomplete, names)
 
 
 def trace_formats(incomplete: str) -> list[str]:
+    """Complete formats of published traces."""
     published = _CATALOG.parent / "topology" / "published.py"
-    return _beginning(incomplete, _keys(published, "FORMATS"))
+    return _starting_with(incomplete, _keys(published, "FORMATS"))
 
 
 def runtimes(incomplete: str) -> list[str]:
-    return _beginning(incomplete, [*RUNTIMES, "auto"])
+    """Complete names of runtimes."""
+    return _starting_with(incomplete, [*RUNTIMES, "auto"])
 
 
 def emulated_runtimes(incomplete: str) -> list[str]:
-    return _beginning(incomplete, [*emulated(), "auto"])
+    """Complete names of runtimes with a real clock."""
+    return _starting_with(incomplete, [*emulated_runtime_names(), "auto"])
 
 
-def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+def _starting_with(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -97,9 +102,9 @@ def _runs(ctx: typer.Context) -> Path:
 
 
 def _run(ctx: typer.Context) -> Path | None:
-    """The directory of the run that is given already."""
+    """Return the directory of the run on the command line; None if there is no such run."""
     with suppress(BadInputError):
-        return finding.found(ctx.params.get("run") or "", _runs(ctx))
+        return finding.find_directory(ctx.params.get("run") or "", _runs(ctx))
     return None
 
 
@@ -112,7 +117,8 @@ def _manifest(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _keys(module: Path, table: str) -> list[str]:
-    """Keys of the dictionary `table` in a module that would take a second to import."""
+    """Read the keys of the dictionary `table` from a module's source: importing it would take a
+    second."""
     import ast
 
     for statement in ast.parse(module.read_bytes()).body:

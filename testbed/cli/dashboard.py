@@ -11,7 +11,7 @@ from testbed.cli.arguments import DEFAULT_RUNS, Runs
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the command known."""
+    """Add the command to `app`."""
     app.command()(dashboard)
 
 
@@ -20,7 +20,7 @@ def dashboard(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Run ids, run directories, or a folder of runs such as a sweep's (default: list all).",
+            help="Run ids, run directories, or a folder of runs such as a sweep's (default: all runs).",
             autocompletion=completion.runs,
         ),
     ] = None,
@@ -29,7 +29,8 @@ def dashboard(
     ] = 0,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Show runs in the browser, live or finished, alone or side by side; Ctrl-C stops it."""
+    """Show live and finished runs in the browser, one or several side by side; Ctrl-C stops the
+    server."""
     from testbed.api import running
 
     with running.page(runs_to_show or (), port=port, on_progress=typer.echo, runs=runs) as page:

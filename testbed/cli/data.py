@@ -1,4 +1,4 @@
-"""`testbed data`: which samples the devices of a topology would have."""
+"""`testbed data`: show which samples the devices of a topology would have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from testbed import console
 from testbed.cli.arguments import AsJson, DataRoot
-from testbed.console import fits, plain, print_json, print_text, quantity, remark, short
+from testbed.console import fits, number_table, print_json, print_text, quantity, remark, shorten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from testbed.api.launching import Distribution
 
 _MAX_ROWS = 40
-"""Devices; of more, a histogram is shown."""
+"""Maximum number of devices that are listed; of more, a histogram is shown."""
 _BAR, _SHORTEST_BAR = 40, 10
-"""Characters of the longest bar, and of that where there is no room."""
+"""Length of the longest bar in characters; the second is for narrow terminals."""
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLORS = ("blue", "yellow", "green", "red", "magenta", "cyan", "white", "bright_black")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the command known."""
+    """Add the command to `app`."""
     app.command("data")(data)
 
 
@@ -37,11 +37,11 @@ def data(
     topology: Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")],
     root: DataRoot = None,
     figure: Annotated[
-        Path | None, typer.Option("--figure", help="Draw the same (.png, .pdf or .svg).")
+        Path | None, typer.Option("--figure", help="Also draw a figure (.png, .pdf or .svg).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how many samples and which classes each device would have."""
+    """Show how many samples of which classes each device would have."""
     from testbed.api import launching, results
 
     if figure is not None:
@@ -57,7 +57,7 @@ def data(
         return
     print_text(
         f"{found.name}: {quantity(found.total, 'training sample')} of shape {_shape(found.shape)} for "
-        f"{quantity(len(found.devices), 'device')}, {quantity(found.test, 'sample')} to evaluate on."
+        f"{quantity(len(found.devices), 'device')}, {quantity(found.test, 'sample')} for evaluation."
     )
     for line in found.remarks:
         print_text(line)
@@ -76,7 +76,8 @@ def data(
 
 
 def _show(table: Callable[[Distribution, int], Table], found: Distribution) -> None:
-    """Print a table with bars of so many characters; shorter ones where a terminal is too narrow."""
+    """Print the table that `table` makes for a length of its bars, with bars as long as the terminal
+    allows."""
     length = _BAR
     while not fits(made := table(found, length)) and length > _SHORTEST_BAR:
         length -= 1
@@ -86,7 +87,7 @@ def _show(table: Callable[[Distribution, int], Table], found: Distribution) -> N
 def _devices(found: Distribution, length: int) -> Table:
     numbers = bool(found.labels)
     columns = ("least", "mean", "greatest") if numbers else ("classes",) if found.counts.size else ()
-    table = plain("device", "samples", *columns, "")
+    table = number_table("device", "samples", *columns, "")
     table.columns[-1].justify = "left"
     most = int(found.samples.max())
     for place, name in enumerate(found.devices):
@@ -96,14 +97,14 @@ def _devices(found: Distribution, length: int) -> Table:
         else:
             cells = [str(found.classes_held[place])] if found.counts.size else []
         bar = _bar(found.counts[place], max(1, round(length * own / most)))
-        table.add_row(short(name), f"{own:,}", *cells, bar)
+        table.add_row(shorten(name), f"{own:,}", *cells, bar)
     return table
 
 
 def _groups(found: Distribution, length: int) -> Table:
     import numpy as np
 
-    table = plain("device", "devices", "least", "median", "most", "classes", "")
+    table = number_table("device", "devices", "least", "median", "most", "classes", "")
     table.columns[0].header = "group"
     table.columns[-1].justify = "left"
     groups = np.array(found.groups)
@@ -111,27 +112,28 @@ def _groups(found: Distribution, length: int) -> Table:
         own = groups == group
         sizes = found.samples[own]
         held = found.classes_held[own]
-        classes = _between(int(held.min()), int(held.max())) if found.counts.size else "–"
+        classes = _range_text(int(held.min()), int(held.max())) if found.counts.size else "–"
         spread = [f"{int(value):,}" for value in (sizes.min(), np.median(sizes), sizes.max())]
         bar = _bar(found.counts[own].sum(axis=0), length)
-        table.add_row(short(group), f"{own.sum():,}", *spread, classes, bar)
+        table.add_row(shorten(group), f"{own.sum():,}", *spread, classes, bar)
     return table
 
 
 def _histogram(found: Distribution, length: int) -> Table:
     import numpy as np
 
-    table = plain("samples", "devices", "")
+    table = number_table("samples", "devices", "")
     table.columns[-1].justify = "left"
     counts, edges = np.histogram(found.samples, bins=_bins(found.samples))
     for count, low, high in zip(counts.tolist(), edges, edges[1:], strict=False):
         bar = "█" * -(-count * length // int(counts.max()))
-        table.add_row(_between(int(low), max(int(low), int(high) - 1)), f"{count:,}", bar)
+        table.add_row(_range_text(int(low), max(int(low), int(high) - 1)), f"{count:,}", bar)
     return table
 
 
 def _bins(samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Edges of ten ranges of whole numbers, or of one for each number where these are fewer."""
+    """Return the edges of a histogram's bins: ten ranges of whole numbers, or fewer if there are fewer
+    numbers."""
     import numpy as np
 
     low, high = int(samples.min()), int(samples.max())
@@ -139,18 +141,19 @@ def _bins(samples: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(low, high + width + 1, width)
 
 
-def _between(low: int, high: int) -> str:
+def _range_text(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
 def _bar(counts: NDArray[np.int64], length: int) -> Text:
-    """A character for each part of the samples: that of its class, or of its range of classes."""
+    """Return a bar of `length` characters for samples by class. Each character stands for a part of the
+    samples, and names their class or range of classes."""
     import numpy as np
     from rich.text import Text
 
     if not counts.size:
         return Text("█" * length)
-    parts = np.add.reduceat(counts, np.arange(0, counts.size, _per_mark(counts.size)))
+    parts = np.add.reduceat(counts, np.arange(0, counts.size, _classes_per_mark(counts.size)))
     ends = np.round(np.cumsum(parts) / max(1, parts.sum()) * length).astype(int)
     bar = Text()
     for mark, width in enumerate(np.diff(ends, prepend=0).tolist()):
@@ -158,19 +161,20 @@ def _bar(counts: NDArray[np.int64], length: int) -> Text:
     return bar
 
 
-def _per_mark(classes: int) -> int:
-    """How many classes share a character."""
+def _classes_per_mark(classes: int) -> int:
+    """Return how many classes share a character of a bar."""
     return 1 if classes <= len(_MARKS) else -(-classes // 10)
 
 
 def _legend(found: Distribution) -> str:
     classes = found.counts.shape[1]
-    per = _per_mark(classes)
+    per = _classes_per_mark(classes)
     marks = -(-classes // per)
-    what = "class" if per == 1 else f"{per} classes in their order"
+    what = "class" if per == 1 else f"range of {per} classes"
     return (
-        f"A character of a bar is a {what}, {_MARKS[0]} to {_MARKS[marks - 1]}. Skew: "
-        f"{found.skew:.2f} (mean total variation distance from the shares of all; 0: all alike)."
+        f"Each character of a bar stands for a {what}, {_MARKS[0]} to {_MARKS[marks - 1]}. Skew: "
+        f"{found.skew:.2f} (mean total variation distance between the class shares of a device and "
+        "those of all devices; 0: all equal)."
     )
 
 

@@ -1,4 +1,4 @@
-"""`testbed set`, `kill`, `pause`, `resume`, `restart` and `shell`: commands to the devices of a run."""
+"""`testbed set`, `kill`, `pause`, `resume`, `restart` and `shell`: control the devices of a run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ACTIONS = {
     "pause": "Freeze devices; `resume` lets them continue where they were.",
     "resume": "Let paused devices continue.",
 }
-"""Methods of `RunHandle`."""
+"""Help of the commands that call the method of `RunHandle` with the same name."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the commands known."""
+    """Add the commands to `app`."""
     app.command("set", rich_help_panel=_PANEL)(_set)
-    # Of options after the device, those of its command are not ours.
+    # Options after the device belong to the command that runs in its container.
     context = {"allow_interspersed_args": False}
     app.command("shell", rich_help_panel=_PANEL, context_settings=context)(_shell)
     for name, help_text in _ACTIONS.items():
@@ -40,7 +40,7 @@ def _command(action: str) -> Any:
     def command(run: Run, devices: Devices, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
         from testbed.api.running import attach
 
-        _told(getattr(attach(run, runs=runs), action)(devices), as_json=as_json)
+        _print_actions(getattr(attach(run, runs=runs), action)(devices), as_json=as_json)
 
     return command
 
@@ -63,7 +63,7 @@ def _set(
 
     link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
     wanted = changes(cpu, link, prefix="--")
-    _told(attach(run, runs=runs).act(devices, *wanted), as_json=as_json)
+    _print_actions(attach(run, runs=runs).act(devices, *wanted), as_json=as_json)
 
 
 def _shell(
@@ -71,7 +71,7 @@ def _shell(
     device: Annotated[
         str,
         typer.Argument(
-            help="A device, or a group that has only one.", autocompletion=completion.devices
+            help="A device, or a group with a single device.", autocompletion=completion.devices
         ),
     ],
     command: Annotated[list[str] | None, typer.Argument(help="One command (default: a shell).")] = None,
@@ -79,14 +79,14 @@ def _shell(
 ) -> None:
     """Open a shell in a device's container, or run one command there.
 
-    Either has the rights of the device's client, and uses the device's CPU, memory and link: what is
-    done there affects the run.
+    It has the rights of the device's client, and uses the device's CPU, memory and link, so it affects
+    the run.
     """
     from testbed.api.running import attach
 
     raise typer.Exit(attach(run, runs=runs).shell(device, command or []))
 
 
-def _told(sent: list[dict[str, Any]], *, as_json: bool) -> None:
+def _print_actions(sent: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json([{name: one[name] for name in ("device", "action")} for one in sent])

@@ -24,7 +24,7 @@ from testbed.cli.arguments import (
     RuntimeName,
     Strict,
 )
-from testbed.console import closing, out, print_text, quantity, remark, written
+from testbed.console import out, print_files, print_last_line, print_text, quantity, remark
 from testbed.errors import BadInputError, RunFailedError, writable_file
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _PANEL = "Many runs"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the commands known."""
+    """Add the commands to `app`."""
     for command in (sweep, agree, compare, report, export):
         app.command(rich_help_panel=_PANEL)(command)
 
@@ -72,13 +72,13 @@ def sweep(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Run a grid of topologies and seeds; finished runs are not repeated, unless they are not valid."""
+    """Run a grid of topologies and seeds. Finished runs are not repeated, unless they are not valid."""
     from analysis import summary
     from testbed.api import results, studies
 
     if figure is not None:
         results.writable_figure(figure)
-    with _going_on(quiet=as_json):
+    with _explaining_interrupt(quiet=as_json):
         done = studies.sweep(
             file,
             runtime=runtime,
@@ -97,10 +97,10 @@ def sweep(
         if verdicts:
             _print(verdicts, quiet=as_json)
         failed = quantity(done.failed, "run")
-        raise RunFailedError(f"{failed} failed; `testbed sweep {file}` makes what is left")
+        raise RunFailedError(f"{failed} failed; `testbed sweep {file}` makes the missing ones")
     if not as_json:
         folder = done.folder
-        closing(verdicts, f"testbed report {folder} · testbed compare {folder} --figure out.pdf")
+        print_last_line(verdicts, f"testbed report {folder} · testbed compare {folder} --figure out.pdf")
     if strict and "not valid" in summary.verdicts(found):
         raise typer.Exit(1)
 
@@ -114,11 +114,11 @@ def agree(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Run a sweep in virtual time and emulated, and tell whether both rank its configurations alike."""
+    """Run a sweep in virtual time and emulated, and compare how both rank its configurations."""
     from analysis import comparison, summary
     from testbed.api import studies
 
-    with _going_on(quiet=as_json):
+    with _explaining_interrupt(quiet=as_json):
         found = studies.agree(
             file,
             runtime=runtime,
@@ -135,7 +135,7 @@ def agree(
         return
     print_text(f"\nMean time to a test accuracy of {comparison.percent(found.target)}:")
     _show(found.agreement, found.runtime)
-    closing(_verdicts(found.real), f"testbed report {found.folder}")
+    print_last_line(_verdicts(found.real), f"testbed report {found.folder}")
 
 
 def compare(
@@ -145,7 +145,7 @@ def compare(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Compare what it took to reach a target accuracy, over all seeds, and draw a figure."""
+    """Compare what configurations needed to reach a target accuracy, over all seeds; draw a figure."""
     from testbed.api import results
 
     share = _share(target)
@@ -163,12 +163,12 @@ def report(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write one HTML file with charts, tables and all other facts about runs; it works offline."""
+    """Write one HTML file with charts, tables and facts about runs; it works offline."""
     from testbed.api import results
 
     writable_file(to)
     results.report(results.load_all(given, runs), to, _share(target))
-    written([to], as_json=as_json)
+    print_files([to], as_json=as_json)
     if not as_json:
         remark(f"{to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
 
@@ -189,22 +189,22 @@ def export(
         Path | None,
         typer.Option(
             "--to",
-            help="Folder to write to (default: RUN/tables), with --model a file (RUN/model.pt), or a "
-            "tracker: mlflow, wandb, tensorboard.",
+            help="Folder to write to (default: RUN/tables); with --model a file (default: "
+            "RUN/model.pt); or a tracker: mlflow, wandb, tensorboard.",
         ),
     ] = None,
     model: Annotated[
         bool,
         typer.Option(
             "--model",
-            help="In place of tables write the model, as a state_dict that PyTorch loads without the "
-            "testbed. A tracker is sent both.",
+            help="Write the model instead of tables, as a state_dict that PyTorch loads without the "
+            "testbed. A tracker gets both.",
         ),
     ] = False,
     version: Annotated[
         int | None,
         typer.Option(
-            "--version", min=0, help="An intermediate model that was kept (default: the final one)."
+            "--version", min=0, help="Version of a kept intermediate model (default: the final model)."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -212,7 +212,7 @@ def export(
 ) -> None:
     """Write the tables of a run or a sweep, or a run's model, to files; or send them to a tracker.
 
-    Of a sweep each run has a folder, and the table `runs` has a row for each run.
+    For a sweep, each run gets a folder, and the table `runs` has one row per run.
     """
     from testbed.api import results
     from testbed.api.results import TRACKERS
@@ -230,22 +230,22 @@ def export(
     if model:
         handle = attach(run, runs=runs)
         path = handle.save_model(writable_file(to or handle.path / "model.pt"), version)
-        written([path], as_json=as_json)
+        print_files([path], as_json=as_json)
         if not as_json:
             remark(f"In Python: module.load_state_dict(torch.load({str(path)!r}))")
         return
     files = results.export(run, to, form=form, runs=runs)
     if as_json:
-        written(files, as_json=True)
+        print_files(files, as_json=True)
         return
     for folder, count in Counter(file.parent for file in files).items():
         print_text(f"{folder}: {quantity(count, 'table')}")
     last = next(file for file in reversed(files) if file.stem in ("runs", "updates"))
-    closing("", f'pandas.read_{form}("{last}")')
+    print_last_line("", f'pandas.read_{form}("{last}")')
 
 
 def _verdicts(found: Sequence[load.Run]) -> str:
-    """How many runs are valid, and so on; empty where all are simulated."""
+    """Return the number of runs by verdict as a line; empty if all are simulated."""
     from analysis import summary
 
     counts = summary.verdicts(found)
@@ -255,7 +255,7 @@ def _verdicts(found: Sequence[load.Run]) -> str:
 
 def _show(result: Agreement, runtime: str) -> None:
     headings = ("virtual s", f"{runtime} s", "rank in virtual", f"rank in {runtime}")
-    table = console.plain("", *headings)
+    table = console.number_table("", *headings)
     table.columns[0].justify = "left"
     for one in result.configurations:
         times = ("–" if math.isinf(time) else f"{time:.1f}" for time in (one.virtual_s, one.real_s))
@@ -266,11 +266,11 @@ def _show(result: Agreement, runtime: str) -> None:
         return
     interval = f"95% interval {result.low:.2f} to {result.high:.2f}, bootstrap over {result.resampled}"
     if math.isnan(result.low):
-        interval = "no interval: that takes several seeds, or at least three configurations"
+        interval = "no interval: it needs several seeds, or at least three configurations"
     print_text(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
     for faster, slower in result.swapped:
         print_text(
-            f"Swapped: {faster} is faster than {slower} in virtual time, and slower in {runtime}."
+            f"Swapped: {faster} is faster than {slower} in virtual time, but slower in {runtime}."
         )
     if not result.swapped:
         print_text("No two configurations swap.")
@@ -297,28 +297,29 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
 
 
 def _heading(rows: Sequence[Row], *, several: bool, given: bool) -> str:
-    """What the table of these rows, of one task, shows; `given`: whether the target was."""
+    """Return the heading of the table for `rows`, which are of one task. `several`: it names the task.
+    `given`: the user has named the target."""
     from analysis import comparison
 
     target = rows[0].target
-    told = "These runs have no test accuracy: their losses are compared"
+    told = "These runs have no test accuracy, so their losses are compared"
     if not math.isnan(target):
-        told = f"What it took to reach a test accuracy of {comparison.percent(target)}"
+        told = f"Needed to reach a test accuracy of {comparison.percent(target)}"
         if not given:
             which = "all runs" if all(row.reached == row.runs for row in rows) else "any run"
-            told += f", the highest that {which} reached (compare --target takes another)"
+            told += f", the highest that {which} reached (compare --target sets another)"
     if any(row.runs > 1 for row in rows):
-        told += "; ± is half of the 95% interval over seeds"
+        told += "; ± is half the width of the 95% interval over seeds"
     return f"\n{f'{rows[0].task}: ' if several else ''}{told}."
 
 
 @contextmanager
-def _going_on(*, quiet: bool) -> Iterator[None]:
-    """Inside, an interrupt is told how what it has ended goes on."""
+def _explaining_interrupt(*, quiet: bool) -> Iterator[None]:
+    """After an interrupt in the `with` block, print how to continue."""
     try:
         yield
     except KeyboardInterrupt:
-        _print("Interrupted: the same command makes the runs that are left", quiet=quiet)
+        _print("Interrupted: the same command makes the remaining runs", quiet=quiet)
         raise
 
 
@@ -343,6 +344,6 @@ def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
 
 
 def _print(text: str, *, quiet: bool = False) -> None:
-    """Progress: nothing where it is `quiet`, as where JSON is printed."""
+    """Print a line on progress, unless `quiet` (JSON is printed)."""
     if not quiet:
         remark(text)

@@ -1,7 +1,8 @@
-"""The command line. Each command parses, calls one function of the product, and prints what it returns.
+"""The command line. Each command parses its arguments, calls one function of `testbed.api`, and prints
+the result.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted. What a user or a program wrote is
-printed as it is: never read as markup, and never broken into lines where it does not meet a terminal.
+Exit codes: 0 success, 1 the run failed, 2 bad input, 130 interrupted. Text from users and programs is
+printed unchanged: it is not read as markup, and lines are wrapped only on a terminal.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from testbed.cli.arguments import (
     Strict,
     Track,
 )
-from testbed.console import closing, print_json, print_text, quantity, remark, show
-from testbed.errors import BadInputError, TestbedError, of_os, writable_file
+from testbed.console import print_json, print_last_line, print_text, quantity, remark, show
+from testbed.errors import BadInputError, TestbedError, from_os_error, writable_file
 from testbed.host.signals import interrupting
 from testbed.traits import RUNTIMES
 
@@ -76,7 +77,7 @@ def _common(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """What is common to all commands."""
+    """Options of `testbed` itself."""
 
 
 TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
@@ -86,20 +87,20 @@ def main() -> None:
     """Entry point of `testbed`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # not every locale has what our tables have
+            stream.reconfigure(errors="replace")  # some locales lack characters of our tables
     try:
         with interrupting() as interrupted:
-            app(prog_name="testbed")  # also of `python -m testbed`: completion is for this name
+            app(prog_name="testbed")  # completion needs this name, also for `python -m testbed`
     except TestbedError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a file that may not be read
-        _fail(str(of_os(error)), 1)
+        _fail(str(from_os_error(error)), 1)
     except KeyboardInterrupt:  # before or after typer's own handling of it
         sys.exit(130)
     except Exception:
         if not interrupted():
             raise
-        sys.exit(130)  # a library that was being imported has raised an error of its own in its place
+        sys.exit(130)  # a library interrupted while importing has raised its own error instead
 
 
 @app.command("up")
@@ -117,7 +118,7 @@ def up_command(
         str | None,
         typer.Option(
             "--resume",
-            help="Continue an interrupted run where it stopped.",
+            help="Resume an interrupted run where it stopped.",
             autocompletion=completion.runs,
         ),
     ] = None,
@@ -129,22 +130,22 @@ def up_command(
     track: Track = None,
     as_json: AsJson = False,
 ) -> None:
-    """Launch a topology, watch it to its end, and remove everything."""
+    """Launch a topology, show the run until it ends, and clean up."""
     with without_garbage_collection():
         from testbed.api import launching, running
 
     if strict and detached:
-        raise BadInputError("--strict needs the end of the run, which --detach does not wait for")
+        raise BadInputError("--strict needs the end of the run, but --detach does not wait for it")
     verbose = console.verbosity > 0
     if as_json:
         console.verbosity = -1
-    launch = launching.planned(
+    launch = launching.plan_run(
         topology,
         runtime=runtime,
         data=data,
         oversubscribe=oversubscribe,
         track=track or (),
-        dashboard=0 if page and port is None else port,  # to name one is to request the page
+        dashboard=0 if page and port is None else port,  # a port alone also requests the page
         metrics=metrics_port,
         verbose=verbose,
         resume=resume,
@@ -175,13 +176,14 @@ def down(
 ) -> None:
     """End runs, and remove their containers, networks and processes; works from any directory.
 
-    If a controller was killed, files in a run's work/ may be left: give the run's directory, or --runs.
+    To remove leftover files in the work/ of a run whose controller was killed, give the run's directory,
+    or --runs.
     """
     from testbed.api import running
 
     if (run is None) != everything:
         raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
-    with console.busy("Ending what runs, and keeping its logs"):
+    with console.busy("Ending runs and saving their logs"):
         ended = running.down(run, runs=runs)
     if as_json:
         print_json([{"run": each.run} for each in ended])
@@ -194,7 +196,7 @@ def down(
 
 @app.command()
 def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
-    """Watch a run, or see how one ended; `q` leaves, and the run continues."""
+    """Watch a run, or show how it ended; `q` leaves, and the run continues."""
     from testbed.api.running import attach
 
     attach(run, runs=runs).watch()
@@ -202,7 +204,7 @@ def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
 
 @app.command()
 def replay(run: Run, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
-    """Apply a run's recorded updates again, and check that they give the same model, bit for bit."""
+    """Apply a run's recorded updates again, and check that the final model is bit-identical."""
     from testbed.api.running import attach
 
     handle = attach(run, runs=runs)
@@ -214,10 +216,10 @@ def replay(run: Run, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None
         f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical."
     )
     print_text(f"Nothing differs: {same}.")
-    if not same.checksums:
+    if not same.has_checksums:
         print_text(
-            "The recording has no checksums, as it was written by version 0.2.0: a change that no "
-            "record and no model shows would not be seen."
+            "The recording has no checksums, because version 0.2.0 wrote it: differences that neither a "
+            "record nor a model shows would not be noticed."
         )
 
 
@@ -230,7 +232,7 @@ def evaluate(
         typer.Option(
             "--devices",
             min=1,
-            help="Also evaluate on each device's training data, at most this many samples of each.",
+            help="Also evaluate on each device's training data, on at most this many samples of each.",
         ),
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", help="CSV file to write all figures to.")] = None,
@@ -238,7 +240,7 @@ def evaluate(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Evaluate the models that a run has kept, once it is over."""
+    """Evaluate all models that a finished run has kept."""
     from testbed.api.running import attach
 
     if to is not None:
@@ -257,19 +259,22 @@ def evaluate(
 def ps(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """List the runs that are running on this machine.
 
-    A run in virtual time that is not in the background is found in the folder --runs.
+    A run in virtual time in the foreground is found only if its directory is in the folder --runs.
     """
     from testbed.api import running
 
     rows = [
-        {**asdict(live), "directory": _shown(live.directory, whole=as_json) if live.directory else None}
+        {
+            **asdict(live),
+            "directory": _display_path(live.directory, whole=as_json) if live.directory else None,
+        }
         for live in running.ps(runs)
     ]
     show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
 
 
-def _shown(path: Path, *, whole: bool) -> str:
-    """For people by the way from here, where it is below."""
+def _display_path(path: Path, *, whole: bool) -> str:
+    """Return `path`; unless `whole`, relative to the working directory if it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here) if not whole and path.is_relative_to(here) else path)
 
@@ -280,30 +285,31 @@ def list_runs(
         str, typer.Option(help="Column to sort by, such as accuracy, duration or outcome.")
     ] = "started",
     matching: Annotated[
-        str, typer.Option("--find", help="Only runs with these words in their row.")
+        str, typer.Option("--find", help="Only runs whose row contains these words.")
     ] = "",
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """List the run directories with what came of them, newest last."""
+    """List the run directories with the outcome of each run, newest last."""
     from testbed.api import running
 
     rows = running.list_runs(runs, sort=sort, matching=matching)
-    if not as_json:  # the run id carries the date already
+    if not as_json:  # the run id already contains the date
         rows = [
-            {name: fact for name, fact in running.told(row).items() if name != "started"} for row in rows
+            {name: fact for name, fact in running.display_row(row).items() if name != "started"}
+            for row in rows
         ]
     empty = f"No runs in {runs}. Next: testbed up TOPOLOGY"
     if not rows and matching and (every := running.list_runs(runs)):
-        empty = f"None of {quantity(len(every), 'run')} in {runs} has {matching!r} in its row."
+        empty = f"None of {quantity(len(every), 'run')} in {runs} contains {matching!r} in its row."
     columns = ("devices", "runtime", "task", "duration", "rule", "verdict", "outcome", "accuracy")
     spare = [name for name in columns if name != sort]
     show(rows, empty, as_json=as_json, spare=spare)
     for folder in [] if as_json else running.list_folders(runs):
-        remark(f"Those of {folder.name}: testbed runs --runs {folder}")
+        remark(f"Runs of {folder.name}: testbed runs --runs {folder}")
 
 
-_NO_ROUNDS = "(empty; a device logs each round of a run that was started with -v)"
+_NO_ROUNDS = "(empty; devices log each round if the run is started with -v)"
 
 
 @app.command()
@@ -312,14 +318,14 @@ def logs(
     component: Annotated[
         str | None,
         typer.Argument(
-            help="aggregator, broker, controller, router, a device or a group (default: all).",
+            help="aggregator, broker, controller, router, a device, or a device group (default: all).",
             autocompletion=completion.components,
         ),
     ] = None,
     tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,
     story: Annotated[
         bool,
-        typer.Option("--story", help="What happened to a device: its models, updates and absences."),
+        typer.Option("--story", help="Print a device's history: its models, updates and absences."),
     ] = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
@@ -346,10 +352,10 @@ def logs(
 
 @app.command()
 def validate(topology: TopologyFile, as_json: AsJson = False) -> None:
-    """Check a topology, and report all its errors at once."""
+    """Check a topology and report all its errors."""
     from testbed.api import launching
 
-    parsed = launching.validated(topology)
+    parsed = launching.validate(topology)
     told = {"rule": parsed.rule.name, "task": parsed.task.name, "devices": len(parsed.device_names)}
     for hint in parsed.hints:
         (console.err() if as_json else console.out()).print(hint, soft_wrap=True)
@@ -370,17 +376,17 @@ def plan_command(
         Path | None,
         typer.Option("--nodes", help="File that describes the machines, for a runtime with several."),
     ] = None,
-    draw: Annotated[bool, typer.Option("--draw", help="Also draw it here, as text.")] = False,
+    draw: Annotated[bool, typer.Option("--draw", help="Also print a drawing as text.")] = False,
     draw_to: Annotated[
         Path | None,
         typer.Option("--draw-to", help="Write a drawing to this SVG file.", metavar="FILE.svg"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what would be launched on this host, and how long a round is expected to take."""
+    """Show what would be launched on this host, and the expected duration of a round."""
     from testbed.api import launching
 
-    launch = launching.planned(
+    launch = launching.plan_run(
         topology, runtime=runtime, oversubscribe=oversubscribe, data=data, nodes=nodes
     )
     plan = launch.plan
@@ -399,7 +405,7 @@ def plan_command(
         for table in placed:
             print_text("")
             show(table, "", as_json=False)
-    for note in launch.notes():
+    for note in launch.remarks():
         (console.err() if as_json else console.out()).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
         print_text(
@@ -424,13 +430,13 @@ def plan_command(
 
 
 def _up(launch: Launch, *, as_json: bool) -> Verdict:
-    """Run in the foreground; print the outcome at the end, and what to try next. Returns the verdict."""
+    """Run in the foreground; at the end print the outcome and what to do next. Returns the verdict."""
     from testbed.watching import fullscreen, live, overview
 
     plan = launch.plan
     if plan.traits.notice:
         auto = (launch.options.runtime or launch.topology.runtime.name) == "auto"
-        remark(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
+        remark(f"{_fallback_reason(plan.runtime) if auto else ''}{plan.traits.notice}.")
     simulated = plan.traits.simulated
     for hint in launch.hints:
         remark(hint)
@@ -441,7 +447,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     else:
         view = fullscreen.view(console.out(), shown, directory)
     try:
-        with launch.begun_in(directory):
+        with launch.removing_unstarted(directory):
             launch.run(directory, view)
     except BaseException:
         if not as_json:
@@ -453,7 +459,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
             remark(f"Run directory: {path.relative_to(here) if path.is_relative_to(here) else path}")
         if isinstance(sys.exc_info()[1], KeyboardInterrupt) and directory.checkpoint.exists():
             remark(f"Next: testbed up --resume {directory.run} · testbed dashboard {directory.run}")
-    from analysis import summary  # pandas: a second, when nobody waits for a run to begin
+    from analysis import summary  # imported late: pandas takes a second, which would delay the start
     from testbed.api import running
 
     run = running.read(directory.path)
@@ -472,12 +478,13 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     doubtful = verdict in ("not valid", "not judged")
     help_page = "docs/guide/verdict.md says what helps"
     last = help_page if doubtful else "change the topology and run it again"
-    closing(told, f"testbed dashboard {directory.run} · {logs}{last}")
+    print_last_line(told, f"testbed dashboard {directory.run} · {logs}{last}")
     return verdict
 
 
-def _passed_over(runtime: str) -> str:
-    """Why `auto` took this one, and none that it would rather have taken."""
+def _fallback_reason(runtime: str) -> str:
+    """Return why `auto` chose `runtime`: what its preferred runtimes lack; empty if it has the first
+    choice."""
     better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)
     lacks = "; ".join(lack for name in better if (lack := RUNTIMES[name].lack))
     return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""
@@ -490,7 +497,7 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-# After the commands above: in this order help shows them.
+# Last, because help lists commands in this order.
 data.add_to(app)
 dashboard.add_to(app)
 device_commands.add_to(app)

@@ -1,6 +1,7 @@
-"""`testbed new`: files to begin with: a task, a rule, a topology, the examples, published traces.
+"""`testbed new`: write files to begin with: a task, a rule, a topology, the examples, published traces.
 
-Those for a task, a rule or a topology are commented, and run as they are. Traces: docs/guide/traces.md.
+Files for a task, a rule or a topology are commented and run unchanged. For traces see
+docs/guide/traces.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import typer
 from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
-from testbed.console import print_text, remark, written
+from testbed.console import print_files, print_text, remark
 from testbed.errors import writable_file
 
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits and -, such as my-rule.")]
@@ -21,7 +22,7 @@ To = Annotated[Path | None, typer.Option("--to", help="File to write (default: p
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the commands known."""
+    """Add the commands to `app`."""
     commands = App(
         help="Write files to begin with: a task, a rule, a topology, the examples, or published traces."
     )
@@ -31,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def task(name: Name, as_json: AsJson = False) -> None:
-    """Write NAME.yaml, and a Python file with the task that it learns."""
+    """Write NAME.yaml, and a Python file with the task that it trains."""
     _write("task", name, as_json=as_json)
 
 
@@ -48,23 +49,23 @@ def topology(name: Name, as_json: AsJson = False) -> None:
 def _write(kind: Literal["task", "rule", "topology"], name: str, *, as_json: bool) -> None:
     from testbed.api import templates
 
-    written(templates.new(kind, name), as_json=as_json)
+    print_files(templates.new(kind, name), as_json=as_json)
     if not as_json:
         remark(f"Next: testbed up {name}.yaml --runtime virtual")
 
 
 def examples(
-    folder: Annotated[Path, typer.Argument(help="Where to copy them to.")] = Path("examples"),
+    folder: Annotated[Path, typer.Argument(help="Folder to make.")] = Path("examples"),
     as_json: AsJson = False,
 ) -> None:
     """Copy the topologies and notebooks that come with the testbed to a folder of yours."""
     from testbed.api import templates
 
-    written(templates.examples(folder), as_json=as_json)
+    print_files(templates.examples(folder), as_json=as_json)
     if as_json:
         return
     remark(f"Next: testbed up {folder}/topologies/quickstart.yaml")
-    remark(f"Notebooks, once `pip install jupyterlab` is done: jupyter lab {folder}/notebooks")
+    remark(f"Notebooks, after `pip install jupyterlab`: jupyter lab {folder}/notebooks")
 
 
 def trace(
@@ -72,14 +73,14 @@ def trace(
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="Format in which it was published, such as pensieve (docs/guide/traces.md).",
+            help="Format of the published trace, such as pensieve (docs/guide/traces.md).",
             autocompletion=completion.trace_formats,
         ),
     ],
-    file: Annotated[Path, typer.Argument(help="The trace.", metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="The trace file.", metavar="FILE")],
     to: To = None,
     direction: Annotated[
-        Literal["down", "up"], typer.Option("--direction", help="Direction of the link that it is for.")
+        Literal["down", "up"], typer.Option("--direction", help="Link direction that the trace is for.")
     ] = "down",
     scale: Annotated[float, typer.Option("--scale", min=1e-6, help="Factor for all rates.")] = 1.0,
 ) -> None:
@@ -97,7 +98,7 @@ def devices(
     behaviour: Annotated[
         Path | None,
         typer.Argument(
-            help="The file client_behave_trace (default: devices are always there).",
+            help="The file client_behave_trace (default: devices are always available).",
             metavar="BEHAVIOUR",
         ),
     ] = None,
@@ -111,18 +112,16 @@ def devices(
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps", min=1, help="Also give each a training time (timing), for this many local steps."
+            "--steps", min=1, help="Give each device a training time (timing) for this many local steps."
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a step.")] = 32,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per step.")] = 32,
     begin: Annotated[
-        str, typer.Option("--from", help="Where in the availability trace to begin, such as 6h.")
+        str, typer.Option("--from", help="Time in the availability trace to begin at, such as 6h.")
     ] = "0s",
     length: Annotated[
         str | None,
-        typer.Option(
-            "--for", help="How much of that trace to take, such as 4h (default: all, repeated)."
-        ),
+        typer.Option("--for", help="Length of that trace to use, such as 4h (default: all, repeated)."),
     ] = None,
     speed_up: Annotated[
         float,
@@ -130,7 +129,7 @@ def devices(
     ] = 1.0,
     topology: Annotated[
         Path | None,
-        typer.Option("--topology", help="Write a copy of this one, with these devices."),
+        typer.Option("--topology", help="Write a copy of this topology with these devices."),
     ] = None,
     to: To = None,
 ) -> None:
@@ -151,7 +150,7 @@ def devices(
         topology=topology,
     )
     _print_or_write(
-        text, to, f"testbed plan {to}" if topology else "put it in place of the devices of a topology"
+        text, to, f"testbed plan {to}" if topology else "replace the devices of a topology with it"
     )
 
 

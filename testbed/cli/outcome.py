@@ -1,4 +1,4 @@
-"""How a run has ended, for people and for programs."""
+"""Outcome of a finished run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def show(judgement: Judgement | None) -> None:
-    """Print what the devices got of what was requested, and whether the run is valid."""
+    """Print what the devices got compared with what was requested, and why the run is not valid or not
+    judged; nothing for None."""
     from testbed.fidelity import table as fidelity_table
 
     if judgement is None:
@@ -35,7 +36,7 @@ def show(judgement: Judgement | None) -> None:
 
 
 def as_dict(run: Run) -> dict[str, Any]:
-    """Return a run that has ended as `testbed.cli.outputs.Ended`."""
+    """Return a finished run in the form of `testbed.cli.outputs.FinishedRunOutput`."""
     from analysis import summary
 
     line = summary.headline(run)

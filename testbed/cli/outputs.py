@@ -1,7 +1,7 @@
-"""What each command prints with `--json`, as types; `testbed schema COMMAND` prints them as JSON Schema.
+"""Types of the output of each command with `--json`. `testbed schema COMMAND` prints their JSON Schema.
 
-A command that prints JSON has its entry in OUTPUTS, and prints nothing that is not in it. Names and
-units stay as they are; keys may be added. What is not known, or does not exist, is null or left out.
+Each command that prints JSON has an entry in OUTPUTS, and prints exactly what it declares. Names and
+units are stable; keys may be added. Unknown and missing values are null or left out.
 """
 
 from __future__ import annotations
@@ -16,185 +16,254 @@ Verdict = Literal["valid", "not valid", "not judged", "simulated"]
 
 
 class Output(BaseModel):
+    """Base of the types of JSON output. Docstrings of fields are descriptions in the schema."""
+
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class Ended(Output):
-    """A run that has come to its end."""
+class FinishedRunOutput(Output):
+    """A finished run."""
 
     run: str
-    """Its id."""
+    """Run id."""
     directory: str
+    """Run directory."""
     runtime: str
     rule: str
     task: str
     outcome: str
-    """What ended it: `after`, `updates` or `target_accuracy`, as in `stop`."""
+    """Condition of `stop` that ended the run: `after`, `updates` or `target_accuracy`."""
     verdict: Verdict
     duration_s: float
-    """Of device time."""
+    """Duration in seconds of device time."""
     versions: int
+    """Number of versions of the global model."""
     updates: int
-    """Applied."""
+    """Number of updates that were applied."""
     dropped: int
+    """Number of updates that were dropped."""
     accuracy: float | None
-    """Of the last evaluation, as are the others; null where there was none, or the task has none."""
+    """Test accuracy at the last evaluation, 0 to 1; null without evaluation, or if the task has none."""
     best_accuracy: float | None
+    """Highest test accuracy, 0 to 1; null as for `accuracy`."""
     loss: float | None
+    """Test loss at the last evaluation; null without evaluation."""
     perplexity: float | None
+    """Perplexity at the last evaluation; null without evaluation, or if the task has none."""
 
 
-class Started(Output):
-    """A run that goes on in the background."""
+class StartedRunOutput(Output):
+    """A run that was started in the background."""
 
     run: str
+    """Run id."""
     directory: str
+    """Run directory."""
 
 
-class Live(Output):
-    """A run that runs, or has something left over."""
+class LiveRunOutput(Output):
+    """A run that is running, or has something left over."""
 
     run: str
+    """Run id."""
     runtime: str | None
-    """Null until it is known."""
+    """Name of the runtime; null while only the controller is running."""
     components: int
-    """Containers, services or processes that run, the controller aside."""
+    """Number of running containers, services or processes, without the controller."""
     directory: str | None
+    """Run directory; null if unknown."""
 
 
-class Listed(Output):
-    """A run directory."""
+class RunRowOutput(Output):
+    """A row of the list of run directories."""
 
     run: str
+    """Run id."""
     created: str | None
-    """In local time."""
+    """Local time at which the run directory was made; null if unknown."""
     rule: str | None
     task: str | None
     runtime: str | None
     devices: int
+    """Number of devices."""
     duration: float | None
-    """Seconds of device time so far."""
+    """Seconds of device time so far; null before the run clock starts."""
     accuracy: float | None
-    """Of the last evaluation, from 0 to 1, as is loss."""
+    """Test accuracy at the last evaluation, 0 to 1; null without evaluation."""
     loss: float | None
+    """Test loss at the last evaluation; null without evaluation."""
     outcome: str
-    """`running`, `crashed`, `unreadable`, or what ended it."""
+    """`running`, `crashed`, `unreadable`, or why the run ended."""
     verdict: Verdict | None
+    """Null until the run has ended."""
 
 
-class Down(Output):
+class DownOutput(Output):
+    """A run that was ended."""
+
     run: str
+    """Run id."""
 
 
-class Log(Output):
-    """The end of what a component of a run has printed."""
+class LogOutput(Output):
+    """The last lines of the log of a component of a run."""
 
     component: str
     text: str
 
 
-class Valid(Output):
-    """A topology without an error; one with errors exits with 2 and lists them on standard error."""
+class ValidTopologyOutput(Output):
+    """A topology without errors. For one with errors the command prints them on standard error, and
+    exits with 2."""
 
     topology: str
+    """Path of the file."""
     rule: str
     task: str
     devices: int
+    """Number of devices."""
 
 
-class Planned(Output):
-    """A device as it would be launched; what no device of the plan has is left out."""
+class PlannedDeviceOutput(Output):
+    """A device as it would be launched. Keys that no device of the plan has are left out; text values
+    are written as in a topology."""
 
     device: str
     cpu: float | None = None
     """Share of one core of the host."""
     quota: str | None = None
+    """CPU time per period, in ms."""
     memory: str | None = None
+    """Memory limit."""
     gpu: str | None = None
+    """GPU, or share of a GPU."""
     gflops: float | None = None
+    """Speed of the device in Gflop/s, before the factor `speed`."""
     timing: str | None = None
+    """Minimum duration of a training, before the factor `speed`."""
     speed: float | None = None
+    """Speed factor that was drawn for the device."""
     up: str | None = None
+    """Uplink rate."""
     down: str | None = None
+    """Downlink rate."""
     rtt: str | None = None
+    """Round-trip time."""
     jitter: str | None = None
     loss: str | None = None
+    """Share of lost packets."""
     access: str | None = None
+    """Link that the device shares with others."""
     think: str | None = None
+    """Pause between trainings."""
     local: str | None = None
+    """Local training: steps or epochs, batch size, and the optimizer unless it is SGD."""
     compression: str | None = None
     byzantine: str | None = None
+    """Attack."""
     node: str | None = None
+    """Name of its node, if there are several."""
     samples: int | None
+    """Number of training samples; null until the data is prepared."""
     transfer_s: float | None
-    """Both ways, of device time."""
+    """Expected time to transfer model and update, in seconds of device time; null if unknown."""
     round_s: float | None
-    """Transfers and training."""
+    """Expected time of a round (transfers and training), in seconds of device time; null if unknown."""
     lacks: list[str]
-    """What is not known of the round's time."""
+    """Missing information for a prediction of the round's time."""
 
 
-class DeviceData(Output):
+class DeviceDataOutput(Output):
+    """Training samples of a device."""
+
     device: str
     group: str
+    """Device group."""
     samples: int
+    """Number of training samples."""
     labels: list[int] | None = None
-    """Samples of each class, where labels are classes."""
+    """Samples per class, if labels are classes."""
     least: float | None = None
-    """Label, as are mean and greatest, where labels are numbers."""
+    """Lowest label, if labels are numbers."""
     mean: float | None = None
+    """Mean label, if labels are numbers."""
     greatest: float | None = None
+    """Highest label, if labels are numbers."""
 
 
-class Data(Output):
+class DataOutput(Output):
+    """Distribution of the training samples among the devices."""
+
     training_samples: int
+    """Number of training samples of the dataset."""
     evaluated_on: int
+    """Number of samples on which the model is evaluated."""
     shape: list[int]
-    """Of one input."""
+    """Shape of one input."""
     remarks: list[str]
-    devices: list[DeviceData]
+    """Sentences about samples that were set aside or left out."""
+    devices: list[DeviceDataOutput]
 
 
-class Evaluation(Output):
-    """A kept model on a part of the data: the test set, one class of it, or samples of one device."""
+class EvaluationOutput(Output):
+    """Evaluation of a kept model on the test set, on one class of it, or on samples of one device."""
 
     model: str
+    """File name of the model, without its suffix."""
     version: int
+    """Version of the global model."""
     part: Literal["test set", "class", "device"]
     name: str
+    """Name of the class or device."""
     samples: int
+    """Number of samples."""
     loss: float | None
+    """Null if it is not finite."""
     accuracy: float | None
+    """0 to 1; null if the task has none."""
     perplexity: float | None = None
+    """Null if the task has none."""
 
 
-class Parameter(Output):
+class ParameterOutput(Output):
+    """A parameter of a rule or a task."""
+
     name: str
     type: str
-    """In words."""
+    """Type in words."""
     required: bool
     default: Any
-    """As a topology writes it."""
+    """Default as a topology writes it; null if required."""
     description: str
 
 
-class Rule(Output):
+class RuleOutput(Output):
+    """An aggregation rule."""
+
     name: str
     equation: str | None
+    """Equation in its paper; null if it is from no paper."""
     paper: str | None
+    """Null if it is from no paper."""
     fednova: str | None
+    """Whether it supports FedNova: `yes`, `no`, or `depends on the parameters`."""
     about: str
-    parameters: list[Parameter]
+    """Description."""
+    parameters: list[ParameterOutput]
 
 
-class Task(Output):
+class TaskOutput(Output):
+    """A learning task."""
+
     name: str
     dataset: str | None
+    """Name of its dataset; null if it makes the data itself, or the topology names them."""
     about: str
-    parameters: list[Parameter]
+    """Description."""
+    parameters: list[ParameterOutput]
 
 
-class Profile(BaseModel):
+class ProfileOutput(BaseModel):
     """A device profile or a link class, with all its figures as in a profiles file."""
 
     model_config = ConfigDict(extra="allow")
@@ -205,200 +274,254 @@ class Profile(BaseModel):
     source: str
 
 
-class Finding(Output):
+class FindingOutput(Output):
+    """Result of one check of the host."""
+
     name: str
+    """Subject of the check."""
     status: Literal["ok", "warn", "missing"]
     detail: str
+    """Result in words."""
     fix: str | None
-    """The command that fixes it."""
+    """Command that fixes it; null if there is none."""
 
 
-class Calibration(Output):
+class CalibrationOutput(Output):
     """Speed of one core of this host."""
 
     gflops: float
-    """FP64, the median."""
+    """Median speed of matrix products in FP64, Gflop/s."""
     cpu: str
+    """Model of the CPU."""
     cores: int
+    """Number of cores."""
     torch: str
+    """Version of PyTorch."""
     low: float
+    """Lowest measured speed, Gflop/s."""
     median: float
+    """Median of the measured speeds, Gflop/s."""
     high: float
+    """Highest measured speed, Gflop/s."""
     products: int
+    """Number of matrix products that were timed."""
     training: dict[str, float | None]
-    """Speeds in the kinds of work that training consists of."""
+    """Speed by kind of work that training consists of; null if not measured."""
     measured: str
+    """Time of the measurement."""
     steady: bool
+    """Whether most products were about as fast as the fastest."""
 
 
-class Interval(Output):
-    """A mean over seeds and the ends of its 95% interval; null where there is none."""
+class IntervalOutput(Output):
+    """A mean over seeds and its 95% interval."""
 
     mean: float | None
+    """Null if there is no value."""
     low: float | None
+    """Lower end of the interval; null if there is none, as with one seed."""
     high: float | None
+    """Upper end of the interval; null as for `low`."""
     count: int
+    """Number of values."""
 
 
-class Compared(Output):
-    """Runs that differ in nothing but their seed."""
+class ComparisonRowOutput(Output):
+    """A configuration: runs that differ only in their seed."""
 
     name: str
     task: str
     target: float | None
-    """Accuracy, the highest that all runs of the task reached, if none was given."""
+    """Target accuracy, 0 to 1: the one requested, or the highest that all runs of the task reached; null
+    if the task has no accuracy."""
     runs: int
+    """Number of runs."""
     reached: int
-    """Of them, those that reached the target."""
-    time: Interval
-    """To the target: seconds of device time; so are rounds, updates and bytes (sent up)."""
-    rounds: Interval
-    updates: Interval
-    bytes: Interval
-    accuracy: Interval
-    """Of the last evaluation, as is loss."""
-    loss: Interval
+    """Number of runs that reached the target."""
+    time: IntervalOutput
+    """Seconds of device time to the target."""
+    rounds: IntervalOutput
+    """Versions of the global model to the target."""
+    updates: IntervalOutput
+    """Updates to the target."""
+    bytes: IntervalOutput
+    """Bytes that clients sent until the target was reached."""
+    accuracy: IntervalOutput
+    """Test accuracy at the last evaluation, 0 to 1."""
+    loss: IntervalOutput
+    """Test loss at the last evaluation."""
     valid: int
+    """Number of runs that are valid or simulated."""
     not_judged: int
+    """Number of runs that are not judged."""
     repeats: int
+    """Number of runs that the sweep repeated because they were not valid; they count nowhere else."""
     speed_up: float | None
+    """Time of the first configuration divided by the time of this one; null if one of them is
+    unknown."""
 
 
-class Comparison(Output):
+class ComparisonOutput(Output):
+    """Comparison of configurations."""
+
     target: float | None
-    """Accuracy; null where tasks have several."""
+    """Target accuracy, 0 to 1; null if tasks have different ones."""
     remarks: list[str]
-    """What keeps the runs from being compared."""
-    rows: list[Compared]
+    """Differences that make runs incomparable."""
+    rows: list[ComparisonRowOutput]
 
 
-class Configuration(Output):
+class ConfigurationOutput(Output):
+    """Times and ranks of a configuration in virtual time and with the real runtime."""
+
     name: str
     virtual_s: float | None
-    """Mean time to the target; null where a seed did not reach it."""
+    """Mean time to the target in virtual time, in seconds; null if a seed did not reach it."""
     real_s: float | None
+    """Mean time to the target with the real runtime, in seconds; null if a seed did not reach it."""
     virtual_rank: int
     real_rank: int
 
 
-class Agreement(Output):
+class AgreementOutput(Output):
+    """Agreement of virtual time and a real runtime in how they rank configurations."""
+
     target: float
+    """Target accuracy, 0 to 1."""
     runtime: str
-    """The real one."""
+    """Name of the real runtime."""
     verdicts: dict[Verdict, int]
-    configurations: list[Configuration]
+    """Number of real runs by verdict."""
+    configurations: list[ConfigurationOutput]
     tau: float | None
-    """Kendall's tau-b."""
+    """Kendall's tau-b; null if all configurations tie in one of the two rankings."""
     low: float | None
+    """Lower end of the 95% interval of tau; null if there is none."""
     high: float | None
+    """Upper end of the 95% interval of tau; null if there is none."""
     resampled: Literal["seeds", "configurations"]
+    """Unit that the bootstrap for the interval draws."""
     swapped: list[tuple[str, str]]
+    """Pairs of configurations that the two order differently: faster and slower in virtual time."""
 
 
-class Written(Output):
+class WrittenFilesOutput(Output):
     """Files or folders that were written."""
 
     files: list[str]
+    """Paths."""
 
 
-class Told(Output):
+class TrackerOutput(Output):
     """Runs that were sent to a tracker."""
 
     tracker: str
     told: str
-    """What the tracker says of them, such as where they are to be found."""
+    """Reply of the tracker, such as where to find the runs."""
 
 
-class Replayed(Output):
-    """A run whose recorded updates give the same again, bit by bit."""
+class ReplayOutput(Output):
+    """A run whose recorded updates give bit-identical results again."""
 
     run: str
+    """Run id."""
     rule: str
     version: int
+    """Version of the final model."""
     updates: int
+    """Number of updates that were applied again."""
     models: int
+    """Number of models that were compared and are identical."""
     records: int
+    """Number of records that were compared and are identical."""
 
 
-class ActionDone(Output):
+class ActionOutput(Output):
+    """An action that was carried out on a device."""
+
     device: str
     action: str
 
 
-class Images(Output):
-    """Tags of the images that a run starts containers from."""
+class ImageTagsOutput(Output):
+    """Tags of the images of a run's containers."""
 
     agent: str
     broker: str
     base: str
     gpu: str | None
+    """Image for devices with a GPU; null if it was not built."""
 
 
-class Image(Output):
-    """An image of ours."""
+class ImageOutput(Output):
+    """An image of the testbed."""
 
     image: str
     """Tag."""
     size: int
-    """Bytes, with what it shares with other images."""
+    """Bytes, including layers that other images share."""
     alone: int
-    """Bytes that it shares with none."""
+    """Bytes of layers that no other image shares."""
     user: str
-    """`containers`, or a path of what it was built for; empty: nobody uses it."""
+    """`containers`, or the path of the checkout or files it was built for; empty if it is unused."""
     kept: bool
-    """Whether no pruning removes it."""
+    """Whether `images prune --all` keeps it."""
 
 
-class DeviceStep(Output):
+class DeviceStepOutput(Output):
+    """CPU time of training steps of a device in a run."""
+
     run: str
+    """Name of the run."""
     device: str
     cpu: float
     """Share of a core."""
     trainings: int
+    """Number of trainings that were evaluated."""
     step: float
-    """CPU time of a step, mean, in seconds."""
+    """Mean CPU time of a step, in seconds."""
 
 
-class StepTime(Output):
-    """What a training step cost devices."""
+class StepTimeOutput(Output):
+    """CPU time of training steps in runs."""
 
     virtual: dict[str, str | bool]
-    """Settings of a topology's `virtual`."""
-    devices: list[DeviceStep]
+    """Settings for `virtual` of a topology."""
+    devices: list[DeviceStepOutput]
 
 
 OUTPUTS: dict[str, Any] = {
-    "up": Ended | Started,
-    "ps": list[Live],
-    "runs": list[Listed],
-    "down": list[Down],
-    "logs": list[Log],
-    "validate": Valid,
-    "plan": list[Planned],
-    "data": Data,
-    "evaluate": list[Evaluation],
-    "replay": Replayed,
-    **dict.fromkeys(("set", "kill", "restart", "pause", "resume"), list[ActionDone]),
-    "sweep": Comparison,
-    "compare": Comparison,
-    "agree": Agreement,
-    "report": Written,
-    "export": Written | Told,
-    "rules": list[Rule] | Rule,
-    "tasks": list[Task] | Task,
-    "profiles": list[Profile] | Written,
-    "calibrate": Calibration | StepTime | list[Ended],
-    "doctor": list[Finding],
-    "images list": list[Image],
-    "images build": Images,
-    "images prune": list[Image],
-    **dict.fromkeys(("new task", "new rule", "new topology", "new examples"), Written),
+    "up": FinishedRunOutput | StartedRunOutput,
+    "ps": list[LiveRunOutput],
+    "runs": list[RunRowOutput],
+    "down": list[DownOutput],
+    "logs": list[LogOutput],
+    "validate": ValidTopologyOutput,
+    "plan": list[PlannedDeviceOutput],
+    "data": DataOutput,
+    "evaluate": list[EvaluationOutput],
+    "replay": ReplayOutput,
+    **dict.fromkeys(("set", "kill", "restart", "pause", "resume"), list[ActionOutput]),
+    "sweep": ComparisonOutput,
+    "compare": ComparisonOutput,
+    "agree": AgreementOutput,
+    "report": WrittenFilesOutput,
+    "export": WrittenFilesOutput | TrackerOutput,
+    "rules": list[RuleOutput] | RuleOutput,
+    "tasks": list[TaskOutput] | TaskOutput,
+    "profiles": list[ProfileOutput] | WrittenFilesOutput,
+    "calibrate": CalibrationOutput | StepTimeOutput | list[FinishedRunOutput],
+    "doctor": list[FindingOutput],
+    "images list": list[ImageOutput],
+    "images build": ImageTagsOutput,
+    "images prune": list[ImageOutput],
+    **dict.fromkeys(("new task", "new rule", "new topology", "new examples"), WrittenFilesOutput),
 }
-"""By command."""
+"""Type of the JSON output by command."""
 
 
 def schema(command: str) -> dict[str, Any]:
-    """The JSON Schema of what `command` prints. Raises BadInputError where it prints none."""
+    """Return the JSON Schema of the output of `command`. Raises BadInputError if it prints no JSON."""
     if command not in OUTPUTS:
         raise BadInputError(f"no command {command!r} prints JSON; these do: {', '.join(OUTPUTS)}")
     return TypeAdapter(OUTPUTS[command]).json_schema()

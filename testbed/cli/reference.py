@@ -1,4 +1,4 @@
-"""Commands that concern no run: rules, tasks, profiles, this host, the images."""
+"""Commands that need no run: rules, tasks, profiles, this host, the images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from testbed import console
 from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
-from testbed.console import print_json, print_text, quantity, remark, show, table, written
+from testbed.console import print_files, print_json, print_text, quantity, remark, show, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from testbed.api.catalog import Entry
+    from testbed.api.catalog import CatalogEntry
     from testbed.api.machine import Finding
 
 _EXPLAINED = {"metavar": "NAME", "help": "Name to explain (default: list all)."}
@@ -29,7 +29,7 @@ _PANEL = "Reference"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the commands known."""
+    """Add the commands to `app`."""
     for command in (schema, rules, tasks, profiles, doctor):
         app.command(rich_help_panel=_PANEL)(command)
     images = App(help="Images for devices and broker.")
@@ -48,7 +48,7 @@ def schema(
         ),
     ] = None,
 ) -> None:
-    """Print the JSON Schema of a topology, for editors; or of what a command prints with --json."""
+    """Print the JSON Schema of a topology, for editors, or of a command's --json output."""
     if command:
         from testbed.cli import outputs
 
@@ -79,20 +79,18 @@ def profiles(
         str | None,
         typer.Option(
             "--add",
-            help="Add a profile: measure this machine and call it NAME (a minute), or take a FILE that "
-            "the program of --script has written.",
+            help="Add a profile: measure this machine (a minute) and call it NAME, or read the FILE "
+            "that the program of --script has written.",
             metavar="NAME|FILE",
         ),
     ] = None,
-    to: Annotated[Path, typer.Option("--to", help="File to which --add adds it.")] = Path(
-        "profiles.yaml"
-    ),
+    to: Annotated[Path, typer.Option("--to", help="File that --add extends.")] = Path("profiles.yaml"),
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, help="Time for each kind of work that --add measures.")
     ] = 8.0,
     script: Annotated[
         Path | None,
-        typer.Option("--script", help="Write a program that measures a device: copy it there."),
+        typer.Option("--script", help="Write a program that measures a device; copy it there."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -108,11 +106,11 @@ def profiles(
 def _write_script(to: Path, *, as_json: bool) -> None:
     from testbed.api import catalog
 
-    written([catalog.profile_script(to)], as_json=as_json)
+    print_files([catalog.profile_script(to)], as_json=as_json)
     if not as_json:
         remark(
-            "Next: copy it to the device, which needs Python and PyTorch, and run "
-            f"python3 {to.name} NAME there; then testbed profiles --add NAME.yaml"
+            "Next: copy it to the device, which needs Python and PyTorch, and run there: "
+            f"python3 {to.name} NAME; then run here: testbed profiles --add NAME.yaml"
         )
 
 
@@ -121,7 +119,7 @@ def _add_profile(what: str, to: Path, seconds: float, *, as_json: bool) -> None:
 
     say = (lambda _: None) if as_json else remark
     names = catalog.add_profile(what, to, seconds=seconds, on_progress=say)
-    written([to], as_json=as_json)
+    print_files([to], as_json=as_json)
     say(f"{', '.join(names)} added. In a topology beside it: profile: {names[0]}")
 
 
@@ -137,7 +135,7 @@ def _show_profiles(name: str | None, *, as_json: bool) -> None:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check what this host can do, and show commands that fix what it cannot."""
+    """Check what this host can do, and show the commands that fix what it cannot."""
     from testbed.api import machine
 
     findings = machine.doctor()
@@ -149,12 +147,12 @@ def doctor(as_json: AsJson = False) -> None:
         return
     console.out().print(_findings(findings))
     for finding in findings:
-        if finding.fix is not None:  # in one piece, as it is to be copied
+        if finding.fix is not None:  # unwrapped, so that it can be copied
             print_text(f"\n{finding.name}: {finding.fix}")
 
 
 def _findings(findings: Sequence[Finding], *last: str) -> Table:
-    """With a column of the fixes, where its name is the `last`."""
+    """Return the table of findings; with a column of fixes if `last` has its title."""
     from rich.text import Text
 
     colours = {"ok": "green", "warn": "yellow", "missing": "red"}
@@ -166,7 +164,7 @@ def _findings(findings: Sequence[Finding], *last: str) -> Table:
 
 
 def list_images(as_json: AsJson = False) -> None:
-    """List the testbed's images on this engine: their size, and who uses them."""
+    """List the testbed's images on this engine, with their size and users."""
     from testbed.api import machine
 
     found = machine.list_images()
@@ -177,17 +175,17 @@ def list_images(as_json: AsJson = False) -> None:
 def prune(
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also images of your other checkouts, own code and Dockerfiles."),
+        typer.Option("--all", help="Also those of your other checkouts, own code and Dockerfiles."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the testbed's images that nobody uses: of other versions, and the remains of builds.
+    """Remove unused images of the testbed: those of other versions, and leftovers of builds.
 
-    Images that a container uses stay, and so do those of this checkout. On the other nodes of a Swarm,
-    all images go that runs have copied there; the next run copies them again. What nodes have pulled
-    from a registry stays there: `docker image prune -a` on each removes it. Images of other users of
-    this engine go too where no container uses them; they would have to build them again.
+    Images of this checkout, and images that a container uses, stay. On the other nodes of a Swarm, all
+    images that runs have copied there are removed; the next run copies them again. Images that nodes
+    have pulled from a registry stay; `docker image prune -a` on each node removes them. Unused images of
+    other users of this engine are removed, too; they would have to build them again.
     """
     from testbed.api import machine
 
@@ -209,7 +207,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Rebuild existing images.")] = False,
     gpu: Annotated[
         bool,
-        typer.Option("--gpu", help="Also build the images for devices with a GPU: gigabytes of CUDA."),
+        typer.Option("--gpu", help="Also build the images for devices with a GPU (gigabytes of CUDA)."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -228,7 +226,7 @@ def build(
     print_text("\n".join(filter(None, (built.agent, built.broker, built.gpu))))
 
 
-def _show_catalog(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
+def _show_catalog(entries: list[CatalogEntry], what: str, name: str | None, as_json: bool) -> None:
     from testbed.api import catalog
 
     chosen = entries if name is None else [catalog.find(name, entries, what)]

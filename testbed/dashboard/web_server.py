@@ -33,7 +33,7 @@ from testbed.dashboard.feed import Feed, is_live
 from testbed.errors import BadInputError
 from testbed.run import logs
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.listing import SORTS, row, told
+from testbed.rundir.listing import SORTS, run_row, text_row
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
@@ -69,7 +69,7 @@ class Site:
         except OSError:
             changed = 0.0
         if self._rows.get(path, (None,))[0] != changed:
-            self._rows[path] = changed, row(directory)
+            self._rows[path] = changed, run_row(directory)
         found = self._rows[path][1]
         if found["outcome"] in ("running", "unreadable"):
             del self._rows[path]
@@ -114,7 +114,7 @@ class _List(tornado.web.RequestHandler):
         self._site = site
 
     def get(self) -> None:
-        rows = [(row, told(row)) for row in self._site.rows()]
+        rows = [(row, text_row(row)) for row in self._site.rows()]
         template = page.TEMPLATES.get_template("list.html")
         self.write(
             template.render(

@@ -1,1 +1,1 @@
-"""Data of a run: the files of datasets, their columns, who has which samples."""
+"""Data of a run: the files of datasets, their columns, and the samples of each device."""

@@ -1,7 +1,7 @@
 """Columns of a dataset's files as arrays: images, texts, lists of numbers, numbers.
 
-What a column holds follows from its type: binary is an encoded image, a list or an array of two
-dimensions or more is one sample's tokens or numbers, and columns of plain numbers together are a table.
+The type of a column decides what it holds. Binary values are encoded images. Lists, and arrays of two or
+more dimensions, are the tokens or numbers of a sample. Columns of plain numbers together form a table.
 """
 
 from __future__ import annotations
@@ -24,45 +24,48 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _ID_DIGITS = 20
-"""Of a client's number, as a name: those of the largest of 64 bits."""
+"""Digits to which a client's number is padded to become a name: enough for 64 bits."""
 
 
 class DataError(BadInputError):
-    """What is wrong with a dataset, or with how it is described."""
+    """A dataset, or its description in the topology, has an error."""
 
     def __init__(self, key: str | None, message: str) -> None:
         super().__init__(message)
         self.key = key
-        """The setting of `task.data` to change; None: the files are at fault."""
+        """Setting of `task.data` to change; None: the files themselves are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawSplit:
-    """The samples of one split (training, test or validation), as they lie in files."""
+    """Undecoded samples of one split (training, test or validation)."""
 
     name: str
-    """For errors."""
+    """Name of the split or its files, for errors."""
     rows: int
+    """Number of samples."""
     columns: Mapping[str, Sequence[str]]
-    """The names of each file's columns, by its name."""
+    """Names of the columns in each file, by the file's name."""
     batches: Callable[[Sequence[str]], Iterator[Mapping[str, Any]]]
-    """The columns of these names, some rows at a time, as arrays of Arrow or numpy."""
+    """Function that yields the named columns in batches of rows, as Arrow or numpy arrays by column."""
 
 
 @dataclass(slots=True)
 class Names:
-    """Numbers for texts: 0 for the first of them in alphabetical order, and so on."""
+    """Numbering of texts in alphabetical order, from 0."""
 
     known: dict[str, int] = field(default_factory=dict)
+    """Number of each text."""
 
     def add(self, texts: Array) -> NDArray[np.int64]:
-        """Provisional numbers, in the order in which the texts came; `order` makes them final."""
+        """Return provisional numbers of `texts`, in order of first appearance; `order` makes them
+        final."""
         found, places = np.unique(texts, return_inverse=True)
         numbers = [self.known.setdefault(str(text), len(self.known)) for text in found]
         return np.array(numbers, np.int64)[places.reshape(-1)]
 
     def order(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The final numbers of `numbers`, which must be all that were given."""
+        """Convert all provisional numbers at once to final ones."""
         ordered = sorted(self.known)
         final = np.empty(len(ordered), np.int64)
         for number, text in enumerate(ordered):
@@ -72,27 +75,30 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """What `read` makes of a split."""
+class DecodedSplit:
+    """Decoded samples of a split; made by `read`."""
 
     shard: Shard
     classes: tuple[str, ...]
-    """The texts that labels stand for; empty where labels are no texts."""
+    """Text of each class, by its number; empty if the labels are not texts."""
     clients: NDArray[np.int64] | None
-    """Whose each sample is, from 0 on in the order of their names."""
+    """Number of the client that each sample belongs to, shape (n,), in the order of `client_names`; None
+    if no column names the client."""
     client_names: tuple[str, ...]
+    """Names of the clients, sorted."""
 
 
 def read(
     split: RawSplit,
     data: Data,
-    train: Samples | None = None,
+    train: DecodedSplit | None = None,
     count: Callable[[int], object] = lambda _: None,
-) -> Samples:
-    """All samples of `split`; `train` are the training samples, where these are of another split;
-    `count` is called with how many are read, from time to time.
+) -> DecodedSplit:
+    """Decode all samples of `split`.
 
-    Memory: the arrays that it returns and one batch. Raises DataError.
+    `train`: the decoded training samples, if `split` is another split. `count` is called from time to
+    time with the number of samples read so far. Memory: the returned arrays and one batch. Raises
+    DataError.
     """
     inputs = data.input or ()
     wanted = {"input": inputs, "label": (data.label,), "client": (data.client,)}
@@ -100,9 +106,7 @@ def read(
         for file, there in split.columns.items():
             if missing := [name for name in given if name is not None and name not in there]:
                 has = ", ".join(there) or "none"
-                raise DataError(
-                    key, f"found {missing[0]!r}, expected a column of {file}, which has {has}"
-                )
+                raise DataError(key, f"found {missing[0]!r}, expected a column of {file}: it has {has}")
     if not split.rows:
         raise DataError(None, f"{split.name} has no samples")
     x: Array | None = None
@@ -126,7 +130,7 @@ def read(
             column = _array(batch[data.label], data, place, done)
             if train is not None and train.classes and column.dtype.kind != "U":
                 raise DataError(
-                    "label", f"{place} holds {column.dtype}, and texts in the training samples"
+                    "label", f"{place} holds {column.dtype}, but the training samples have texts"
                 )
             labels.append(_labels(column, data, names, place, done, named=bool(train and train.classes)))
         if data.client is not None:
@@ -143,30 +147,32 @@ def read(
         y = x.astype(np.int64) if _holds_tokens(x) else x.astype(np.float32) * np.float32(shard.scale)
     found = tuple(names.known) if names.known else ()
     codes = clients.order(np.concatenate(owners)) if owners else None
-    return Samples(Shard(x, y, shard.scale), found, codes, tuple(clients.known))
+    return DecodedSplit(Shard(x, y, shard.scale), found, codes, tuple(clients.known))
 
 
-def _as_classes(numbers: Array, names: Names, train: Samples | None, split: str) -> NDArray[np.int64]:
+def _as_classes(
+    numbers: Array, names: Names, train: DecodedSplit | None, split: str
+) -> NDArray[np.int64]:
     if train is None:
         return names.order(numbers)
     place = {name: number for number, name in enumerate(train.classes)}
     if unknown := [name for name in names.known if name not in place]:
         raise DataError(
-            "label", f"{split} has samples of {unknown[0]!r}, the training samples have none"
+            "label", f"{split} has samples of {unknown[0]!r}, but the training samples have none"
         )
     return np.array([place[name] for name in names.known], np.int64)[numbers]
 
 
 def _input(column: Any, data: Data, place: str, first: int) -> Array:
-    """A column of inputs. Flat lists of bytes may be tokens or pixels: they are tokens where `length` is
-    given, and refused where it is not."""
+    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels: they are
+    read as tokens if `length` is set, and refused otherwise."""
     array = _array(column, data, place, first)
     if array.dtype != np.uint8 or array.ndim != 2 or isinstance(column, np.ndarray):
         return array
     if data.length is None:
         raise DataError(
             "input",
-            f"{place} holds lists of uint8, which may be tokens or pixels: if they are tokens, add "
+            f"{place} holds lists of uint8, which could be tokens or pixels: if they are tokens, add "
             f"length: {array.shape[1]}; write pixels as lists of rows (height, width), or as an array "
             "in a .npz file",
         )
@@ -174,14 +180,14 @@ def _input(column: Any, data: Data, place: str, first: int) -> Array:
 
 
 def _inputs(arrays: Sequence[Array], data: Data, split: str, first: int) -> Array:
-    """A model's inputs, before they are scaled."""
+    """Return the inputs of the model before scaling, of one column or of several that form a table."""
     if len(arrays) > 1 or (arrays[0].ndim == 1 and arrays[0].dtype.kind != "U"):
         for name, array in zip(data.input or (), arrays, strict=True):
             if array.ndim > 1 or array.dtype.kind not in "biuf":
                 raise DataError(
                     "input",
-                    f"the column {name} of {split} holds no plain numbers, as columns do that are taken "
-                    "together: name this one alone, or leave it out",
+                    f"column {name} of {split} does not hold plain numbers, so it cannot be combined "
+                    "with other columns: name only this one, or leave it out",
                 )
         table = np.stack([array.astype(np.float32) for array in arrays], axis=1)
         _check_finite(table, f"{split}, input", first, "input")
@@ -192,7 +198,7 @@ def _inputs(arrays: Sequence[Array], data: Data, split: str, first: int) -> Arra
             raise DataError(
                 "input",
                 f"{split} has texts here: add alphabet, the characters that the model knows, such as "
-                'alphabet: "abcdefghijklmnopqrstuvwxyz .,"; or make lists of token numbers of them',
+                'alphabet: "abcdefghijklmnopqrstuvwxyz .,"; or convert them to lists of token numbers',
             )
         return _characters(array, data, split, first)
     if array.dtype.kind == "f":
@@ -204,20 +210,25 @@ def _inputs(arrays: Sequence[Array], data: Data, split: str, first: int) -> Arra
         return array
     if array.dtype.kind in "iu":
         if array.size and int(array.min()) < 0:
-            raise DataError("input", f"{split} has tokens below 0, expected numbers from 0 on")
+            raise DataError("input", f"{split} has tokens below 0, expected 0 or more")
         return _compact(array)
     raise DataError("input", f"{split} holds {array.dtype}, expected images, texts or numbers")
 
 
 def _compact(tokens: Array) -> Array:
-    """With a signed type, as a token is, unlike a pixel, that is large enough."""
+    """Convert tokens to the smallest sufficient signed type: a signed type marks tokens, uint8
+    pixels."""
     most = int(tokens.max(initial=0))
     kinds = (np.int8, np.int16, np.int32, np.int64)
     return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))
 
 
 def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, named: bool) -> Array:
-    """`named`: texts are names of classes, also those of one character."""
+    """Return a column of labels: numbers, classes, or provisional numbers of texts.
+
+    `named`: all texts are names of classes. Otherwise texts of one character are looked up in the
+    alphabet, if there is one.
+    """
     kind = array.dtype.kind
     if kind == "U":
         named = named or bool(names.known) or data.alphabet is None
@@ -231,7 +242,7 @@ def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, n
                 row = int(np.argmax(codes < 0))
                 raise DataError(
                     "alphabet",
-                    f"{place}, row {first + row}: {str(array[row])!r} is not in it: add it",
+                    f"{place}, row {first + row}: {str(array[row])!r} is not in the alphabet: add it",
                 )
             return codes
         return names.add(array)
@@ -244,14 +255,14 @@ def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, n
         row = int(np.argmin(array))
         raise DataError(
             "label",
-            f"{place}, row {first + row}: found class {int(array[row])}, expected classes from 0 on. "
-            "A split without labels cannot be used: name another one (task.data.train, task.data.test)",
+            f"{place}, row {first + row}: found class {int(array[row])}, expected 0 or more. A split "
+            "without labels cannot be used: name another one (task.data.train, task.data.test)",
         )
     return array.astype(np.int64)
 
 
 def _characters(texts: Array, data: Data, split: str, first: int) -> Array:
-    """Places of the characters in the alphabet, shape (n, length)."""
+    """Return the positions of the characters in the alphabet, shape (n, length)."""
     width = texts.dtype.itemsize // 4
     lengths = np.char.str_len(texts)
     if data.length is None and len(texts) and int(lengths.min()) != width:
@@ -259,7 +270,7 @@ def _characters(texts: Array, data: Data, split: str, first: int) -> Array:
         raise DataError(
             "length",
             f"{split}, row {first + row}: a text of {lengths[row]} characters where another has {width}"
-            f": add length, such as length: {width}; longer ones are cut, shorter ones filled up",
+            f": add length, such as length: {width}; longer texts are cut, shorter ones padded",
         )
     wide = texts.astype(f"<U{data.length or width}")
     codes = _lookup(data.alphabet or "", wide.view(np.uint32).reshape(len(texts), -1))
@@ -267,7 +278,7 @@ def _characters(texts: Array, data: Data, split: str, first: int) -> Array:
 
 
 def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
-    """The place in `alphabet` of each code point; −1 where it is not in there."""
+    """Return the position of each code point in `alphabet`; −1 if it is not in it."""
     letters = np.array(list(alphabet)).view(np.uint32)
     order = np.argsort(letters)
     places = np.searchsorted(letters, codes, sorter=order).clip(max=len(letters) - 1)
@@ -276,7 +287,8 @@ def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
 
 
 def _array(column: Any, data: Data, place: str, first: int) -> Array:
-    """A column of Arrow or numpy as an array; texts as numpy's, of the longest one's width."""
+    """Convert a column of Arrow or numpy to an array; texts to numpy's type, as wide as the longest
+    one."""
     if isinstance(column, np.ndarray):
         if column.dtype.kind in "OS":
             raise DataError("input", f"{place} holds {column.dtype}, expected numbers or texts")
@@ -290,7 +302,7 @@ def _array(column: Any, data: Data, place: str, first: int) -> Array:
     kind = column.type
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
-        raise DataError(None, f"{place}, row {first + row}: has no value")
+        raise DataError(None, f"{place}, row {first + row}: value is missing")
     if pa.types.is_dictionary(kind):
         return _array(column.dictionary_decode(), data, place, first)
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
@@ -321,7 +333,7 @@ def _lists(column: Any, data: Data, place: str, first: int) -> Array:
         raise DataError(
             "length",
             f"{place}, row {first + row}: {lengths[row]} values where another has {lengths[0]}: add "
-            f"length, such as length: {lengths.max()}; longer ones are cut, shorter ones filled up",
+            f"length, such as length: {lengths.max()}; longer lists are cut, shorter ones padded",
         )
     filled = np.zeros((len(lengths), wanted, *inner.shape[1:]), inner.dtype)
     begins = np.cumsum(lengths) - lengths
@@ -332,31 +344,32 @@ def _lists(column: Any, data: Data, place: str, first: int) -> Array:
 
 
 def _images(encoded: Iterable[bytes | None], place: str, first: int) -> Array:
-    """Images of one size: shape (n, height, width) in grey, (n, 3, height, width) in colour."""
+    """Decode images of one size: shape (n, height, width) in grey, (n, 3, height, width) in colour."""
     import PIL.Image
 
     decoded: list[Array] = []
     for row, content in enumerate(encoded):
         if content is None:
-            raise DataError(None, f"{place}, row {first + row}: has no image in it, only its path")
+            raise DataError(None, f"{place}, row {first + row}: holds only the path of an image")
         try:
             image = PIL.Image.open(io.BytesIO(content))
             one = np.asarray(_in_bytes(image))
         except (OSError, ValueError, SyntaxError) as error:
             raise DataError(None, f"{place}, row {first + row}: {error}") from error
-        if decoded and one.ndim < decoded[0].ndim:  # a grey one among those in colour
+        if decoded and one.ndim < decoded[0].ndim:  # a grey image among colour images
             one = np.asarray(image.convert("RGB"))
         if decoded and one.shape != decoded[0].shape:
             raise DataError("input", _unequal(place, first + row, decoded[0].shape, one.shape))
         decoded.append(one)
     stacked = np.stack(decoded)
-    if stacked.ndim == 4:  # colours: channels first, as torch's convolutions take them
+    if stacked.ndim == 4:  # channels first, as torch's convolutions expect
         stacked = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
     return stacked
 
 
 def _in_bytes(image: Image) -> Image:
-    """`image` with a byte for each pixel or colour. Raises ValueError where that would lose values."""
+    """Convert `image` to one byte per pixel and colour. Raises ValueError if that would lose
+    precision."""
     if image.mode.startswith(("I", "F")):
         raise ValueError(
             f"its pixels have more than 8 bits (mode {image.mode}): convert the images to 8 bits, or "
@@ -369,8 +382,8 @@ def _in_bytes(image: Image) -> Image:
 
 def _unequal(place: str, row: int, first: tuple[int, ...], other: tuple[int, ...]) -> str:
     return (
-        f"{place}, row {row}: a sample of shape {_shape(other)} where others have {_shape(first)}: make "
-        "all of one shape; of texts and lists, length does"
+        f"{place}, row {row}: a sample of shape {_shape(other)}, but others have {_shape(first)}: give "
+        "all the same shape (for texts and lists, add length)"
     )
 
 
@@ -382,14 +395,14 @@ def _check_finite(values: Array, place: str, first: int, key: str) -> None:
     good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not good.all():
         row = first + int(np.argmin(good))
-        raise DataError(key, f"{place}, row {row}: found no number; fill it in, or remove the row")
+        raise DataError(key, f"{place}, row {row}: value is not a number; fill it in, or remove the row")
 
 
 def _as_names(column: Array) -> Array:
     if column.ndim > 1:
         raise DataError("client", "found lists, expected names or numbers")
-    if column.dtype.kind in "iu":  # in the order of the numbers, not of their digits
-        # One width for all batches, or an id would have two names; of negative ones the order is lost.
+    if column.dtype.kind in "iu":  # padded, so that names sort like the numbers (unless negative)
+        # The same width in all batches, or an id would have two names.
         return np.array([f"{value:0{_ID_DIGITS}d}" for value in column.tolist()], dtype=np.str_)
     return column.astype(np.str_)
 
@@ -399,5 +412,5 @@ def _holds_tokens(x: Array) -> bool:
 
 
 def _scale(x: Array) -> float:
-    """Of pixels, so that they are 0 to 1."""
+    """Return the factor that scales the inputs: pixels to 0 to 1; 1 for all others."""
     return 1 / 255 if x.dtype == np.uint8 else 1.0

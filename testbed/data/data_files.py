@@ -1,5 +1,5 @@
-"""Where the files of a dataset are: in a folder of the user's, under a data root in the layout of the
-Hugging Face hub, or on the hub itself."""
+"""Files of a dataset: in a folder of the user, under a data root in the layout of the Hugging Face hub,
+or on the hub itself."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from testbed.console import Progress, Report, silent
+from testbed.console import ProgressReporter, Report, silent
 from testbed.data.columns import DataError, RawSplit
 from testbed.errors import BadInputError, HostError
 from testbed.topology.data_settings import Data
 
 _ROWS = 1_000
-"""That are decoded at a time."""
+"""Rows that are decoded at a time."""
 _LOOK_SECONDS = 0.5
-"""From one look at what has been fetched to the next."""
+"""Seconds between two looks at the progress of a download."""
 _PATTERNS = ("{split}-*.{kind}", "{split}.{kind}", "{split}/*.{kind}", "data/{split}-*.{kind}")
 _KINDS = ("parquet", "npz")
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The files of each split, or none of them where they have to be fetched."""
+    """Files of each split; empty if the split does not exist."""
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
@@ -37,25 +37,27 @@ class Splits:
 
     @property
     def files(self) -> tuple[Path, ...]:
+        """All files."""
         return (*self.train, *self.test, *self.validation)
 
 
-def local(data: Data, root: Path | None) -> Splits | None:
-    """The files of `data` on this machine; None where it has to be fetched from the hub.
+def local_splits(data: Data, root: Path | None) -> Splits | None:
+    """Return the files of `data` on this machine; None if it has to be downloaded from the hub.
 
-    Raises DataError where a folder of the user's has none, BadInputError for a `root` that is none.
+    `root`: data root; None: there is none. Raises DataError if the user's folder has no files,
+    BadInputError if `root` is not a folder.
     """
     if data.path is not None:
         found = _in_folder(Path(data.path), data)
         if not found.train:
-            raise DataError("path", _nothing_in(Path(data.path), data))
+            raise DataError("path", _no_files_message(Path(data.path), data))
         return found
     if root is None:
         return None
     if not root.is_dir():
         raise BadInputError(f"--data (or TESTBED_DATA) {root}: no such folder")
     folder = root / str(data.hub)
-    # The hub's own parquet files lie in a folder per configuration.
+    # The parquet files that the hub makes are in one folder per configuration.
     inside = (folder / data.config,) if data.config else (folder, *sorted(folder.glob("*/")))
     whole = [found for one in inside if (found := _in_folder(one, data)).train]
     if len(whole) > 1 and whole[0].train[0].parent != folder:
@@ -68,41 +70,41 @@ def _in_folder(folder: Path, data: Data) -> Splits:
     if folder.is_file():
         return Splits((folder,), (), ())
     train, test, validation = (
-        () if split is None else _of_split(folder, split)
+        () if split is None else _split_files(folder, split)
         for split in (data.train, data.test, data.validation)
     )
-    if data.path is not None and not (train or test):  # no splits: all are to train on
-        train = next((every for kind in _KINDS if (every := _matching(folder, f"*.{kind}"))), ())
+    if data.path is not None and not (train or test):  # no splits: all samples are for training
+        train = next((every for kind in _KINDS if (every := _glob(folder, f"*.{kind}"))), ())
     return Splits(train, test, validation)
 
 
-def _of_split(folder: Path, split: str) -> tuple[Path, ...]:
+def _split_files(folder: Path, split: str) -> tuple[Path, ...]:
     patterns = (pattern.format(split=split, kind=kind) for kind in _KINDS for pattern in _PATTERNS)
-    return next((found for pattern in patterns if (found := _matching(folder, pattern))), ())
+    return next((found for pattern in patterns if (found := _glob(folder, pattern))), ())
 
 
-def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
+def _glob(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob(pattern)))
 
 
-def _nothing_in(folder: Path, data: Data) -> str:
+def _no_files_message(folder: Path, data: Data) -> str:
     if not folder.exists():
-        return f"there is no {folder}: the path is relative to the topology's folder"
+        return f"{folder} does not exist: the path is relative to the topology's folder"
     return (
-        f"no {data.train}*.parquet or {data.train}*.npz in {folder}: put them there, or name the split "
-        "with train"
+        f"no {data.train}*.parquet or {data.train}*.npz in {folder}: put them there, or set train to "
+        "the name of the split"
     )
 
 
 def open_split(paths: Sequence[Path]) -> RawSplit:
-    """The samples in files of one kind, in the order of their names. Raises DataError."""
+    """Open the samples in `paths`, which must be of one file type, in this order. Raises DataError."""
     kinds = {path.suffix for path in paths}
     if kinds == {".parquet"}:
         return _parquet(paths)
     if kinds == {".npz"}:
         return _npz(paths)
     table = kinds <= {".csv", ".tsv", ".txt"}
-    fix = "; pandas.read_csv(FILE).to_parquet(OTHER) makes one of a table" if table else ""
+    fix = "; pandas.read_csv(FILE).to_parquet(OTHER) converts a table" if table else ""
     raise DataError("path", f"{paths[0]}: expected a .parquet or .npz file{fix}")
 
 
@@ -128,7 +130,7 @@ def _parquet(paths: Sequence[Path]) -> RawSplit:
             except (OSError, pa.ArrowException) as error:
                 raise DataError(None, f"{path}: not readable ({_first_line(error)})") from error
 
-    return RawSplit(_named(paths), rows, columns, batches)
+    return RawSplit(_split_name(paths), rows, columns, batches)
 
 
 def _npz(paths: Sequence[Path]) -> RawSplit:
@@ -143,11 +145,11 @@ def _npz(paths: Sequence[Path]) -> RawSplit:
             arrays = _arrays(path)
             yield {name: arrays[name] for name in wanted}
 
-    return RawSplit(_named(paths), rows, columns, batches)
+    return RawSplit(_split_name(paths), rows, columns, batches)
 
 
-def of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
-    """The samples in numpy's `arrays`; `name` is for errors. Raises DataError."""
+def split_of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
+    """Return the samples in numpy `arrays` (by column). `name`: for errors. Raises DataError."""
     return RawSplit(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]))
 
 
@@ -170,15 +172,15 @@ def _arrays(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _named(paths: Sequence[Path]) -> str:
+def _split_name(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/{paths[0].stem.split('-')[0]}*"
 
 
 @contextlib.contextmanager
-def fetched(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
-    """The splits of a dataset of the hub, by name; `report` is told how much of it has come. Raises
-    HostError."""
-    # Read when these libraries are imported: no usage statistics from a user's experiment.
+def fetch_splits(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
+    """Download a dataset from the hub; yield its splits by name. `report` is called with progress lines.
+    Raises HostError."""
+    # The libraries read this at import: a user's experiment sends no usage statistics.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import datasets
     import huggingface_hub
@@ -186,7 +188,7 @@ def fetched(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSpl
 
     try:
         known: Any = ()
-        # The library alone would try again and again for half a minute where there is no network.
+        # First, with a timeout: without a network the library below retries for half a minute.
         with contextlib.suppress(OfflineModeIsEnabled):
             info = huggingface_hub.HfApi().dataset_info(str(data.hub), timeout=10, files_metadata=True)
             known = info.siblings or ()
@@ -194,38 +196,39 @@ def fetched(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSpl
             builder = datasets.load_dataset_builder(data.hub, data.config)
             stages = _stages(builder, known, data)
             if (size := stages[0].total - stages[0].done()) > 0:
-                report(f"{data.hub}: {size / 1e6:,.1f} MB to fetch from the Hugging Face hub")
-            with _watched(stages, report):
+                report(f"{data.hub}: {size / 1e6:,.1f} MB to download from the Hugging Face hub")
+            with _reporting_progress(stages, report):
                 builder.download_and_prepare()
             splits = builder.as_dataset()
-    except Exception as error:  # httpx's, requests', OSError or its own: they share no class
-        raise HostError(_get_it(data, _first_line(error))) from error
-    yield {name: _of_table(f"{data.name}, {name}", table) for name, table in splits.items()}
+    except Exception as error:  # of httpx, requests, the system or the library: they share no base
+        raise HostError(_not_fetched_message(data, _first_line(error))) from error
+    yield {name: _split_of_table(f"{data.name}, {name}", table) for name, table in splits.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """Files that the hub's library writes."""
+    """A stage of a download: files that the hub's library writes."""
 
     what: str
+    """Text for progress lines."""
     total: int
-    """Bytes, once they are all there."""
+    """Bytes of all files when the stage is finished."""
     files: Callable[[], Iterable[Path]]
-    """Those that are there, whole or not."""
+    """Function that returns the files that exist now, complete or not."""
 
     def done(self) -> int:
-        """Bytes of them that are on the disk."""
+        """Return the bytes that are on the disk."""
         size = 0
         for path in self.files():
-            with contextlib.suppress(OSError):  # it has just been renamed
+            with contextlib.suppress(OSError):  # the file may have been renamed
                 stat = path.stat()
                 size += min(stat.st_size, 512 * stat.st_blocks)
         return min(size, self.total)
 
 
 def _stages(builder: Any, known: Iterable[Any], data: Data) -> list[_Stage]:
-    """What `builder` fetches and then unpacks, as far as its size is known. `known`: what the hub tells
-    of the dataset's files."""
+    """Return the stages of `builder`'s work: downloading and unpacking, with sizes as far as known.
+    `known`: the dataset's files according to the hub."""
     from huggingface_hub import constants
 
     wanted = {str(url) for urls in (builder.config.data_files or {}).values() for url in urls}
@@ -238,7 +241,7 @@ def _stages(builder: Any, known: Iterable[Any], data: Data) -> list[_Stage]:
     unpacked = Path(f"{builder.cache_dir}.incomplete")
     return [
         _Stage(
-            f"Fetching {data.hub}",
+            f"Downloading {data.hub}",
             sum(sizes.values()),
             lambda: (path for name in sizes for path in blobs.glob(f"{name}*")),
         ),
@@ -247,13 +250,13 @@ def _stages(builder: Any, known: Iterable[Any], data: Data) -> list[_Stage]:
 
 
 @contextlib.contextmanager
-def _watched(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
-    """Inside, tell how much of each of `stages`, which come one after the other, is done."""
+def _reporting_progress(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
+    """Report the progress of `stages`, which follow one another, while the `with` block runs."""
     over = threading.Event()
 
     def watch() -> None:
         for stage in stages:
-            progress = Progress(report, stage.what, of_bytes=True)
+            progress = ProgressReporter(report, stage.what, of_bytes=True)
             before = done = stage.done()
             while done < stage.total:
                 progress(done, stage.total, before)
@@ -270,17 +273,18 @@ def _watched(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
         thread.join()
 
 
-def _get_it(data: Data, reason: str) -> str:
+def _not_fetched_message(data: Data, reason: str) -> str:
     folder = f"{data.hub}/{data.config}" if data.config else data.hub
     return (
-        f"{data.hub} cannot be fetched from the Hugging Face hub ({reason}). Get a network, or the "
-        f"dataset's parquet files: --data FOLDER (or TESTBED_DATA) with {folder}/{data.train}-*.parquet "
-        f"and {folder}/{data.test}-*.parquet in it. Where there is a network: hf download {data.hub} "
-        f"--repo-type dataset --revision refs/convert/parquet --local-dir FOLDER/{data.hub}"
+        f"{data.hub} cannot be downloaded from the Hugging Face hub ({reason}). Connect to a network, "
+        f"or use --data FOLDER (or TESTBED_DATA) with {folder}/{data.train}-*.parquet and "
+        f"{folder}/{data.test}-*.parquet in it. To get these files on a machine with a network: "
+        f"hf download {data.hub} --repo-type dataset --revision refs/convert/parquet "
+        f"--local-dir FOLDER/{data.hub}"
     )
 
 
-def _of_table(name: str, table: Any) -> RawSplit:
+def _split_of_table(name: str, table: Any) -> RawSplit:
     def batches(wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         chosen = table.select_columns(list(wanted)).with_format("arrow")
         for batch in chosen.iter(_ROWS):

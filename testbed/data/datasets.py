@@ -1,8 +1,8 @@
-"""Datasets: from files of the user's, from parquet files under a data root in the layout of the Hugging
+"""Datasets: from files of the user, from parquet files under a data root in the layout of the Hugging
 Face hub, or from the hub itself.
 
-Decoding 70,000 images takes seconds: arrays are kept in the user's cache. To add a dataset: a row in
-DATASETS.
+Decoded arrays are kept in the user's cache, because decoding 70,000 images takes seconds. To add a
+dataset: a row in DATASETS.
 """
 
 from __future__ import annotations
@@ -28,58 +28,68 @@ from agents.shards import Shard
 from testbed import console
 from testbed.console import Report, silent
 from testbed.data import columns, data_files
-from testbed.data.columns import DataError, RawSplit, Samples
+from testbed.data.columns import DataError, DecodedSplit, RawSplit
 from testbed.errors import BadInputError
 from testbed.host import cache
-from testbed.own_code.stand_ins import TaskStandIn
 from testbed.topology import Topology
 from testbed.topology.data_settings import Data, Split
 from testbed.topology.partition import Indices
+from testbed.user_code.stand_ins import TaskStandIn
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
+    """Decoded samples of a dataset."""
+
     train: Shard
+    """Training samples."""
     test: Shard
+    """Test samples."""
     validation: Shard | None = None
+    """Validation samples; None if the dataset has none."""
     clients: Indices | None = None
-    """Whose each sample of `train` is, numbered from 0 on; None where nothing says it."""
+    """Number of the client that each sample of `train` belongs to, from 0, shape (n,); None if
+    unknown."""
     remarks: tuple[str, ...] = ()
-    """What was set aside of the training samples, in sentences."""
+    """Sentences about training samples that were set aside."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Where a dataset was found."""
+class LocatedDataset:
+    """A dataset that was found, but not decoded."""
 
     fingerprint: str
-    """Of the files: another one where `read` may return something else."""
+    """Fingerprint of the files; it changes whenever `read` might return something else."""
     read: Callable[[Report], Dataset]
-    """Decodes all of it, which takes seconds, and tells how far it is. Raises BadInputError,
+    """Function that decodes everything, which takes seconds, and reports progress. Raises BadInputError,
     HostError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A dataset as columns of files, or of the Hugging Face hub."""
+    """A dataset in columns of files, local or on the Hugging Face hub."""
 
     data: Data
     shape: tuple[int, ...] | None = None
-    """Of one sample in x; None: nothing can be said of a step before the data are read."""
+    """Shape of one input; None: unknown until the data is read, so that no step can be predicted."""
     tokens: bool = False
-    """Whether samples are sequences of tokens, which a model gets as whole numbers."""
+    """Whether inputs are sequences of tokens, which a model gets as integers."""
 
     @property
     def name(self) -> str:
+        """Name of the dataset."""
         return self.data.name
 
-    def find(self, root: Path | None) -> Found:
-        splits = data_files.local(self.data, root)
+    def find(self, root: Path | None) -> LocatedDataset:
+        """Find the dataset on this machine, under the data root `root` if any, or else on the hub."""
+        splits = data_files.local_splits(self.data, root)
         if splits is None:
-            return Found(digest(("hub", *self._facts())), self._fetch)
+            return LocatedDataset(digest(("hub", *self._facts())), self._fetch)
         stats = [(str(path), path.stat()) for path in splits.files]
         facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        return Found(digest((facts, *self._facts())), lambda report: self._read_files(splits, report))
+        return LocatedDataset(
+            digest((facts, *self._facts())), lambda report: self._read_files(splits, report)
+        )
 
     def _facts(self) -> tuple[object, ...]:
         return self.data, Path(columns.__file__).read_bytes(), _SPLIT_VERSION
@@ -92,7 +102,7 @@ class Columns:
 
     def _fetch(self, report: Report) -> Dataset:
         data = self.data
-        with data_files.fetched(data, report) as splits:
+        with data_files.fetch_splits(data, report) as splits:
             if data.train not in splits:
                 raise DataError("train", f"found {data.train!r}, expected one of {', '.join(splits)}")
             validation = splits.get(data.validation) if data.validation else None
@@ -105,12 +115,12 @@ class Columns:
         validation: RawSplit | None,
         report: Report = silent,
     ) -> Dataset:
-        """The dataset that has these splits. Raises DataError."""
+        """Decode the splits (None: there is no such split). Raises DataError."""
         data = self.data
         total = sum(split.rows for split in (train, test, validation) if split is not None)
-        progress, read = console.Progress(report, f"Decoding {self.name}"), 0
+        progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
 
-        def decoded(split: RawSplit, data: Data, train: Samples | None = None) -> Samples:
+        def decode(split: RawSplit, data: Data, train: DecodedSplit | None = None) -> DecodedSplit:
             nonlocal read
             samples = columns.read(split, data, train, lambda done: progress(read + done, total))
             read += split.rows
@@ -121,21 +131,21 @@ class Columns:
             ("validation", data.validation, validation),
         ):
             if key in data.model_fields_set and given is not None and split is None:
-                raise DataError(key, f"there is no split {given!r} beside {train.name}")
-        samples = decoded(train, data)
+                raise DataError(key, f"there is no split {given!r} next to {train.name}")
+        samples = decode(train, data)
 
-        def other(split: RawSplit | None) -> Shard | None:
+        def decode_other(split: RawSplit | None) -> Shard | None:
             if split is None:
                 return None
-            shard = decoded(split, data.model_copy(update={"client": None}), samples).shard
+            shard = decode(split, data.model_copy(update={"client": None}), samples).shard
             _check_alike(samples.shard, shard, split.name)
             return shard
 
-        return _split(samples, other(test), other(validation), data.split)
+        return _split(samples, decode_other(test), decode_other(validation), data.split)
 
 
 _SPLIT_VERSION = 1
-"""To be raised where `_split` makes other splits than before: those are kept in the cache."""
+"""Increase it whenever `_split` is changed to make other splits: splits are kept in the cache."""
 
 
 def _check_alike(train: Shard, other: Shard, name: str) -> None:
@@ -143,17 +153,20 @@ def _check_alike(train: Shard, other: Shard, name: str) -> None:
         if own.shape[1:] != its.shape[1:] or own.dtype.kind != its.dtype.kind:
             raise DataError(
                 key,
-                f"{name} has {array_kind(its)}, the training samples have {array_kind(own)}: "
-                "make them alike",
+                f"{name} has {array_kind(its)}, but the training samples have {array_kind(own)}: "
+                "they must be the same",
             )
 
 
-def _split(samples: Samples, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
-    """The dataset with what it has no samples for set aside, as `split` says."""
+def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
+    """Return the dataset. If it lacks test or validation samples, set training samples aside for them,
+    as `split` says."""
     shard, clients = samples.shard, samples.clients
     shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
     if test is None and not split.test:
-        raise DataError("split", "there is no test split, and test: 0 sets nothing aside: raise it")
+        raise DataError(
+            "split", "the data has no test split, and test: 0 sets nothing aside: increase it"
+        )
     if test is not None and not any(shares):
         return Dataset(shard, test, validation, clients)
     if split.order == "random":
@@ -174,11 +187,11 @@ def _split(samples: Samples, test: Shard | None, validation: Shard | None, split
     aside = [np.sort(np.concatenate(one)) if one else np.empty(0, np.int64) for one in held_out]
     sizes = [len(indices) for indices in aside]
     if not len(chosen) or any(share and not size for share, size in zip(shares, sizes, strict=True)):
-        raise DataError("split", f"{len(shard)} samples are too few to be split so: raise its shares")
-    how = f"at random (seed {split.seed})" if split.order == "random" else "the last ones in the file"
+        raise DataError("split", f"{len(shard)} samples are too few for this split: increase its shares")
+    how = f"at random (seed {split.seed})" if split.order == "random" else "those last in the file"
     names = [f"{size:,} to {use}" for size, use in zip(sizes, ("test", "validate"), strict=True) if size]
     lost = len(shard) - len(chosen) - sum(sizes)
-    overlap = f", {lost:,} left out as they overlap with those" if lost else ""
+    overlap = f"; {lost:,} that overlap with these were left out" if lost else ""
     remark = f"Of {len(shard):,} training samples, {' and '.join(names)} were set aside, {how}{overlap}."
     return Dataset(
         shard.subset(chosen),
@@ -190,7 +203,8 @@ def _split(samples: Samples, test: Shard | None, validation: Shard | None, split
 
 
 def _runs(clients: Indices | None, samples: int) -> list[Indices]:
-    """The samples of each client in the order of the file; all of them where no clients are named."""
+    """Return the indices of each client's samples in the order of the file; of all samples together if
+    no clients are named."""
     if clients is None:
         return [np.arange(samples)]
     order = np.argsort(clients, kind="stable")
@@ -201,15 +215,15 @@ def _runs(clients: Indices | None, samples: int) -> list[Indices]:
 class Digits:
     """scikit-learn's bundled digits: 1,797 images of 8×8, values 0 to 16.
 
-    Every fifth image of a class is for the test.
+    Every fifth image of each class is a test sample.
     """
 
     name: ClassVar[str] = "digits"
     shape: ClassVar[tuple[int, ...] | None] = (8, 8)
     tokens: ClassVar[bool] = False
 
-    def find(self, root: Path | None) -> Found:
-        return Found(digest(metadata.version("scikit-learn")), self._read)
+    def find(self, root: Path | None) -> LocatedDataset:
+        return LocatedDataset(digest(metadata.version("scikit-learn")), self._read)
 
     @staticmethod
     def _read(_: Report) -> Dataset:
@@ -226,15 +240,18 @@ class Digits:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSentences:
-    """4,000 sentences of up to 16 tokens out of 64, bundled: of two classes, by whether more tokens are
-    from 32 on than below. Every fifth is for the test. A sentence is filled up with zeros."""
+    """4,000 generated sentences of up to 16 of 64 tokens, padded with zeros.
+
+    A sentence's class is 1 if more of its tokens are 32 or above than below, else 0. Every fifth
+    sentence is a test sample.
+    """
 
     name: ClassVar[str] = "synthetic-sentences"
     shape: ClassVar[tuple[int, ...] | None] = (16,)
     tokens: ClassVar[bool] = True
 
-    def find(self, root: Path | None) -> Found:
-        return Found("1", self._read)
+    def find(self, root: Path | None) -> LocatedDataset:
+        return LocatedDataset("1", self._read)
 
     @staticmethod
     def _read(_: Report) -> Dataset:
@@ -244,48 +261,48 @@ class SyntheticSentences:
         x[np.arange(16) >= length[:, None]] = 0
         y = ((x >= 32).sum(1) > length / 2).astype(np.int64)
         is_test = np.arange(4000) % 5 == 0
-        remark = (
-            "The sentences are synthetic and bundled; a BERT's weights are random, but for task.initial."
-        )
+        remark = "The sentences are synthetic; a BERT's weights are random unless task.initial is set."
         train, test = (Shard(x[own].astype(np.int16), y[own]) for own in (~is_test, is_test))
         return Dataset(train, test, remarks=(remark,))
 
 
 @dataclass(frozen=True, slots=True)
-class OfTask:
-    """What the method `dataset` of a user's own task returns."""
+class TaskDataset:
+    """The dataset that the method `dataset` of a user's own task returns."""
 
     shape: ClassVar[tuple[int, ...] | None] = None
     tokens: ClassVar[bool] = False
     name: str
-    """Of the task."""
+    """Name of the task."""
     task: TaskStandIn
 
-    def find(self, root: Path | None) -> Found:
+    def find(self, root: Path | None) -> LocatedDataset:
         code, _, name = self.task.stands_for
         sources = Path(columns.__file__).read_bytes(), _SPLIT_VERSION
-        return Found(digest((code.digest, name, self.task, *sources)), self._read)
+        return LocatedDataset(digest((code.digest, name, self.task, *sources)), self._read)
 
     def _read(self, report: Report) -> Dataset:
-        assert callable(self.task.dataset)  # noqa: S101  (else there is nothing of this class)
+        assert callable(self.task.dataset)  # noqa: S101  (`source` makes no other instances)
         try:
             splits = self.task.dataset()
         except ValueError as error:
             raise DataError(None, str(error)) from error
         train, test, validation = (
-            data_files.of_arrays(f"{split} of its dataset()", splits[split]) if split in splits else None
+            data_files.split_of_arrays(f"{split} of its dataset()", splits[split])
+            if split in splits
+            else None
             for split in ("train", "test", "validation")
         )
-        assert train is not None  # noqa: S101  (it is checked where own code runs)
+        assert train is not None  # noqa: S101  (checked in the process that runs own code)
         label, client = (name if name in splits["train"] else None for name in ("y", "client"))
         data = Data(path=self.name, input=("x",), label=label, client=client)
         return Columns(data).read(train, test, validation, report)
 
 
-Source = Columns | Digits | SyntheticSentences | OfTask
+Source = Columns | Digits | SyntheticSentences | TaskDataset
 
 _CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 of LEAF (Caldas et al. 2018, arXiv 1812.01097)."""
+"""The 80 characters of LEAF (Caldas et al. 2018, arXiv 1812.01097)."""
 
 DATASETS: dict[str, Source] = {
     "digits": Digits(),
@@ -296,7 +313,7 @@ DATASETS: dict[str, Source] = {
             label="y",
             client="character_id",
             alphabet=_CHARACTERS,
-            # Windows of 80 characters and the next one, a window every 8: ten of them overlap with one.
+            # Windows of 80 characters and the next one, every 8 characters: a window overlaps with ten.
             split=Split(test=0.1, order="file", gap=10),
         ),
         shape=(80,),
@@ -314,15 +331,15 @@ DATASETS: dict[str, Source] = {
 
 
 def source(topology: Topology) -> Source | None:
-    """What the devices of `topology` learn from; None where the task brings the data of each.
+    """Return the dataset of `topology`; None if the task makes the data of each device itself.
 
-    Raises BadInputError for a dataset without columns that is not known.
+    Raises BadInputError if the dataset is not in DATASETS and the topology names no columns.
     """
     data, task = topology.task.data, topology.task
     if data is None:
         own = task.build()
         if isinstance(own, TaskStandIn) and callable(own.dataset):
-            return OfTask(task.name, own)
+            return TaskDataset(task.name, own)
         return DATASETS[own.dataset] if isinstance(own.dataset, str) else None
     if data.input is not None:
         return Columns(data)
@@ -331,63 +348,65 @@ def source(topology: Topology) -> Source | None:
         raise topology_error(
             topology,
             ("task", "data"),
-            "input is missing: name the column of the inputs, and that of the labels, such as "
+            "input is missing: name the columns of the inputs and of the labels, such as "
             f"input: image, label: label. huggingface.co/datasets/{data.hub} shows the columns",
         )
     changes = {name: getattr(data, name) for name in data.model_fields_set}
     return replace(known, data=known.data.model_copy(update=changes))
 
 
-def own_files(topology: Topology) -> str:
-    """What tells the user's own data files of `topology` from others: their names, sizes and times of
-    change; empty where it names none. Raises BadInputError."""
+def own_files_digest(topology: Topology) -> str:
+    """Return a digest of the names, sizes and modification times of the user's data files in `topology`;
+    empty if it names none. Raises BadInputError."""
     data = topology.task.data
     if data is None or data.path is None:
         return ""
-    with placed(topology):
-        splits = data_files.local(data, None)
+    with located_errors(topology):
+        splits = data_files.local_splits(data, None)
         stats = [(path.name, path.stat()) for path in splits.files] if splits else []
     return digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
 
 def topology_error(topology: Topology, where: tuple[str | int, ...], message: str) -> BadInputError:
-    """An error at one place of the topology."""
+    """Return an error with `message` at the place `where` of the topology."""
     return topology.source.error([topology.source.problem(where, message)])
 
 
 @contextlib.contextmanager
-def placed(topology: Topology) -> Iterator[None]:
-    """Inside, what is wrong with the data is told with its place in the topology."""
+def located_errors(topology: Topology) -> Iterator[None]:
+    """Convert DataErrors in the `with` block to errors with their place in the topology."""
     try:
         yield
     except DataError as error:
         where: tuple[str, ...] = ("task", "data") if error.key is None else ("task", "data", error.key)
-        if topology.task.data is None:  # it is of the task
+        if topology.task.data is None:  # the task brings its dataset
             where = ("task", "name")
         raise topology_error(topology, where, str(error)) from error
 
 
 def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
-    """The dataset of that name in DATASETS, from the cache where it has been decoded before.
+    """Load the dataset called `dataset` in DATASETS, from the cache if it has been decoded before.
 
-    `root` is the folder of local datasets; `report` is told how far it is. Raises BadInputError for
-    files that cannot be used, HostError where there are none and the hub cannot be reached.
+    `root`: data root; None: there is none. `report` is called with progress lines. Raises BadInputError
+    if files cannot be used, HostError if there are none and the hub cannot be reached.
     """
     try:
         return load_from(DATASETS[dataset], root, report)
     except DataError as error:
-        raise BadInputError(f"{error}. Get it anew from huggingface.co/datasets/{dataset}.") from error
+        raise BadInputError(
+            f"{error}. Download it again from huggingface.co/datasets/{dataset}."
+        ) from error
 
 
 def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Dataset:
-    """`load` of any dataset."""
+    """Load any dataset; see `load`."""
     found = dataset.find(root)
     folder = decoded_folder(dataset, found)
     try:
         return _load_decoded(folder)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # not there, or not whole
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # missing, or incomplete
         decoded = found.read(report)
-    with contextlib.suppress(OSError, SafetensorError):  # a cache is worth no failed run
+    with contextlib.suppress(OSError, SafetensorError):  # a run must not fail because of the cache
         folder.mkdir(parents=True, exist_ok=True)
         splits = {"test": decoded.test, "validation": decoded.validation, "train": decoded.train}
         for name, shard in splits.items():
@@ -397,7 +416,7 @@ def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Da
         if decoded.clients is not None:
             with files.atomic_write(folder / "clients.safetensors") as partial:
                 save_file({"clients": decoded.clients}, partial)
-        with files.atomic_write(folder / _CONTENTS) as partial:  # last: what it names is there
+        with files.atomic_write(folder / _CONTENTS) as partial:  # last: its files exist
             has_clients = decoded.clients is not None
             kept = [name for name, shard in splits.items() if shard is not None]
             partial.write_text(
@@ -411,26 +430,26 @@ _CONTENTS = "contents.json"
 
 
 def _load_decoded(folder: Path) -> Dataset:
-    """Raises OSError, ValueError, SafetensorError, KeyError or TypeError where it is not there, or not
-    whole."""
+    """Load a decoded dataset. Raises OSError, ValueError, SafetensorError, KeyError or TypeError if it
+    is missing or incomplete."""
     contents = json.loads((folder / _CONTENTS).read_bytes())
     splits = {name: shards.load(folder / f"{name}.safetensors") for name in contents["parts"]}
     clients = load_file(folder / "clients.safetensors")["clients"] if contents["clients"] else None
     return Dataset(**splits, clients=clients, remarks=tuple(contents["remarks"]))
 
 
-def decoded_folder(dataset: Source, found: Found) -> Path:
-    """Where the decoded arrays are kept."""
+def decoded_folder(dataset: Source, found: LocatedDataset) -> Path:
+    """Return the folder of the decoded arrays in the cache."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "--", dataset.name).strip("-")[-60:]
     return cache.folder() / "datasets" / f"{name}-{found.fingerprint}"
 
 
 def array_kind(array: NDArray[Any]) -> str:
-    """What one sample of it is, for an error."""
+    """Describe one sample of `array` for an error: type and shape."""
     shape = "×".join(map(str, array.shape[1:]))
     return f"{array.dtype}{f', shape {shape}' if shape else ''}"
 
 
 def digest(facts: object) -> str:
-    """Another one for other facts."""
+    """Return a digest of `facts`: 12 hex digits."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""How samples and classes are distributed among the devices, before anything runs."""
+"""Distribution of samples and classes among the devices, computed before a run."""
 
 from __future__ import annotations
 
@@ -16,56 +16,62 @@ from testbed.data.preparation import Prepared
 from testbed.topology import Topology
 
 _MAX_DRAWN = 2_000
-"""Devices in a chart; of more it shows every so many."""
+"""Maximum number of devices in a chart; of more, only every n-th is shown."""
 _MAX_NAMED = 10
-"""Devices in a chart that are named; more are in the order of their samples, each group by itself."""
+"""Maximum number of devices whose names a chart shows. More are sorted by group and number of
+samples."""
 _APART = 0.12
-"""Of the width: nearer to each other, names of groups would overlap."""
+"""Minimum distance between names of groups, as a share of the width, so that they do not overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
+    """Training samples of each device."""
+
     name: str
-    """Of the dataset, and how it is dealt out."""
+    """Name of the dataset, and the partition scheme."""
     devices: tuple[str, ...]
+    """Names of the devices."""
     groups: tuple[str, ...]
-    """The group of each device."""
+    """Group of each device."""
     samples: NDArray[np.int64]
-    """Of each device."""
+    """Number of samples of each device, shape (devices,)."""
     counts: NDArray[np.int64]
-    """Samples by device and class, shape (devices, classes); no classes where labels are none."""
+    """Number of samples by device and class, shape (devices, classes); (devices, 0) if labels are not
+    classes."""
     labels: Mapping[str, tuple[float, float, float]]
-    """Least, mean and greatest label of each device, where labels are numbers."""
+    """Lowest, mean and highest label by device; empty unless labels are numbers."""
     total: int
-    """Training samples of the dataset, transformed copies not counted."""
+    """Number of training samples of the dataset, without transformed copies."""
     test: int
-    """Samples that the model is evaluated on."""
+    """Number of samples on which the model is evaluated."""
     shape: tuple[int, ...]
-    """Of one input."""
+    """Shape of one input."""
     remarks: tuple[str, ...]
+    """Sentences about samples that were set aside or left out."""
 
     @property
     def classes_held(self) -> NDArray[np.int64]:
-        """How many classes each device has."""
+        """Number of classes that each device has samples of, shape (devices,)."""
         found: NDArray[np.int64] = (self.counts > 0).sum(axis=1)
         return found
 
     @property
     def skew(self) -> float:
-        """How far devices' shares of the classes are from those of all devices together: total variation
-        distance, 0 where all have the same and near 1 where each has a class of its own; the mean over
-        devices."""
+        """Mean total variation distance between the class shares of a device and those of all devices
+        together: 0 if all devices have the same shares, near 1 if each has its own class."""
         whole = self.counts.sum(axis=0) / self.counts.sum()
         own = self.counts / np.maximum(1, self.counts.sum(axis=1, keepdims=True))
         return float(np.abs(own - whole).sum(axis=1).mean() / 2)
 
     def draw(self, to: Path) -> None:
-        """Draw it to a .png, .pdf or .svg file."""
+        """Draw the distribution to a .png, .pdf or .svg file."""
         from analysis.charts import paper
 
         paper.stack(charts(self)).savefig(to)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the output of `testbed data --json` (`testbed.cli.outputs.DataOutput`)."""
         devices = []
         for place, (device, group) in enumerate(zip(self.devices, self.groups, strict=True)):
             row: dict[str, Any] = {"device": device, "group": group, "samples": int(self.samples[place])}
@@ -84,7 +90,7 @@ class Distribution:
 
 
 def distribution(topology: Topology, prepared: Prepared) -> Distribution:
-    """What each device of `topology` has of `prepared`."""
+    """Return the distribution of the `prepared` data among the devices of `topology`."""
     groups = tuple(group.name for group in topology.devices for _ in group.device_names)
     y = prepared.train.y
     numbers = y.ndim == 1 and y.dtype.kind == "f"
@@ -109,7 +115,8 @@ def distribution(topology: Topology, prepared: Prepared) -> Distribution:
 
 
 def charts(found: Distribution) -> list[Chart]:
-    """Samples of each device; and below it, what share of these is of each class, darker for more."""
+    """Return a chart of the samples of each device and, if labels are classes, one of each device's
+    class shares (darker: larger)."""
     every = -(-len(found.devices) // _MAX_DRAWN)
     order = np.arange(len(found.devices))
     if len(order) > _MAX_NAMED:
@@ -119,7 +126,7 @@ def charts(found: Distribution) -> list[Chart]:
     x = np.arange(len(places))
     names = [found.devices[place] for place in places]
     ticks = group_ticks(names, [found.groups[place] for place in places], _MAX_NAMED)
-    axis = Axis("device", ticks=_apart(ticks, len(places)))
+    axis = Axis("device", ticks=_drop_overlapping(ticks, len(places)))
     sizes = arrays(x=x, y=found.samples[places], width=np.full(len(x), 0.9 if len(x) < 100 else 1.0))
     note = f"every {every}th of {len(found.devices):,} devices" if every > 1 else ""
     layer = Layer("samples", "bars", sizes, legend=False)
@@ -142,8 +149,8 @@ def charts(found: Distribution) -> list[Chart]:
     return made
 
 
-def _apart(ticks: Mapping[float, str], width: int) -> dict[float, str]:
-    """Those that do not overlap, from the left."""
+def _drop_overlapping(ticks: Mapping[float, str], width: int) -> dict[float, str]:
+    """Drop ticks whose names would overlap with one to the left."""
     if width <= _MAX_NAMED:
         return dict(ticks)
     kept: dict[float, str] = {}

@@ -1,6 +1,6 @@
-"""Preparation of a run's data: who has which samples, what the model is evaluated on, and the files.
+"""Preparation of a run's data: the samples of each device, the evaluation set, and their files.
 
-Importing the partitioners takes seconds: partitions are kept in the user's cache.
+Partitions are kept in the user's cache, because importing the partitioners takes seconds.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from testbed.topology.partition import Iid, Indices, Request, Resampled, Scheme
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The data of a run."""
+    """Data of a run."""
 
     train: Shard
-    """Of all clients together."""
+    """Training samples of all clients."""
     test: Shard
-    """What the global model is evaluated on."""
+    """Samples on which the global model is evaluated."""
     indices: Mapping[str, Indices]
-    """Of each client, in device order: its samples in `train`."""
+    """Indices into `train` by client, in device order."""
     total: int = 0
-    """Training samples of the dataset; `train` has transformed copies of some as well."""
+    """Number of training samples of the dataset, without the transformed copies in `train`."""
     remarks: tuple[str, ...] = ()
-    """What was set aside and left out, in sentences."""
+    """Sentences about samples that were set aside or left out."""
 
     def shard(self, client: str) -> Shard:
-        """A copy of the samples of `client`."""
+        """Return a copy of the samples of `client`."""
         return self.train.subset(self.indices[client])
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
-    """How many samples each client has, as far as that needs neither decoding nor dealing: from the
-    cache, or where the scheme says it. None where the data has to be prepared first. Raises
-    BadInputError for a `root` that is none, and for data that is not there."""
+    """Return the number of samples by client without decoding or partitioning the data: from the cache,
+    or if the partition scheme determines it. None if the data must be prepared first. Raises
+    BadInputError if `root` is not a folder, or the data is missing."""
     task, clients = topology.task, topology.device_names
     dataset = datasets.source(topology)
     if dataset is None:
         return dict(zip(clients, map(len, _shards_of_task(topology)), strict=True))
     scheme = task.partition.build()
-    by_hand = _by_hand(topology)
+    by_hand = _explicit_requests(topology)
     given = {client: request.samples for client, request in by_hand.items()}
     others = [client for client in clients if client not in given]
     if isinstance(scheme, Resampled) or not others:
         return {client: given.get(client, scheme.samples) for client in clients}
-    with datasets.placed(topology):
+    with datasets.located_errors(topology):
         folder = datasets.decoded_folder(dataset, dataset.find(root))
     try:
         labels = _array(folder / "train.safetensors", "y")
@@ -78,7 +78,7 @@ def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | 
         owners = _array(folder / "clients.safetensors", "clients") if scheme.by == "client" else None
         keys = _keys(topology, scheme, labels, owners)
         ends = _array(_partition_path(scheme, by_hand, labels, keys, clients, topology.seed), "ends")
-    except (OSError, SafetensorError):  # not there, or not whole
+    except (OSError, SafetensorError):  # missing, or incomplete
         return None
     return dict(zip(clients, np.diff(ends, prepend=0).tolist(), strict=True))
 
@@ -90,11 +90,10 @@ def _array(path: Path, name: str) -> NDArray[Any]:
 
 
 def prepare(topology: Topology, root: Path | None, report: Report = silent) -> Prepared:
-    """The task's data and its partition among the devices; `root` and `report` as for
-    `datasets.load`, and raises the same.
+    """Load the task's data and partition it among the devices. `root`, `report`: see `datasets.load`.
 
-    The same for the same topology. Raises BadInputError, naming the setting, where the data cannot
-    be partitioned.
+    The same topology always gets the same partition. Raises as `datasets.load`, and BadInputError that
+    names the setting if the data cannot be partitioned.
     """
     clients = topology.device_names
     chosen = datasets.source(topology)
@@ -107,7 +106,7 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
         indices: Mapping[str, Indices] = dict(zip(clients, dealt, strict=True))
         dataset = datasets.Dataset(train, test)
     else:
-        dataset = _loaded(topology, chosen, root, report)
+        dataset = _load_dataset(topology, chosen, root, report)
         indices = _partition(topology, dataset)
     unused = np.ones(len(dataset.train), bool)
     unused[np.concatenate(list(indices.values()))] = False
@@ -115,15 +114,15 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
     remarks = dataset.remarks
     if left:
         remarks += (
-            f"{left:,} of {len(dataset.train):,} training samples are left out: no device has them.",
+            f"{left:,} of {len(dataset.train):,} training samples are left out: no device gets them.",
         )
-    train, indices = transforms.applied(topology, dataset.train, indices)
+    train, indices = transforms.apply(topology, dataset.train, indices)
     prepared = Prepared(train, dataset.test, indices, len(dataset.train), remarks)
     return _with_evaluation_set(prepared, dataset, topology)
 
 
 def _shards_of_task(topology: Topology) -> Sequence[Shard]:
-    """The shard of each client, of a task that brings them. Raises BadInputError."""
+    """Return each client's shard from a task that makes the data itself. Raises BadInputError."""
     task: Task = topology.task.build()
     try:
         return task.shards_for(len(topology.device_names))
@@ -132,32 +131,32 @@ def _shards_of_task(topology: Topology) -> Sequence[Shard]:
         raise datasets.topology_error(topology, ("task", "name"), message) from error
 
 
-def _loaded(
+def _load_dataset(
     topology: Topology, chosen: datasets.Source, root: Path | None, report: Report
 ) -> datasets.Dataset:
     name = topology.task.build().dataset
     if topology.task.data is None and isinstance(name, str):
         return datasets.load(name, root, report)
-    with datasets.placed(topology):
+    with datasets.located_errors(topology):
         return datasets.load_from(chosen, root, report)
 
 
 def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology: Topology) -> Prepared:
-    """`prepared` with the samples for `test` that `topology.evaluate` requests."""
+    """Return `prepared` with the samples that `topology.evaluate` requests as `test`."""
     on, samples = topology.evaluate.on, topology.evaluate.samples
     if on == "validation":
         if dataset.validation is None:
             raise datasets.topology_error(
                 topology,
                 ("evaluate", "on"),
-                "the data has no validation set: name one with task.data.validation, set some samples "
-                "aside with task.data.split: {validation: 10%}, have the task's dataset() return one, "
-                "or take on: test",
+                "the data has no validation set: name one with task.data.validation, set samples aside "
+                "with task.data.split: {validation: 10%}, return one from the task's dataset(), or use "
+                "on: test",
             )
         prepared = replace(prepared, test=dataset.validation)
     if samples is None:
         return prepared
-    rng = np.random.default_rng(0)  # the same whatever the seed: the runs are compared
+    rng = np.random.default_rng(0)  # independent of the run's seed, so that runs can be compared
     if on == "clients":
         source, dealt = prepared.train, list(prepared.indices.values())
         mean = sum(map(len, dealt)) / len(dealt)
@@ -171,7 +170,7 @@ def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology
 
 
 def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
-    """What `topology.evaluate` requests beside the test set as a whole."""
+    """Return the parts of the data on which `topology.evaluate` requests separate evaluations."""
     classes, most = topology.evaluate.classes, topology.evaluate.devices
     if most is None:
         return Parts(classes)
@@ -182,8 +181,8 @@ def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
     return Parts(classes, Shard(train.x[together], train.y[together], train.scale), samples)
 
 
-def _by_hand(topology: Topology) -> dict[str, Request]:
-    """What devices have by hand, in device order."""
+def _explicit_requests(topology: Topology) -> dict[str, Request]:
+    """Return the samples that the topology assigns to devices explicitly, in device order."""
     return {
         name: Request(group.data.samples, group.data.labels, index)
         for index, group in enumerate(topology.devices)
@@ -193,19 +192,20 @@ def _by_hand(topology: Topology) -> dict[str, Request]:
 
 
 def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, Indices]:
-    """Each device's samples, in device order: those by hand first, the rest by the scheme."""
+    """Return the indices of each device's samples, in device order. Samples that the topology assigns
+    explicitly are drawn first; the scheme deals out the rest."""
     clients, labels = topology.device_names, dataset.train.y
     scheme: Scheme = topology.task.partition.build()
-    by_hand = _by_hand(topology)
+    by_hand = _explicit_requests(topology)
     keys = _keys(topology, scheme, labels, dataset.clients)
-    if isinstance(scheme, Resampled):  # which needs no import
+    if isinstance(scheme, Resampled):  # needs no slow import, so no cache
         return _deal(topology, scheme, by_hand, labels, keys)
     path = _partition_path(scheme, by_hand, labels, keys, clients, topology.seed)
     try:
         kept = load_file(path)
         split = np.split(kept["indices"], kept["ends"][:-1])
         return dict(zip(clients, split, strict=True))
-    except (OSError, SafetensorError, KeyError, ValueError):  # not there, or not whole
+    except (OSError, SafetensorError, KeyError, ValueError):  # missing, or incomplete
         dealt = _deal(topology, scheme, by_hand, labels, keys)
     whole = {
         "indices": np.concatenate(list(dealt.values())),
@@ -243,16 +243,17 @@ def _deal(
 
 
 def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Indices | None) -> Indices:
-    """What `scheme` deals samples out by, shape (n,). Raises BadInputError where there is no such."""
+    """Return the key of each sample by which `scheme` deals them out (client or class), shape (n,).
+    Raises BadInputError if the data has no such key."""
     where = ("task", "partition", "scheme")
     if scheme.by == "client":
         if clients is None:
             raise datasets.topology_error(
                 topology,
                 where,
-                "nothing says whose a sample is: add client to task.data, the column that does, such as "
-                "client: character_id, or to what the task's own dataset() returns; or take another "
-                "scheme such as iid",
+                "the client of a sample is unknown: set task.data.client to the column that has it, "
+                "such as client: character_id, or add client to what the task's dataset() returns; or "
+                "use another scheme, such as iid",
             )
         return clients
     if labels.ndim == 1 and labels.dtype.kind == "i":
@@ -261,8 +262,8 @@ def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Ind
         raise datasets.topology_error(
             topology,
             where,
-            "deals samples out by their class, and these have none (labels of "
-            f"{datasets.array_kind(labels)}): take a scheme that needs no classes, such as iid or "
+            "deals samples out by their class, but these have no classes (labels of "
+            f"{datasets.array_kind(labels)}): use a scheme that needs no classes, such as iid or "
             "power_law",
         )
     return np.zeros(len(labels), np.int64)
@@ -276,7 +277,7 @@ def _partition_path(
     clients: Sequence[str],
     seed: int,
 ) -> Path:
-    """Where the partition is kept."""
+    """Return the path of the partition in the cache."""
     hashed = hashlib.sha256(keys.tobytes())
     if by_hand:
         hashed.update(labels.tobytes())
@@ -299,11 +300,12 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Whole numbers from so many on are no classes to count, but tokens, for example."""
+"""Integer labels of this value or more are not counted as classes; they may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
-    """Of each client: how many samples it has of class 0, 1, ...; none where labels are no classes."""
+    """Return the number of samples of class 0, 1, ... by client; empty lists if labels are not
+    classes."""
     labels = prepared.train.y
     if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= int(labels.max()) < _MAX_CLASSES:
         return {client: [] for client in prepared.indices}
@@ -315,18 +317,15 @@ def label_counts(prepared: Prepared) -> dict[str, list[int]]:
 
 
 def write(prepared: Prepared, directory: RunDirectory) -> None:
-    """Save every client's shard and the test set where the run's processes expect them.
-
-    Raises HostError.
-    """
+    """Save the shard of every client and the test set in the run directory. Raises HostError."""
     _save_readable(prepared.test, directory.test_set)
     for client in prepared.indices:
         _save_readable(prepared.shard(client), directory.shard(client))
 
 
 def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
-    """Save what the global model is evaluated on device by device, where that is asked for. Raises
-    HostError."""
+    """Save the samples on which the global model is evaluated per device, if the topology requests that.
+    Raises HostError."""
     if (device_set := evaluation_parts(prepared, topology).device_set) is not None:
         _save_readable(device_set, directory.device_set)
 
@@ -334,10 +333,10 @@ def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirec
 def _save_readable(shard: Shard, path: Path) -> None:
     try:
         shards.save(shard, path)
-    except SafetensorError as error:  # which names neither the file nor the error's number
+    except SafetensorError as error:  # it has neither the file's name nor an error number
         free = shutil.disk_usage(path.parent).free
         raise HostError(
-            f"{path} could not be written ({error}); {free / 2**20:.0f} MiB of that disk are free. Make "
+            f"{path} could not be written ({error}); that disk has {free / 2**20:.0f} MiB free. Make "
             "room there (df -h), or name a folder on another disk with --runs."
         ) from error
-    path.chmod(0o644)  # a container reads it as another user
+    path.chmod(0o644)  # containers read it as another user

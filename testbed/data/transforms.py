@@ -15,16 +15,17 @@ from testbed.topology.data_settings import Transform
 from testbed.topology.partition import Indices
 
 _AT_ONCE = 1_000
-"""Samples: what is worked on is in float64."""
+"""Number of samples that are transformed at a time, in float64."""
 
 
-def applied(
+def apply(
     topology: Topology, train: Shard, indices: Mapping[str, Indices]
 ) -> tuple[Shard, Mapping[str, Indices]]:
-    """`train` and `indices` with the samples of devices that have a transform put in as samples of their
-    own, at the end: another device may have the same one. The seed decides what is drawn.
+    """Return `train` and `indices` with transformed samples for the devices that have a transform. These
+    are appended as copies, because other devices may have the same samples. The topology's seed
+    determines the random draws.
 
-    Raises BadInputError where inputs cannot be transformed so.
+    Raises BadInputError if the inputs cannot be transformed.
     """
     wanted = {
         name: (index, group.data.transform)
@@ -41,7 +42,7 @@ def applied(
             raise topology.source.error([topology.source.problem(where, message)])
         own = indices[name]
         rng = seeds.generator(topology.seed, name, "transform")
-        parts.append(_transformed(train.x[own], train.scale, transform, rng))
+        parts.append(_transform(train.x[own], train.scale, transform, rng))
         changed[name] = np.arange(begin, begin + len(own))
         begin += len(own)
     labels = np.concatenate([train.y, *(train.y[indices[name]] for name in wanted)])
@@ -50,13 +51,13 @@ def applied(
 
 def _unfit(transform: Transform, train: Shard) -> str:
     if train.x.dtype.kind == "i":
-        return "the inputs are tokens, which have neither angle nor scale: remove this"
+        return "the inputs are tokens, which cannot be rotated or scaled: remove this"
     if transform.rotate != (0.0, 0.0) and train.x.ndim < 3:
-        return "rotate is for images, and the inputs are none: remove it"
+        return "rotate needs images, and the inputs are not images: remove it"
     return ""
 
 
-def _transformed(
+def _transform(
     x: NDArray[Any], scale: float, transform: Transform, rng: np.random.Generator
 ) -> NDArray[Any]:
     angle, factor, noise = (
@@ -67,7 +68,7 @@ def _transformed(
         part = slice(begin, begin + _AT_ONCE)
         values = x[part].astype(np.float64)
         if angle:
-            values = rotated(values, angle)
+            values = rotate(values, angle)
         values *= factor
         if noise:
             values += rng.normal(0.0, noise / scale, values.shape)
@@ -77,15 +78,15 @@ def _transformed(
     return made
 
 
-def rotated(images: NDArray[np.float64], degrees: float) -> NDArray[np.float64]:
-    """Images, shape (…, height, width), turned counter-clockwise about their centre, interpolated
-    between the four nearest pixels, 0 beyond the edges."""
+def rotate(images: NDArray[np.float64], degrees: float) -> NDArray[np.float64]:
+    """Rotate images, shape (…, height, width), counter-clockwise about their centre. Pixels are
+    interpolated between the four nearest ones; beyond the edges they are 0."""
     height, width = images.shape[-2:]
     angle = math.radians(degrees)
     down, right = np.indices((height, width), np.float64)
     down -= (height - 1) / 2
     right -= (width - 1) / 2
-    # Where the pixel comes from: down grows downwards, so this is the turn back.
+    # Source of each pixel, by the inverse rotation; the axis `down` points downwards.
     from_down = down * math.cos(angle) + right * math.sin(angle) + (height - 1) / 2
     from_right = right * math.cos(angle) - down * math.sin(angle) + (width - 1) / 2
     padded = np.pad(images, [(0, 0)] * (images.ndim - 2) + [(1, 1), (1, 1)])

@@ -1,6 +1,6 @@
-"""Fidelity of an emulation: what was requested of each device (`requested`) against what was measured
-(`measuring`), and whether the run can be believed (`validity`)."""
+"""Fidelity of an emulation: the resources requested for each device (`requested`) compared with the
+measured ones (`measuring`), and whether the run is valid (`validity`)."""
 
-from testbed.fidelity.measuring import Clock, measure
+from testbed.fidelity.measuring import SegmentClock, measure
 
-__all__ = ["Clock", "measure"]
+__all__ = ["SegmentClock", "measure"]

@@ -1,6 +1,7 @@
-"""Requested and measured figures of devices (`testbed.fidelity` measures them).
+"""Requested and measured figures of devices.
 
-Times are in seconds, `at` is device time; shares are those of one host core, rates bit/s on the wire.
+All times are in seconds, `at` is device time; CPU shares are of one host core; rates are bit/s on the
+wire.
 """
 
 from __future__ import annotations
@@ -20,24 +21,26 @@ FORMAT = 1
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures."""
 ENOUGH_SECONDS = 3.0
-"""What a CPU figure must be based on to count against a run: of one second, a period more or less is
-some per cent."""
+"""Seconds that a CPU figure must be based on to count against a run. In one second, one period more or
+less makes some per cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
-"""The same for what a device got while it wanted to run: less than that can have cost it no more."""
+"""The same for the share that a device got while it wanted to run. In less time it cannot have lost more
+than this."""
 _SPREAD = math.sqrt(2 / 3)
-"""Standard deviation of a round trip of two legs, each uniform in ± 1."""
+"""Standard deviation of the sum of two delays, each uniform in ± 1."""
 _RTT_SLACK_SECONDS = 0.002
-"""How far a round trip may be off: a throttled device answers late, whatever its link."""
+"""Tolerance for a round trip: a throttled device answers late, whatever its link."""
 _UNREQUESTED_RTT_SECONDS = 0.01
-"""How long a round trip may take where no delay was requested, besides sending it."""
+"""Tolerance for a round trip if no delay was requested, not counting the time to send it."""
 _ECHO_BITS = 1000
-"""At most what a probe's echo has on the wire."""
+"""Upper bound of the bits of a probe's echo on the wire."""
 _LOSS_SLACK = 0.02
-"""How far a share of lost packets may be off, besides what is chance."""
+"""Tolerance for the share of lost packets, in addition to chance."""
 _CHANCE_SIGMAS = 4.0
+"""Deviations of up to this many standard deviations count as chance."""
 _CONTEXT_BYTES = 512 * 2**20
-"""What CUDA's context of a process takes of a GPU beside what the process asks for, at most; NVML counts
-it. Some hundred MB are usual; not measured here."""
+"""Upper bound of the GPU memory of a process's CUDA context, which NVML counts and the process does not
+request. Some hundred MB are usual; not measured here."""
 
 Interval = tuple[float, float]
 """Begin and end."""
@@ -45,34 +48,38 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class RequestedCpu:
-    """The CPU requested for a device from `at` on."""
+    """CPU requested for a device from `at` on."""
 
     share: float
+    """Share of one host core."""
     period: float | None = None
-    """Seconds of a CFS period, as set in the kernel; None where no cgroup limits the device."""
+    """Seconds of a CFS period, as set in the kernel; None if no control group limits the device."""
     at: float = 0.0
-    """When it was set; for a change, when that had been done."""
+    """Time at which it was in force; for a change, when the change was completed."""
     limits: RequestedLimits | None = None
     """Limits of its control group; None if no control group limits the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedLink:
-    """The link requested for a device from `at` on."""
+    """Link requested for a device from `at` on. Delay, jitter and loss are per direction."""
 
     up: float | None = None
-    """None: not limited; as `down`."""
+    """Uplink rate in bit/s; None: not limited."""
     down: float | None = None
+    """Downlink rate in bit/s; None: not limited."""
     delay: float = 0.0
-    """One way, in each direction, as are jitter and loss."""
+    """Seconds of delay in one direction."""
     jitter: float = 0.0
-    """The delay is uniform in delay ± jitter."""
+    """Seconds; the delay is uniform in delay ± jitter."""
     loss: float = 0.0
-    """Share of the packets."""
+    """Share of packets lost in one direction."""
     at: float = 0.0
+    """Time at which it was set."""
 
     def figures(self) -> dict[str, float | None]:
-        """The requested values by name of the figure: of round trips, as only these can be measured."""
+        """Return the requested values by name of the figure; None: not requested. Delay, jitter and loss
+        are converted to those of round trips, because only these can be measured."""
         return {
             "up": self.up,
             "down": self.down,
@@ -84,56 +91,56 @@ class RequestedLink:
 
 @dataclass(frozen=True, slots=True)
 class RequestedGpu:
-    """What was requested of a GPU for a device."""
+    """Part of a GPU that was requested for a device."""
 
     share: float
-    """Of its multiprocessors, at most."""
+    """Maximum share of the GPU's multiprocessors."""
     memory: int | None = None
-    """Bytes, at most; None: not limited."""
+    """Maximum memory in bytes; None: not limited."""
     limited: bool = False
-    """Whether MPS is to hold the device within that."""
+    """Whether MPS has to enforce these limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFidelity:
-    """What a device had of its GPU, by NVML's samples."""
+    """Measured use of a GPU by a device, from NVML's samples."""
 
     requested: RequestedGpu
     samples: int
-    """In which its client used the GPU."""
+    """Number of samples in which the device's client used the GPU."""
     memory: int | None
-    """Bytes, the most that a sample showed; None: NVML does not tell."""
+    """Largest memory in a sample, in bytes; None: NVML does not report it."""
     sm: float | None
-    """Mean share of the time in which a kernel of its client ran; None: NVML does not tell, as of MPS's
-    clients."""
+    """Mean share of time in which a kernel of the client ran; None: NVML does not report it, as for
+    clients of MPS."""
     outside: int
-    """Samples in which MPS did not hold it, of a device that it was to hold."""
+    """Number of samples in which the client was not under MPS, although MPS has to limit it."""
 
     @property
     def over_memory(self) -> bool:
-        """Whether it had more than it may have, CUDA's own context aside."""
+        """Whether it used more memory than its limit, with an allowance for CUDA's context."""
         limit = self.requested.memory
         return limit is not None and (self.memory or 0) > limit + _CONTEXT_BYTES
 
     def unjudged(self) -> Iterator[str]:
-        """What could not be checked, and why."""
+        """Yield what could not be checked, with the reason."""
         if not self.samples:
-            yield "its GPU: NVML saw no process of it there"
+            yield "its GPU: NVML saw no process of the device there"
             return
         if self.requested.limited:
             yield (
-                "its share of the GPU: MPS held it, and NVML does not tell on how many multiprocessors "
-                "a client of MPS runs"
+                "its share of the GPU: MPS limited it, but NVML does not report on how many "
+                "multiprocessors a client of MPS runs"
             )
         if self.requested.memory is not None and self.memory is None:
-            yield "its GPU memory: NVML does not tell what the process took"
+            yield "its GPU memory: NVML does not report the memory of the process"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the entry of `fidelity.json`."""
         return {
             "share": {"asked": self.requested.share, "got": None},
             "memory": {"asked": self.requested.memory, "got": self.memory},
-            "sm": _rounded(self.sm),
+            "sm": _round(self.sm),
             "samples": self.samples,
             "outside": self.outside,
         }
@@ -141,98 +148,111 @@ class GpuFidelity:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What was requested of one device; `cpu` (one or more) and `link` in the order of time."""
+    """Everything that was requested for one device."""
 
     device: str
     group: str
+    """Device group."""
     cpu: tuple[RequestedCpu, ...]
+    """Requested CPU in the order of time; at least one."""
     link: tuple[RequestedLink, ...] = ()
+    """Requested links in the order of time; empty if the device has no link of its own."""
     away: tuple[Interval, ...] = ()
-    """When it was frozen, down or starting up: from the order until its limit held again."""
+    """Intervals in which it was frozen, down or starting: from the order until its limit held again."""
     gpu: RequestedGpu | None = None
+    """None: no GPU was requested."""
     node: str | None = None
-    """Name of its node, where there are several."""
+    """Name of its node; None if there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Traffic of one direction of a link in the run, while packets waited in its queue."""
+    """Traffic of one direction of a link during the run, while packets waited in its queue."""
 
     busy: float
     """Seconds in which packets waited."""
     share: float | None
-    """Bytes that left the queue then ÷ bytes that its rate allows; None if packets never waited."""
+    """Bytes that left the queue in that time, divided by the bytes that the rate allows; None if packets
+    never waited."""
     slow: tuple[float, float, float] | None = None
-    """Begin, end and share of the worst stretch in which it was too slow to count as the link that was
-    requested; None if there was none."""
+    """Begin, end and share of the worst stretch in which the link was too slow; None if there was
+    none."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as those of a figure of which 1 was requested."""
+        """Return the entry of `fidelity.json`, in the form of a figure whose requested value is 1."""
         figure = Figure(1.0, self.share)
         values = {"asked": 1.0, "got": self.share, "error": figure.error, "busy": self.busy}
-        return {name: _rounded(value) for name, value in values.items()}
+        return {name: _round(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
+    """A requested and a measured value."""
+
     requested: float | None = None
     """None: not requested."""
     got: float | None = None
-    """None: not known."""
+    """Measured value; None: unknown."""
 
     @property
     def error(self) -> float | None:
-        """In % of the requested value; above zero: got more. None where there is nothing to compare."""
+        """Error in % of the requested value, positive if the device got more; None if one value is
+        missing."""
         if not self.requested or self.got is None:
             return None
         return (self.got - self.requested) / self.requested * 100
 
     @property
     def distance(self) -> float:
-        """The error without its sign, to find the worst by; below zero where there is none."""
+        """Absolute error in %, to sort by; −1 if there is none."""
         return -1.0 if self.error is None else abs(self.error)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFidelity:
+    """Requested and measured figures of a device."""
+
     device: str
     group: str
+    """Device group."""
     figures: Mapping[str, Figure]
-    """`cpu` (share), `up` and `down` (rates), `rtt` (round trip; requested: twice the delay), `jitter`
-    (standard deviation of round trips), `loss` (share of round trips)."""
+    """Figures by name: `cpu` (share), `up` and `down` (rates), `rtt` (round trip; requested: twice the
+    delay), `jitter` (standard deviation of round trips), `loss` (share of round trips)."""
     measured: float
-    """Seconds that `cpu` is based on: in these the device demanded more than it had."""
+    """Seconds that `cpu` is based on: those in which the device demanded more CPU than it had."""
     demand: Figure
-    """The share that it got while it wanted to run, which is more than requested where short bursts fit
-    into the quota; of the phase with the worst."""
+    """CPU share that it got while it wanted to run, in the worst phase. It is more than requested if
+    short bursts fit into the quota."""
     wanted: float | None
     """Seconds that `demand` is based on: those in which the client ran or waited for a CPU. None: this
     kernel does not count them."""
     present: float
-    """Seconds of the run in which it was neither frozen, down nor starting up."""
+    """Seconds of the run in which it was neither frozen, down nor starting."""
     observed: float
-    """Seconds of these that telemetry covers."""
+    """Seconds of `present` that telemetry covers."""
     used: float | None
-    """Share of one core over the whole run, start-up after a crash included; None without telemetry."""
+    """Share of one core over the whole run, including start-up after a crash; None without telemetry."""
     probes: int
     """Number of probes that the link's figures are based on."""
     round_trips: int = 0
     """Number of round trips of all probes."""
     gpu: GpuFidelity | None = None
-    """None: it was to have none."""
+    """None: no GPU was requested."""
     node: str | None = None
-    """Name of its node, where there are several."""
+    """Name of its node; None if there is only one."""
     wrong_limits: tuple[str, ...] = ()
-    """Limits that the kernel had otherwise than requested, in a few words each."""
+    """Limits in the kernel that differ from those requested, a short text each."""
     unread_limits: str | None = None
-    """Which of its limits are not known, though requested."""
+    """Which of the requested limits could not be read from the kernel; None: all were read."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
     """Traffic of the links whose rate is limited, by direction (`up`, `down`)."""
 
-    def judged(self) -> Iterator[tuple[str, Figure]]:
-        """The figures that can count against a run by their error. Jitter cannot: it would take
-        thousands of round trips. Loss can beyond chance (`loss_is_off`). Rates cannot where packets are
-        lost: fewer arrive."""
+    def judged_figures(self) -> Iterator[tuple[str, Figure]]:
+        """Yield the figures whose error can count against a run, with their names.
+
+        Jitter cannot, because it would need thousands of round trips. Loss is judged separately
+        (`loss_is_off`). Rates cannot if packets are lost, because then fewer bytes arrive.
+        """
         error = self.demand.error
         if error is not None and error < 0 and (self.wanted or 0.0) >= ENOUGH_DEMAND_SECONDS:
             yield CPU, self.demand
@@ -250,8 +270,8 @@ class DeviceFidelity:
 
     @property
     def loss_is_off(self) -> bool:
-        """Whether more or fewer round trips were lost than requested (none, where nothing was), beyond
-        chance."""
+        """Whether the share of lost round trips differs from the requested one (0 if none was requested)
+        by more than chance."""
         loss = self.figures["loss"]
         if loss.got is None:
             return False
@@ -261,8 +281,8 @@ class DeviceFidelity:
 
     @property
     def unrequested_delay(self) -> float | None:
-        """The round trip, in seconds, where none was requested and it takes longer than it takes to send
-        it; else None."""
+        """Measured round trip in seconds if no delay was requested and the round trip takes longer than
+        sending it; else None."""
         rtt, rates = self.figures["rtt"], [self.figures[name].requested for name in RATES]
         if rtt.requested or rtt.got is None:
             return None
@@ -270,23 +290,24 @@ class DeviceFidelity:
         return rtt.got if rtt.got > _UNREQUESTED_RTT_SECONDS + sending else None
 
     def unjudged(self) -> Iterator[str]:
-        """What of this device could not be checked, and why."""
+        """Yield what could not be checked about this device, with the reason."""
         if self.present >= ENOUGH_SECONDS:
             if self.observed < self.present / 2:
-                yield f"CPU: telemetry of {self.observed:.0f} of {self.present:.0f} s"
+                yield f"CPU: telemetry covers only {self.observed:.0f} of {self.present:.0f} s"
             elif self.wanted is None and self.measured < ENOUGH_SECONDS:
-                yield "CPU: it was never busy, and this kernel does not say whether it waited for a CPU"
+                yield "CPU: it was never busy, and this kernel does not count waiting for a CPU"
             if self.unread_limits is not None:
                 yield self.unread_limits
         if any(
             figure.requested is not None for name, figure in self.figures.items() if name != CPU
         ) and (not self.probes):
-            yield "its link: never measured"
+            yield "its link: it was never measured"
         if self.gpu is not None:
             yield from self.gpu.unjudged()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; None where nothing was requested, or the value is not known."""
+        """Return the device's entry of `fidelity.json`. Values are None if nothing was requested, or
+        they are unknown."""
         entries: dict[str, Any] = {"group": self.group}
         if self.node is not None:
             entries["node"] = self.node
@@ -299,7 +320,7 @@ class DeviceFidelity:
                     "demand": self.demand.got,
                     "wanted": self.wanted,
                 }
-            entries[name] = {key: _rounded(value) for key, value in values.items()}
+            entries[name] = {key: _round(value) for key, value in values.items()}
         if self.gpu is not None:
             entries["gpu"] = self.gpu.as_dict()
         if self.carried:
@@ -311,58 +332,65 @@ class DeviceFidelity:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The figure of a device that is farthest from its request."""
+    """The figure with the largest error."""
 
     device: DeviceFidelity
     name: str
+    """Name of the figure."""
     figure: Figure
     error: float
+    """Error in %."""
 
     @property
-    def off(self) -> str:
-        """`3.1% less`."""
+    def deviation(self) -> str:
+        """Error in words: `3.1% less`."""
         return f"{abs(self.error):.1f}% {'less' if self.error < 0 else 'more'}"
 
     @property
-    def whose(self) -> str:
-        """`pi-2`, or `pi-2, up`."""
+    def label(self) -> str:
+        """Device and figure: `pi-2` (for its CPU), or `pi-2, up`."""
         return self.device.device if self.name == CPU else f"{self.device.device}, {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
+    """Requested and measured figures of all devices of a run."""
+
     devices: tuple[DeviceFidelity, ...]
     clocks: Mapping[str, float] = field(default_factory=dict)
-    """By how many seconds at most the times of each other host's devices may be off; none where all is
-    on one host."""
+    """Maximum error, in seconds, of the times of devices on each other host; empty for a single host."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of `fidelity.json`: `devices` by name, each with its `group`, its `node` where
-        there are several, its figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see
-        DeviceFidelity), `up_carried` and `down_carried` (see Carried) and `probes`; `cpu` has
-        `measured`, `used`, `demand` (`demand.got`) and `wanted` too. Where there are several hosts,
-        `clocks` has the `uncertainty` of each other one's, in seconds."""
-        clocks = {host: {"uncertainty": _rounded(one)} for host, one in self.clocks.items()}
+        """Return the content of `fidelity.json`.
+
+        `devices` has an entry per device: `group`; `node` if there are several; its figures, each with
+        `asked` (`Figure.requested`), `got` and `error` (%); `up_carried` and `down_carried` (see
+        Carried); `probes`. The figure `cpu` also has `measured`, `used`, `demand` (`demand.got`) and
+        `wanted`: see DeviceFidelity. If there are several hosts, `clocks` has the `uncertainty` of each
+        other host's clock, in seconds.
+        """
+        clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
 
     def save(self, path: Path) -> None:
-        """Raises OSError; then there is no such file."""
+        """Write `fidelity.json`. Raises OSError; the file does not exist then."""
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
         with files.atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")
 
     def worst(self, *names: str) -> Worst | None:
-        """The worst of the figures called `names`, as far as they can count against a run."""
+        """Return the figure with the largest error among those in `names` that can count against a run;
+        None if there is none."""
         found = [
             Worst(one, name, figure, figure.error)
             for one in self.devices
-            for name, figure in one.judged()
+            for name, figure in one.judged_figures()
             if name in names and figure.error is not None
         ]
         return max(found, key=lambda worst: abs(worst.error), default=None)
 
 
-def _rounded(value: float | None) -> float | None:
-    """Six significant digits; None for what is not known."""
+def _round(value: float | None) -> float | None:
+    """Round to six significant digits; None for None and for values that are not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

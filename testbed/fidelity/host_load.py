@@ -1,4 +1,4 @@
-"""Load of this host during a run, sampled from the kernel's counters."""
+"""Load of this host before and during a run, from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ import psutil
 from agents.texts import quantity
 
 _COUNTED = 0.5
-"""Of the time that has gone, so much at least has to be in the kernel's counters, which may step back:
-else they tell nothing."""
+"""The kernel's counters, which may step back, are used only if they have counted at least this share of
+the elapsed time."""
 _NICE_FIELD = 16
-"""Of `/proc/<pid>/stat`, counted from 0 after the name."""
+"""Index of the niceness in `/proc/<pid>/stat`, counted from 0 after the name."""
 _STAT = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """The load of this host since the sample before. Loads are from 0 to 1."""
+    """Load of this host since the previous sample. All loads are between 0 and 1."""
 
     at: float
-    """When it ended, in seconds of the run."""
+    """End of the sample, in seconds of the run."""
     seconds: float
-    """How long it was."""
+    """Length of the sample in seconds."""
     server_load: float | None
-    """Share of the time in which the busiest thread of broker, aggregator or router ran or waited for a
-    CPU, without those of low priority (evaluations). None: unknown."""
+    """Share of time in which the busiest thread of broker, aggregator or router ran or waited for a CPU,
+    without threads of low priority (evaluations). None: unknown."""
     foreign: float | None
-    """Load of the devices' CPUs that is not from devices, nor from the run's servers and controller
-    where these have no core of their own. None: unknown."""
+    """Load of the devices' CPUs by processes other than the devices and, if the run's servers share
+    these CPUs, the servers and the controller. None: unknown."""
     elsewhere: float | None
-    """Load of all CPUs of this host that is neither from the run nor from the controller. None:
+    """Load of all CPUs of this host by processes other than the run and its controller. None:
     unknown."""
     device_busy: float
-    """Load of the CPUs of the devices, whoever it is from."""
+    """Load of the devices' CPUs by all processes."""
     steal: float
-    """Share of the CPUs' time that the hypervisor gave to others."""
+    """Share of the CPUs' time that the hypervisor gave to other guests."""
     tick_lateness: float
-    """The most by which the controller overslept, in seconds."""
+    """Largest lateness of the controller's timers, in seconds."""
 
 
 def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
-    """For the manifest: means over the run, and the latest timer."""
+    """Return the entry of the manifest: means over the run (None: unknown), and the largest lateness."""
     names = ("server_load", "foreign", "elsewhere", "device_busy", "steal")
     latest = max((sample.tick_lateness for sample in samples), default=None)
     means = {name: mean(samples, name) for name in names}
@@ -56,19 +56,19 @@ def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
 
 
 def mean(samples: Iterable[HostSample], name: str) -> float | None:
-    """The mean over time of the load `name`, where it is known; None where it never is."""
+    """Return the mean of the load `name` over the time in which it is known; None if it never is."""
     known = [(value, one.seconds) for one in samples if (value := getattr(one, name)) is not None]
     seconds = sum(duration for _, duration in known)
     return sum(value * duration for value, duration in known) / seconds if seconds else None
 
 
 class FreeCores:
-    """How much of some CPUs is free before a run, from its making on; what this process uses itself is
-    not counted."""
+    """Measurement of how much of some CPUs is free before a run. It begins when the object is made; the
+    load by this process is not counted."""
 
     QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
-    """How long it takes to tell that a host is quiet, and how busy it is; and at most, where the
-    kernel's counters lag behind."""
+    """Seconds needed to find that a host is quiet; to find how busy it is; and at most, if the kernel's
+    counters lag behind."""
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:
@@ -78,7 +78,7 @@ class FreeCores:
         self._sampler.sample(self._begin, 0.0)
 
     def expectation(self) -> str:
-        """A sentence on what a run may expect of them. Waits until enough time has gone."""
+        """Wait until enough time has passed; return a sentence on how busy the CPUs are."""
         foreign, steal = None, 0.0
         gone = time.monotonic() - self._begin
         later = (one for one in (self.SECONDS, self.LONGEST) if one >= gone + self.QUIET_SECONDS)
@@ -89,7 +89,7 @@ class FreeCores:
             if foreign is not None and (seconds >= self.SECONDS or max(foreign, steal) < self._QUIET):
                 break
         if foreign is None:
-            return "How busy this host is cannot be told from the kernel's counters"
+            return "The load of this host is unknown: the kernel's counters do not show it"
         cores = quantity(len(self._cpus), "core")
         facts = f"other work uses {foreign:.0%} of the run's {cores}"
         if steal >= 0.01:
@@ -97,12 +97,12 @@ class FreeCores:
         if max(foreign, steal) < self._QUIET:
             return f"Quiet host: {facts}"
         if max(foreign, steal) < self._BUSY:
-            return f"Not quite quiet: {facts}. The run may turn out not valid"
-        return f"Busy host: {facts}. The run will probably not be valid; better wait until that is done"
+            return f"Not quite quiet: {facts}. The run may not be valid"
+        return f"Busy host: {facts}. The run will probably not be valid: wait until other work is done"
 
 
 class Sampler:
-    """Takes HostSamples from the kernel's counters."""
+    """Makes HostSamples from the kernel's counters."""
 
     def __init__(
         self,
@@ -116,9 +116,11 @@ class Sampler:
         *,
         controlled: bool = True,
     ) -> None:
-        """The CPUs of the run and those of its devices, by number; `servers` gives the process ids of
-        broker, aggregator and router, `own` the CPU seconds that all devices have used, `read` the
-        counters of each CPU, by number; `controlled`: whether this process runs there, too."""
+        """`cpus`, `devices`: numbers of the CPUs of the run, and of its devices. `servers` returns the
+        process ids of broker, aggregator and router. `own` returns the CPU seconds that all devices have
+        used; None: unknown. `read` returns the counters of each CPU by number. `proc`: the file system
+        of processes. `dilation`: host seconds per second of device time. `controlled`: whether this
+        process also runs on the CPUs."""
         self._sets = (cpus, devices)
         self._servers = servers
         self._own = own
@@ -126,10 +128,11 @@ class Sampler:
         self._proc = proc
         self._dilation = dilation
         self._controlled = controlled
-        self._before: _Look | None = None
+        self._before: _CountersAt | None = None
 
     def sample(self, at: float, tick_lateness: float) -> HostSample | None:
-        """The load since the last call, at `at` seconds of the run; None the first time."""
+        """Return the load since the previous call; None at the first call. `at`: now, in seconds of the
+        run."""
         before, now = self._before, self._look(at)
         self._before = now
         if before is None or at <= before.at:
@@ -147,8 +150,9 @@ class Sampler:
         if counted and now.used is not None and before.used is not None:
             used, servers = now.used - before.used, now.servers - before.servers
             cpus, of_devices = self._sets
-            foreign = _other(devices, used + servers * (cpus == of_devices))  # the run has one core
-            elsewhere = _other(host, used + servers)
+            # If both sets are equal, the servers run on the devices' CPUs.
+            foreign = _foreign_share(devices, used + servers * (cpus == of_devices))
+            elsewhere = _foreign_share(host, used + servers)
         return HostSample(
             at=at,
             seconds=at - before.at,
@@ -156,22 +160,22 @@ class Sampler:
             foreign=foreign,
             elsewhere=elsewhere,
             device_busy=1.0 - _share(devices.idle, devices) if devices.total > 0 else 0.0,
-            # Counters that lag behind have less of the time that has gone than of what was stolen.
+            # Lagging counters may have counted stolen time already, but not yet the elapsed time.
             steal=_share(run.steal, run._replace(total=max(run.total, elapsed * len(self._sets[0])))),
             tick_lateness=tick_lateness,
         )
 
-    def _look(self, at: float) -> _Look:
+    def _look(self, at: float) -> _CountersAt:
         counters = self._read()
         run, devices = (
             _times(counters[number] for number in numbers & counters.keys()) for numbers in self._sets
         )
         host, threads = _times(counters.values()), dict(self._demands())
         used, servers = self._own(), self._servers_used()
-        return _Look(at, run, devices, host, threads, used, servers, frozenset(counters))
+        return _CountersAt(at, run, devices, host, threads, used, servers, frozenset(counters))
 
     def _servers_used(self) -> float:
-        """CPU seconds of the servers and of this process."""
+        """Return the CPU seconds of the servers and, if `controlled`, of this process."""
         seconds = time.process_time() if self._controlled else 0.0
         for pid in self._servers():
             with contextlib.suppress(psutil.Error):
@@ -180,12 +184,12 @@ class Sampler:
         return seconds
 
     def _demands(self) -> Iterator[tuple[str, float]]:
-        """Of each of the servers' threads: seconds in which it ran or waited for a CPU. Evaluations have
-        a lower priority than the rest of their process, whatever that has: all of a run may be niced."""
+        """Yield for each thread of the servers the seconds in which it ran or waited for a CPU. Threads
+        of evaluations are left out: they are nicer than the other threads of their process."""
         for pid in self._servers():
             try:
                 threads = list((self._proc / str(pid) / "task").iterdir())
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 continue
             found: list[tuple[int, str, float]] = []
             for thread in threads:
@@ -200,7 +204,7 @@ class Sampler:
 
 
 class CpuTimes(NamedTuple):
-    """Seconds of one CPU since its host's boot, by the kernel's `/proc/stat`."""
+    """Seconds of one CPU since the host's boot by kind of use, from `/proc/stat`."""
 
     user: float
     nice: float
@@ -213,8 +217,8 @@ class CpuTimes(NamedTuple):
 
 
 def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
-    """Those of each CPU in the text of `/proc/stat`, by number, which counts in `ticks` a second: 100 on
-    every Linux. CPUs that are offline are not in it."""
+    """Parse `/proc/stat`: the times of each CPU by number. `ticks`: counts per second, 100 on every
+    Linux. Offline CPUs are missing."""
     lines = (line.split() for line in stat.splitlines())
     return {
         int(fields[0].removeprefix("cpu")): CpuTimes(*(int(field) / ticks for field in fields[1:9]))
@@ -224,45 +228,50 @@ def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
 
 
 def _counters() -> Mapping[int, Any]:
-    """Of each CPU of this host, by number: psutil's list has the places of those that are online."""
+    """Return the counters of each CPU of this host by number. (psutil lists online CPUs by position.)"""
     try:
         return cpu_times(_STAT.read_text(encoding="ascii"))
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return dict(enumerate(psutil.cpu_times(percpu=True)))
 
 
 class _Times(NamedTuple):
-    """Seconds since this host's boot, summed over some CPUs."""
+    """Seconds since the host's boot, summed over some CPUs."""
 
     total: float
     idle: float
     steal: float
 
 
-class _Look(NamedTuple):
+class _CountersAt(NamedTuple):
     """Counters at one moment."""
 
     at: float
+    """Seconds of the run."""
     run: _Times
-    """CPUs of the run, of its devices, and all of this host."""
+    """Times of the run's CPUs."""
     devices: _Times
+    """Times of the devices' CPUs."""
     host: _Times
+    """Times of all CPUs of this host."""
     threads: dict[str, float]
+    """Seconds in which each thread of the servers ran or waited for a CPU."""
     used: float | None
-    """CPU seconds of all devices."""
+    """CPU seconds of all devices; None: unknown."""
     servers: float
     """CPU seconds of broker, aggregator, router and controller."""
     cpus: frozenset[int]
-    """Those of this host that are online."""
+    """Numbers of the online CPUs."""
 
 
-def _other(spent: _Times, own: float) -> float:
-    """The share of what was `spent` on some CPUs that is not `own`."""
+def _foreign_share(spent: _Times, own: float) -> float:
+    """Return the share of the time `spent` on some CPUs by processes other than `own` (CPU seconds)."""
     return _share(spent.total - spent.idle - spent.steal - own, spent)
 
 
 def _share(part: float, spent: _Times) -> float:
-    """The kernel's counters may step back a little."""
+    """Return `part` as a share of the time `spent`, clipped to 0 to 1: the kernel's counters may step
+    back."""
     return min(1.0, max(0.0, part / spent.total)) if spent.total > 0 else 0.0
 
 
@@ -270,7 +279,7 @@ def _times(cpus: Iterable[Any]) -> _Times:
     total = idle = steal = 0.0
     for cpu in cpus:
         values = cpu._asdict()
-        # A guest's time is in `user` and `nice` already.
+        # The time of guests is included in `user` and `nice`.
         total += sum(value for name, value in values.items() if not name.startswith("guest"))
         idle += values.get("idle", 0.0) + values.get("iowait", 0.0)
         steal += values.get("steal", 0.0)

@@ -1,4 +1,4 @@
-"""Limits of a device's container: what was requested against what the kernel enforces."""
+"""Limits of a device's container: those requested compared with those the kernel enforces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agents.wire.messages import NO_LIMIT, CgroupLimits
 from testbed.host.cpusets import cpu_numbers
 
 _PAGE_BYTES = 64 * 1024
-"""The kernel rounds memory to whole pages; the largest pages of common kernels."""
+"""Largest page size of common kernels; the kernel rounds memory limits to whole pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,20 +18,20 @@ class RequestedLimits:
     """Limits that the engine was asked to set."""
 
     quota: int
-    """µs of CPU time per period."""
+    """CPU time per period, in µs."""
     period: int
-    """µs."""
+    """CFS period, in µs."""
     shares: int
-    """CPU weight as engines take it, in the unit of cgroup v1."""
+    """CPU weight in the unit of cgroup v1, which engines use."""
     cpus: str
     """Cores, as in `0,2-3`."""
     memory: int
-    """Bytes, without any swap."""
+    """Bytes; swap is not allowed."""
 
 
 def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str]:
-    """Each limit that is not as requested, in a few words. Swap that the kernel cannot limit is none of
-    them: see `CgroupLimits.swap`."""
+    """Yield a short text for each limit that differs from the requested one. Swap that the kernel cannot
+    limit does not count: see `CgroupLimits.swap`."""
     quota = f"{found.quota} of {found.period} µs" if found.quota != NO_LIMIT else "none"
     if (found.quota, found.period) != (requested.quota, requested.period):
         yield f"its CPU quota is {quota}, requested {requested.quota} of {requested.period} µs"
@@ -42,7 +42,7 @@ def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str
     if found.cpus is not None and cpu_numbers(found.cpus) != cpu_numbers(requested.cpus):
         yield f"its cores are {found.cpus or 'all'}, requested {requested.cpus}"
     if found.memory is None:
-        yield f"this kernel limits no memory, requested {_bytes(requested.memory)}"
+        yield f"this kernel cannot limit memory, requested {_bytes(requested.memory)}"
     elif not 0 <= requested.memory - found.memory < _PAGE_BYTES:
         yield f"its memory limit is {_bytes(found.memory)}, requested {_bytes(requested.memory)}"
     if found.swap not in (None, 0):

@@ -1,38 +1,37 @@
-"""Fidelity of an emulation: what was requested of each device against what was measured.
+"""Measurement of fidelity: the resources requested for each device compared with the measured ones.
 
-CPU. A device that waits for the network rightly uses less than its share, so the share is measured only
-over intervals (from one sample to the next) in which the device demanded more CPU than it had. There are
-two signs of that:
+CPU. A device that waits for the network rightly uses less than its share. So the share is measured only
+over intervals (between two samples) in which the device demanded more CPU than it had. Two signs show
+that:
 
-- The kernel throttled it in nearly all of the CFS periods in which it ran at all. The measured share is
-  CPU seconds ÷ seconds of those periods, so that pauses in between do not count.
-- It trained nearly throughout, according to the records of its updates. The measured share is CPU
+- The kernel throttled it in nearly all CFS periods in which it ran at all. The measured share is CPU
+  seconds ÷ seconds of these periods, so that pauses in between do not count.
+- It trained nearly all the time, according to the records of its updates. The measured share is CPU
   seconds ÷ seconds of the interval. Without throttling counters (`process` runtime) this is the only
-  sign; with them it shows a host that had less CPU than was requested, where nobody is throttled.
+  sign. With them it shows a host that had less CPU than requested, where no device is throttled.
 
-Pauses that these miss make `got` too small: by a few per cent, at the very most by 10 %. Where
-neither sign is seen, the device was never busy, and `got` is None.
+Unnoticed pauses make `got` too small: by a few per cent, at most by 10 %. Without either sign the device
+was never busy, and `got` is None.
 
-A device that waits in between is judged by its demand: the kernel counts for how long the client's
-thread ran, and for how long it wanted to run and could not (throttled, suspended, or behind others in
-the queue of a core). CPU seconds ÷ both is the share that it got while it wanted to run. Under a quota
-that is the share requested, or more where short bursts fit into the quota; it is less only where others
-took the CPU.
+A device that is not busy is judged by its demand: the kernel counts how long the client's thread ran,
+and how long it wanted to run but could not (throttled, suspended, or waiting in the queue of a core).
+CPU seconds ÷ the sum of both is the share that it got while it wanted to run. Under a quota that is the
+requested share, or more if short bursts fit into the quota. It is less only if other processes took the
+CPU.
 
-GPU. The most memory that NVML saw a client take must be within the limit, and all of its samples must
-show a client under MPS where that is to limit it: one that did not find MPS has the whole GPU. On how
-many multiprocessors it ran, NVML does not tell.
+GPU. The largest memory of a client in NVML's samples must be within the limit. If MPS has to limit the
+client, all samples must show it under MPS: a client that did not find MPS has the whole GPU. NVML does
+not report the number of multiprocessors.
 
-Limits. A device's init reads the limits of its container from the kernel, at the start and when they
+Limits. A device's init reads the limits of its container from the kernel at the start and when they
 change. Each must be as requested.
 
-Links. Before the run, probes measure them. In the run, bytes that leave a link's queue while packets
-wait in it are held against what its rate allows (`agents.device.backlog`). A whole transfer says less,
-as it also waits for the client and the aggregator.
+Links. Probes measure them before the run. During the run, the bytes that leave a link's queue while
+packets wait in it are compared with those its rate allows (`agents.device.backlog`). The duration of a
+transfer says less, because it also includes waiting for the client and the aggregator.
 
-Where the request changed during the run, each phase is measured by itself, and the worst one is the
-device's figure.
-Times are device time in seconds, shares those of one host core, rates bit/s.
+If the request changed during the run, each phase is measured by itself, and the worst phase is the
+device's figure. Times are device time in seconds, shares are of one host core, rates are bit/s.
 """
 
 from __future__ import annotations
@@ -66,68 +65,73 @@ from testbed.fidelity.figures import (
     RequestedLink,
 )
 from testbed.fidelity.limits import differences
-from testbed.fidelity.validity import Training
+from testbed.fidelity.validity import TrainingSpan
 
 _THROTTLED_SHARE = 0.9
-"""Of the periods in which a device ran: the first and the last period of some work are not used up."""
+"""Share of throttled periods, among those in which a device ran, from which on it counts as busy. Not 1:
+in the first and last period of a piece of work the quota is not used up."""
 _TRAINED_SHARE = 0.95
-"""Of an interval: between two trainings a client waits for a moment."""
+"""Share of an interval spent in training from which on a device counts as busy. Not 1: a client waits
+for a moment between two trainings."""
 _SETTLE_SECONDS = 0.5
-"""A limit takes effect a moment after it was set."""
+"""Time after a limit is set until it is in effect."""
 
 _LIMITS_SETTLE_SECONDS = 3.0
-"""Time around a change in which readings are not compared. A device's init reads once a second, and on
-a slow host the kernel has new limits a while before the engine confirms them."""
+"""Time around a change in which readings are not compared: a device's init reads once a second, and on a
+slow host the kernel may have new limits some time before the engine confirms them."""
 _INSTANT_SECONDS = 1e-6
 _SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
-"""A link is slow that carries less of its rate for so long while packets wait."""
+"""A link is slow if it carries less than this share of its rate for this long while packets wait."""
 _WAITED_SHARE = 0.9
-"""Share of the time between two samples from which on packets count as waiting throughout."""
+"""Share of the time between two samples from which on packets count as waiting all the time."""
 _LINKS = {"up": "uplink", "down": "downlink"}
-"""Fields of a sample that have what a direction of a link carried."""
+"""Field of a sample with the traffic of each direction of a link."""
 
 _LARGEST_VALUE = 1e18
-"""Every number of a valid sample is below it."""
+"""Upper bound of the numbers in a valid sample."""
 
-_Covered = Callable[[float, float], float]
+_Coverage = Callable[[float, float], float]
+"""Function of begin and end that returns how many seconds between them are covered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """The run clock, and the part of the run that is measured."""
+class SegmentClock:
+    """Clock of a segment of a run, and the time that is measured."""
 
     epoch: float
-    """What the monotonic clock of the samples showed at device time 0."""
+    """Monotonic clock of the samples at device time 0, in seconds."""
     begin: float = 0.0
-    """Where a resumed run carried on."""
+    """Device time at which the segment begins; above 0 for a resumed run."""
     end: float = math.inf
+    """Device time at which the segment ends."""
 
 
 def measure(
     requested: Iterable[Requested],
     samples: Iterable[Mapping[str, Any]],
-    clock: Clock,
-    trainings: Mapping[str, Sequence[Training]],
+    clock: SegmentClock,
+    trainings: Mapping[str, Sequence[TrainingSpan]],
 ) -> Fidelity:
-    """Compare the request with `samples`: telemetry (`agents.device.resource_usage`) and probes, in any
-    order.
+    """Compare the requests with `samples`: telemetry (`agents.device.resource_usage`), probes, and
+    limits, in any order.
 
-    A probe is a sample with `probe`, which has any of: `up` and `down`, bit/s on the wire; `rtt` and
-    `jitter`, typical and standard deviation of round trips; `loss`, share of round trips. A probe before
-    `clock.begin` is of the link as first requested. One with `limits` has those of
-    the device's control group from then on. What is no number is ignored.
+    A sample with `probe` is a probe of a link: `up` and `down` (bit/s on the wire), `rtt` and `jitter`
+    (median and standard deviation of round trips, s), `loss` (share of round trips); any may be missing.
+    A probe before `clock.begin` is of the link as first requested. A sample with `limits` has the limits
+    of the device's control group from then on. `trainings`: trainings of each device. Values that are
+    not numbers are ignored.
     """
-    usage: dict[str, list[_Usage]] = {}
+    usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
     probes: dict[str, list[_LinkProbeAt]] = {}
     limits: dict[str, list[_LimitsAt]] = {}
-    queues: dict[tuple[str, str], list[_Queue]] = {}
+    queues: dict[tuple[str, str], list[_QueueAt]] = {}
     for sample in samples:
         at, name = _number(sample, "at"), sample.get("device")
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
             continue
         if isinstance(probe := sample.get("probe"), Mapping):
-            before = when < clock.begin  # of the link as first requested, also where a run is resumed
+            before = when < clock.begin  # of the link as first requested, also for a resumed run
             probes.setdefault(name, []).append(_LinkProbeAt(-math.inf if before else when, probe))
         elif "limits" in sample:
             with suppress(MessageError):
@@ -138,21 +142,21 @@ def measure(
         elif when >= clock.begin and (cpu := _number(sample, "cpu")) is not None:
             counters = (_number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
             demand = (_number(sample, key) for key in ("ran", "waited"))
-            usage.setdefault(name, []).append(_Usage(when, cpu, *counters, *demand))
+            usage.setdefault(name, []).append(_UsageAt(when, cpu, *counters, *demand))
             for way, key in _LINKS.items():
                 if (queue := _queue(when, sample.get(key))) is not None:
                     queues.setdefault((name, way), []).append(queue)
     devices = []
     for one in requested:
         used = sorted(usage.get(one.device, ()), key=lambda sample: sample.at)
-        trained = _covered((each.begin, each.end) for each in trainings.get(one.device, ()))
+        trained = _coverage((each.begin, each.end) for each in trainings.get(one.device, ()))
         found = _device(one, used, probes.get(one.device, ()), trained, clock)
         if one.cpu[0].limits is not None:
             known = sorted(limits.get(one.device, ()), key=lambda each: each.at)
             wrong = tuple(dict.fromkeys(_wrong_limits(one, known, clock)))
             found = replace(found, wrong_limits=wrong, unread_limits=_unread_limits(known))
         looked = {way: queues.get((one.device, way)) for way in _LINKS}
-        carried = {way: _carried(known) for way, known in looked.items() if known is not None}
+        carried = {way: _carried_traffic(known) for way, known in looked.items() if known is not None}
         found = replace(found, carried=carried)
         if one.gpu is not None:
             found = replace(found, gpu=_gpu(one.gpu, on_gpu.get(one.device, ())))
@@ -160,23 +164,30 @@ def measure(
     return Fidelity(tuple(devices))
 
 
-class _Usage(NamedTuple):
+class _UsageAt(NamedTuple):
+    """CPU counters of a device at the time `at`."""
+
     at: float
     cpu: float
+    """CPU seconds."""
     periods: float
+    """CFS periods in which it ran."""
     throttled: float
-    """Periods in which it was throttled."""
+    """CFS periods in which it was throttled."""
     ran: float | None
-    """Seconds in which the client's thread was on a CPU, and in which it wanted to be; None: unknown."""
+    """Seconds in which the client's thread was on a CPU; None: unknown."""
     waited: float | None
+    """Seconds in which the client's thread waited for a CPU; None: unknown."""
 
 
-class _Queue(NamedTuple):
+class _QueueAt(NamedTuple):
+    """Counters of a link's queue at the time `at`."""
+
     at: float
     busy: float
-    """Seconds in which packets waited, in total."""
+    """Seconds in which packets waited."""
     left: float
-    """Bytes that left then, in total."""
+    """Bytes that left the queue in that time."""
     allowed: float
     """Bytes that the rate allows in that time."""
 
@@ -193,16 +204,16 @@ class _LinkProbeAt(NamedTuple):
 
 def _device(
     requested: Requested,
-    usage: Sequence[_Usage],
+    usage: Sequence[_UsageAt],
     probes: Sequence[_LinkProbeAt],
-    trained: _Covered,
-    clock: Clock,
+    trained: _Coverage,
+    clock: SegmentClock,
 ) -> DeviceFidelity:
-    away = _covered((begin, end + _SETTLE_SECONDS) for begin, end in requested.away)
+    away = _coverage((begin, end + _SETTLE_SECONDS) for begin, end in requested.away)
     phases = _phases(requested, usage, trained, away)
     end = clock.end if math.isfinite(clock.end) else usage[-1].at if usage else clock.begin
     busy = _worst([phase.busy for phase in phases], ENOUGH_SECONDS, lambda one: one.figure.distance)
-    demand = _worst(  # more than requested is no error
+    demand = _worst(  # more than requested does not count as an error
         [phase.demand for phase in phases], ENOUGH_DEMAND_SECONDS, lambda one: -(one.figure.error or 0.0)
     )
     counted = any(_wanted_seconds(a, b) is not None for a, b in pairwise(usage))
@@ -218,7 +229,7 @@ def _device(
         wanted=demand.seconds if counted else None,
         present=max(0.0, end - clock.begin - away(clock.begin, end)),
         observed=sum(phase.observed for phase in phases),
-        used=_used(usage),
+        used=_used_share(usage),
         probes=len(probes),
         round_trips=int(sum(_number(probe.values, "round_trips") or 0 for probe in probes)),
         node=requested.node,
@@ -226,7 +237,7 @@ def _device(
 
 
 def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFidelity:
-    """Of the samples in which a process of the device was on the GPU."""
+    """Sum up the samples in which a process of the device was on the GPU."""
     seen = [one for one in samples if _number(one, "memory") != 0 or one.get("mps") is True]
     memory = [value for one in seen if (value := _number(one, "memory")) is not None]
     busy = [value for one in seen if (value := _number(one, "sm")) is not None]
@@ -239,10 +250,11 @@ def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFi
     )
 
 
-def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: Clock) -> Iterator[str]:
-    """Limits that were not as requested when they had settled: whenever they were read, and once after
-    each request and each absence, as a request without any effect makes no change to be read."""
-    away = _covered((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
+def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: SegmentClock) -> Iterator[str]:
+    """Yield the limits that differed from the requested ones after they had settled. They are checked at
+    each reading, and once after each request and each absence, because a request without any effect
+    causes no reading."""
+    away = _coverage((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
     changes = [max(one.at, clock.begin) for one in requested.cpu] + [end for _, end in requested.away]
     settled = (at + _LIMITS_SETTLE_SECONDS + _INSTANT_SECONDS for at in changes)
     times = [*settled, *(each.at for each in read)]
@@ -251,7 +263,7 @@ def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: Clock)
         index = bisect_right(read, at, key=lambda each: each.at) - 1
         if index < 0 or not clock.begin <= at <= clock.end or away(at - _INSTANT_SECONDS / 2, at):
             continue
-        nearest = requested.cpu[max(phase, 1) : phase + 2]  # a change that may be under way
+        nearest = requested.cpu[max(phase, 1) : phase + 2]  # changes that may be in progress
         if not any(abs(at - change.at) < _LIMITS_SETTLE_SECONDS for change in nearest):
             wanted = requested.cpu[phase].limits
             assert wanted is not None  # noqa: S101
@@ -260,28 +272,28 @@ def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: Clock)
 
 def _unread_limits(read: Sequence[_LimitsAt]) -> str | None:
     if not read:
-        return "its limits: never read from the kernel"
+        return "its limits: they were never read from the kernel"
     if read[-1].limits.swap is None:
-        return "its swap: this host has some, and its kernel cannot limit it"
+        return "its swap: this host has swap, and its kernel cannot limit it"
     return None
 
 
-def _queue(at: float, fields: object) -> _Queue | None:
+def _queue(at: float, fields: object) -> _QueueAt | None:
     if not isinstance(fields, Mapping):
         return None
     values = [_number(fields, key) for key in ("busy", "left", "allowed")]
     known = [value for value in values if value is not None]
-    return _Queue(at, *known) if len(known) == len(values) else None
+    return _QueueAt(at, *known) if len(known) == len(values) else None
 
 
-def _carried(queues: Iterable[_Queue]) -> Carried:
-    """Sum up what a direction of a link carried, and find the worst stretch in which it was slow."""
+def _carried_traffic(queues: Iterable[_QueueAt]) -> Carried:
+    """Sum up the traffic of one direction of a link, and find the worst stretch in which it was slow."""
     busy = left = allowed = 0.0
     slow: tuple[float, float, float] | None = None
-    stretch: list[tuple[_Queue, _Queue]] = []
+    stretch: list[tuple[_QueueAt, _QueueAt]] = []
     for before, after in pairwise(sorted(queues, key=lambda queue: queue.at)):
         waited = after.busy - before.busy
-        if waited < 0:  # its device restarted, with its counters at 0
+        if waited < 0:  # the device restarted, with its counters at 0
             stretch = []
             continue
         busy += waited
@@ -292,7 +304,7 @@ def _carried(queues: Iterable[_Queue]) -> Carried:
             continue
         stretch.append((before, after))
         while stretch and after.busy - stretch[0][1].busy >= _SLOW_SECONDS:
-            del stretch[0]  # the rest is long enough
+            del stretch[0]  # the rest of the stretch is long enough
         first = stretch[0][0]
         if after.busy - first.busy >= _SLOW_SECONDS and after.allowed > first.allowed:
             share = (after.left - first.left) / (after.allowed - first.allowed)
@@ -301,25 +313,27 @@ def _carried(queues: Iterable[_Queue]) -> Carried:
     return Carried(busy, left / allowed if allowed else None, slow)
 
 
-def _used(usage: Sequence[_Usage]) -> float | None:
-    """Share of one core over all of `usage`; None for less than two samples."""
+def _used_share(usage: Sequence[_UsageAt]) -> float | None:
+    """Return the share of one core over all of `usage`; None for fewer than two samples."""
     if len(usage) < 2 or usage[-1].at <= usage[0].at:
         return None
-    cpu = sum(b.cpu if _restarted(a, b) else b.cpu - a.cpu for a, b in pairwise(usage))
+    cpu = sum(b.cpu if _has_restarted(a, b) else b.cpu - a.cpu for a, b in pairwise(usage))
     return cpu / (usage[-1].at - usage[0].at)
 
 
-def _restarted(before: _Usage, after: _Usage) -> bool:
-    """Whether the device restarted in between, with its counters at 0."""
+def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
+    """Whether the device restarted between the samples, which resets its counters to 0."""
     return after.cpu < before.cpu or after.periods < before.periods
 
 
 @dataclass(slots=True)
 class _Cpu:
-    """CPU seconds of a device, and the seconds in which it got them."""
+    """CPU seconds of a device, and the time in which it got them."""
 
     requested: float
+    """Requested share of one host core."""
     cpu: float = 0.0
+    """CPU seconds."""
     seconds: float = 0.0
 
     def add(self, cpu: float, seconds: float) -> None:
@@ -337,19 +351,20 @@ class _Phase:
     """A time in which the same share was requested."""
 
     busy: _Cpu
-    """While the device demanded more than it had."""
+    """CPU while the device demanded more than it had."""
     demand: _Cpu
-    """While its client ran or waited for a CPU."""
+    """CPU while its client ran or waited for a CPU."""
     observed: float = 0.0
+    """Seconds that telemetry covers."""
 
 
 def _phases(
-    requested: Requested, usage: Sequence[_Usage], trained: _Covered, away: _Covered
+    requested: Requested, usage: Sequence[_UsageAt], trained: _Coverage, away: _Coverage
 ) -> list[_Phase]:
     phases = [_Phase(_Cpu(one.share), _Cpu(one.share)) for one in requested.cpu]
     for before, after in pairwise(usage):
         index = _phase(requested.cpu, before.at, after.at)
-        if index is None or _restarted(before, after) or away(before.at, after.at):
+        if index is None or _has_restarted(before, after) or away(before.at, after.at):
             continue
         phase, cpu = phases[index], after.cpu - before.cpu
         phase.observed += after.at - before.at
@@ -361,28 +376,30 @@ def _phases(
 
 
 def _worst(phases: Sequence[_Cpu], enough: float, error: Callable[[_Cpu], float]) -> _Cpu:
-    """Of the phases based on enough seconds the one with the largest `error`, or else the longest."""
+    """Return the phase with the largest `error` among those of at least `enough` seconds; if there are
+    none, the longest."""
     sufficient = [one for one in phases if one.seconds >= enough]
     return max(sufficient, key=error) if sufficient else max(phases, key=lambda one: one.seconds)
 
 
-def _wanted_seconds(before: _Usage, after: _Usage) -> float | None:
-    """Seconds of an interval in which the client ran or waited for a CPU; None where that is unknown."""
+def _wanted_seconds(before: _UsageAt, after: _UsageAt) -> float | None:
+    """Return the seconds of an interval in which the client ran or waited for a CPU; None if unknown."""
     if before.ran is None or before.waited is None or after.ran is None or after.waited is None:
         return None
-    if after.ran < before.ran:  # another client
+    if after.ran < before.ran:  # the client was restarted
         return None
     wanted = after.ran - before.ran + after.waited - before.waited
     return min(wanted, after.at - before.at)  # a process may be suspended while it waits for a core
 
 
-def _busy_seconds(before: _Usage, after: _Usage, period: float | None, trained: float) -> float:
-    """Seconds of an interval in which the device demanded more CPU than it had; 0 without a sign."""
+def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, trained: float) -> float:
+    """Return the seconds of an interval in which the device demanded more CPU than it had; 0 without a
+    sign of that."""
     periods = after.periods - before.periods
-    # With no period before it, the limit may have been set in mid-interval, after a restart.
+    # Without earlier periods, the limit may have been set in mid-interval, after a restart.
     throttled = before.periods and after.throttled - before.throttled >= _THROTTLED_SHARE * periods
     if period is not None and periods and throttled:
-        # Not by the clock: a throttled device may read it a period before it reads its counters.
+        # Not from the clock: a throttled device may read it a period before it reads its counters.
         return periods * period
     seconds = after.at - before.at
     return seconds if trained >= _TRAINED_SHARE * seconds else 0.0
@@ -391,7 +408,8 @@ def _busy_seconds(before: _Usage, after: _Usage, period: float | None, trained: 
 def _phase(
     requested: Sequence[RequestedCpu] | Sequence[RequestedLink], begin: float, end: float
 ) -> int | None:
-    """Index of what was in force, and settled, from `begin` to `end`; None if nothing was throughout."""
+    """Return the index of the request that was in force, and settled, all the time from `begin` to
+    `end`; None if there is none."""
     index = bisect_right(requested, begin, key=lambda one: one.at) - 1
     if index < 0 or (index > 0 and begin < requested[index].at + _SETTLE_SECONDS):
         return None
@@ -402,7 +420,8 @@ def _phase(
 def _link_figure(
     name: str, requested: Sequence[RequestedLink], probes: Sequence[_LinkProbeAt]
 ) -> Figure:
-    """The worst phase's figure; within a phase the median, as the run's traffic may disturb a probe."""
+    """Return the figure of the worst phase. Within a phase it is the median of the probes, because the
+    run's traffic may disturb a probe."""
     phases = requested or (RequestedLink(),)
     values: dict[int, list[float]] = {}
     for probe in probes:
@@ -416,8 +435,9 @@ def _link_figure(
     return max(figures, key=lambda figure: figure.distance)
 
 
-def _covered(intervals: Iterable[Interval]) -> _Covered:
-    """A function of begin and end: how many seconds between them `intervals` cover, overlaps once."""
+def _coverage(intervals: Iterable[Interval]) -> _Coverage:
+    """Return a function of begin and end that says how many seconds between them `intervals` cover;
+    overlaps count once."""
     begins: list[float] = []
     ends: list[float] = []
     total: list[float] = []  # covered before each begin
@@ -436,7 +456,8 @@ def _covered(intervals: Iterable[Interval]) -> _Covered:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """A value that a device sent, if it is a finite number, zero or more: devices are not trusted."""
+    """Return a value of a device's sample if it is a finite number of at least 0, else None: devices are
+    not trusted."""
     value = values.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_VALUE:
         return float(value)

@@ -1,4 +1,5 @@
-"""What was requested of each device of a run, from the plan and from the changes in the run's events."""
+"""Resources requested for each device of a run, from the plan and from the changes in the run's
+events."""
 
 from __future__ import annotations
 
@@ -11,18 +12,18 @@ from agents.config import AccessLink
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedGpu, RequestedLink
 from testbed.fidelity.limits import RequestedLimits
-from testbed.fidelity.validity import StepDone, Training
+from testbed.fidelity.validity import StepDone, TrainingSpan
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.placement import PlannedNode
-from testbed.plan.planned import weight_alone
+from testbed.plan.planned_devices import weight_alone
 
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
-    """What was requested of each device, in device order."""
+    """Return what was requested for each device, in device order."""
     cgroups, absent = spec.plan.traits.cgroups, spec.plan.absent
     found = {
-        device.name: _Device(
+        device.name: _DeviceRequests(
             planned=device,
             cgroups=cgroups,
             alone=bool(spec.plan.nodes),
@@ -42,7 +43,7 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
 
 
 def steps(records: Iterable[events.Record]) -> list[StepDone]:
-    """The steps that the scenario did, and when each was due."""
+    """Return the steps of the scenario that were carried out, with the time at which each was due."""
     return [
         StepDone(
             f"{record.details['action']} of {record.device}", record.at - record.lateness, record.at
@@ -54,14 +55,14 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
 
 def trainings(
     requested: Iterable[Requested], records: Iterable[events.Record]
-) -> dict[str, list[Training]]:
-    """The trainings of applied updates, by device."""
+) -> dict[str, list[TrainingSpan]]:
+    """Return the trainings of applied updates by device."""
     by_device = {one.device: one for one in requested}
-    found: dict[str, list[Training]] = {name: [] for name in by_device}
+    found: dict[str, list[TrainingSpan]] = {name: [] for name in by_device}
     for record in records:
         if isinstance(record, events.UpdateApplied):
             pace = _pace(by_device[record.client], record)
-            found[record.client].append(Training(record.train_start, record.train_end, pace))
+            found[record.client].append(TrainingSpan(record.train_start, record.train_end, pace))
     return found
 
 
@@ -76,31 +77,34 @@ def _pace(device: Requested, update: events.UpdateApplied) -> float | None:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Device:
+class _DeviceRequests:
+    """Requests for one device, collected from the records in order."""
+
     planned: PlannedDevice
     cgroups: bool
     """Whether a control group limits the device."""
     alone: bool
-    """Whether its container is in no control group of the run, as on a Swarm."""
+    """Whether its container is outside the control groups of the run, as on a Swarm."""
     away: bool
     """Whether it is absent at the start."""
     _cpu: list[RequestedCpu] = field(default_factory=list)
     _link: list[RequestedLink] = field(default_factory=list)
     _state: DeviceState = field(default_factory=DeviceState)
-    """Its state after the actions since the run began or was resumed."""
+    """State of the device after the actions since the run began or was resumed."""
     _current_link: AccessLink = field(default_factory=AccessLink)
     _absent_since: dict[str, float] = field(default_factory=dict)
-    """The reasons why it is not computing, each with the time since when."""
+    """Reasons why it is not computing, each with the time at which that began."""
     _away: list[Interval] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._request_cpu(0.0)
-        if not self.planned.direct:
+        if not self.planned.is_direct:
             self._request_link(0.0)
         if self.away:
             self._begin_absence("down", 0.0)
 
     def on_action(self, record: events.Acted) -> None:
+        """Handle an action on the device."""
         action = record.action
         if action is None:
             return
@@ -112,13 +116,13 @@ class _Device:
                 self._request_link(record.at)
             case _:
                 for hold, begins in holds(action).items():
-                    if begins and hold != "cut off":  # which leaves it computing
+                    if begins and hold != "cut off":  # a device without network continues computing
                         self._begin_absence(hold, record.at - record.lateness)
-                    elif not begins and hold != "down":  # it reports itself when it is ready
+                    elif not begins and hold != "down":  # a restarted client reports when it is ready
                         self._end_absence(hold, record.at)
 
     def on_resume(self, at: float, *, ready: bool) -> None:
-        """Return to the state as planned, whatever was changed before; `ready` or away."""
+        """Handle the resumption of the run: the device is as planned again, and ready or absent."""
         self._state = DeviceState()
         self._request_cpu(at)
         if self._link:
@@ -130,12 +134,14 @@ class _Device:
             self._begin_absence("down", at)
 
     def on_status(self, record: events.ClientStatus) -> None:
+        """Handle a status report of the client."""
         if record.state == "offline":
             self._begin_absence("down", record.at)
         elif record.state == "ready":
             self._end_absence("down", record.at)
 
     def result(self, node: PlannedNode | None) -> Requested:
+        """Return all requests. Absences that have not ended last until the end of the run."""
         for what in list(self._absent_since):
             self._end_absence(what, math.inf)
         device, gpu = self.planned, self.planned.gpu
@@ -167,7 +173,7 @@ class _Device:
     def _request_link(self, at: float) -> None:
         link = (self.planned.link or AccessLink()).with_changes(self._state.link)
         if self._link and link == self._current_link:
-            return  # no change, as at the first step of a trace
+            return  # nothing changed, as at the first step of a trace
         self._current_link = link
         way = link.limited_by(self.planned.access)
         self._link.append(RequestedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))

@@ -1,4 +1,5 @@
-"""What training steps and starts cost in finished runs: virtual time predicts others with it."""
+"""CPU time of training steps and of client starts in finished runs, with which virtual time predicts
+others."""
 
 from __future__ import annotations
 
@@ -23,41 +24,41 @@ from agents.device_actions import (
 from analysis.load import Run
 from testbed.errors import BadInputError
 from testbed.plan import costs
-from testbed.plan.costs import SLICED_SHARE, StepTime, timed
+from testbed.plan.costs import SLICED_SHARE, StepTime, with_step_time
 from testbed.topology import Virtual
 
 _LEAST_RANGE = 0.25
-"""Of `depth`, to tell what slices cost: shares of 0.1 and 0.17, or 0.5 and 0.84."""
+"""Minimum range of `depth` to determine the cost of slices: such as shares of 0.1 and 0.17, or 0.5 and
+0.84."""
 
 
 def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row per run and device whose trainings take as long as its CPU share says, which those on GPUs
-    and with `gflops` or a `timing` do not. The columns:
+    """Return one row per run and device whose training time depends on its CPU share (not on a GPU,
+    `gflops` or a `timing`), with the columns:
 
-    `run`, `device`.
-    `cpu`: share of a core.
-    `depth`: how far from a whole core of the host, by the logarithm: 0 there, 1 at `SLICED_SHARE`.
-    `trainings`: how many count: not those after the device's share was changed, nor those during which
-    anything was done to it.
-    `step`: CPU time of a step, mean, in seconds. A training takes from when its model has come, or the
-    one before has ended, to its end; what an update costs beside its steps is taken off.
+    `run`, `device`. `cpu`: share of a core. `depth`: logarithm of the share of a host core, scaled: 0
+    for a whole core, 1 at `SLICED_SHARE`. `trainings`: number of trainings that count: not those after
+    the device's share was changed, nor those during which an action was carried out on the device.
+    `step`: mean CPU time of a step, in seconds. A training lasts from the arrival of its model, or from
+    the end of the previous training if that is later, to its end; the cost of an update besides its
+    steps is subtracted.
 
-    Raises BadInputError where there is no such row, or a step of one run is other work than of another.
+    Raises BadInputError if there is no row, or if the steps of the runs are different work.
     """
     if len({repr(_work(run)) for run in runs}) > 1:
-        raise BadInputError("the runs differ in their task or batch size: a step of each is other work")
+        raise BadInputError("the runs differ in task or batch size, so their steps are different work")
     rows = [row for run in runs for row in _rows(run)]
     if not rows:
         raise BadInputError(
             f"{', '.join(run.name for run in runs)}: no updates of devices whose speed is a share of "
-            "the CPU, so nothing tells what a step costs"
+            "the CPU, so the cost of a step is unknown"
         )
     return pd.DataFrame(rows)
 
 
-def fitted(devices: pd.DataFrame) -> StepTime:
-    """The step time of all `devices` (`of_devices`): a line over their depth, by least squares; or their
-    mean, at every share, where their shares are too close to each other or slices cost nothing."""
+def fit(devices: pd.DataFrame) -> StepTime:
+    """Fit the step time of `devices` (rows of `of_devices`): a line over their depth by least squares.
+    If their shares are too close to each other, or slices cost nothing, the mean at every share."""
     depth, step = devices["depth"].to_numpy(np.float64), devices["step"].to_numpy(np.float64)
     if np.ptp(depth) >= _LEAST_RANGE:
         rise, whole = np.polyfit(depth, step, 1)
@@ -67,23 +68,26 @@ def fitted(devices: pd.DataFrame) -> StepTime:
 
 
 def start_time(runs: Sequence[Run]) -> float | None:
-    """Seconds from the order to start a client, again or as it joins, until it is ready: the mean over
-    all starts in `runs` that came about before anything else was done to the device, with nothing
-    holding it (so where crashes come fast, long starts are missing); None where there is none."""
+    """Return the mean time, in seconds, from the order to start a client (a restart, or a join) until it
+    is ready; None if no client was started.
+
+    Starts that were disturbed by another action on the device do not count. So if crashes follow each
+    other fast, long starts are missing.
+    """
     found = [seconds for run in runs for seconds in _starts(run)]
     return float(np.mean(found)) if found else None
 
 
-def given(step: StepTime, start: float | None = None) -> dict[str, Any]:
-    """What a topology has under `virtual` at these costs, as YAML has it. `start`: of
-    a client, in seconds (None: what it is without being given)."""
-    made = timed(Virtual().filled([("start_time", start)]), step)
+def virtual_settings(step: StepTime, start: float | None = None) -> dict[str, Any]:
+    """Return the settings for `virtual` of a topology with these costs, as plain values. `start`:
+    seconds to start a client; None: the default."""
+    made = with_step_time(Virtual().filled([("start_time", start)]), step)
     keys = ("step_time", "sliced_step_time", "start_time", "update_time", "packets")
     return made.model_dump(mode="json", include=set(keys))
 
 
 def _work(run: Run) -> dict[str, Any]:
-    """The same for runs whose step is the same work, as far as their topologies say."""
+    """Return the settings that determine the work of a step, to compare runs."""
     task = dict(run.topology["task"])
     local = task.pop("local")
     task.pop("partition", None)
@@ -92,13 +96,13 @@ def _work(run: Run) -> dict[str, Any]:
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
     timed = {group["name"] for group in run.topology["devices"] if group.get("timing")}
-    beside = costs.of(Virtual(), None).update
+    beside = costs.step_cost(Virtual(), None).update
     for name, updates in run.updates.groupby("client", observed=True):
         device = run.manifest["devices"][name]
         unlike = device["cpu"] is None or device["gflops"] is not None or device.get("gpu")
         if unlike or device["group"] in timed:
             continue
-        lost = updates["sequence"].diff().gt(1)  # the training before may have ended after the download
+        lost = updates["sequence"].diff().gt(1)  # the missing training may have ended after the download
         free = updates["downloaded"].combine(updates["train_end"].shift(), np.fmax)
         begun = updates["train_start"].where(lost, free)
         counts = (updates["steps"] > 0) & (updates["train_end"] > begun)

@@ -1,4 +1,4 @@
-"""Tables of an emulation's fidelity, for the end of a run."""
+"""Tables of the fidelity of an emulation, shown at the end of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.fidelity.figures import (
     Figure,
 )
 
-_MAX_ROWS = 20  # more devices than this are shown by group, as in the other tables
+_MAX_ROWS = 20  # more devices are shown by group, as in the other tables
 _NONE = "–"
 _UNITS = {
     "up": ("up Mbit/s", 1e-6),
@@ -32,31 +32,33 @@ _UNITS = {
     "jitter": ("jitter ms", 1e3),
     "loss": ("loss %", 1e2),
 }
-"""A figure's column title, and the factor to the title's unit."""
+"""Column title of each figure, and the factor that converts to the title's unit."""
 
 
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
-    """The rows of the tables: the devices, or, where they are many, one row for each group on each node
-    with the worst of each figure and the mean of `used`."""
+    """Return the rows of the tables: the devices or, if there are many, one row per group and node with
+    the worst of each figure and the mean of `used`."""
     if len(fidelity.devices) <= _MAX_ROWS:
         return fidelity.devices
     groups: dict[tuple[str, str | None], list[DeviceFidelity]] = {}
     for one in fidelity.devices:
         groups.setdefault((one.group, one.node), []).append(one)
-    return tuple(_gathered(members) for members in groups.values())
+    return tuple(_group_row(members) for members in groups.values())
 
 
-def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
+def _group_row(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
     def worst(name: str) -> DeviceFidelity:
         return max(members, key=lambda one: one.figures[name].distance)
 
     def cpu_error(one: DeviceFidelity) -> float:
-        return max((figure.distance for name, figure in one.judged() if name == CPU), default=-1.0)
+        return max(
+            (figure.distance for name, figure in one.judged_figures() if name == CPU), default=-1.0
+        )
 
     used = [one.used for one in members if one.used is not None]
     worst_cpu = max(members, key=cpu_error)
     return replace(
-        worst_cpu,  # with the seconds that it is based on
+        worst_cpu,  # it also supplies the seconds that the CPU figure is based on
         device=f"{members[0].group} ×{len(members)}",
         figures={
             name: (worst_cpu if name == CPU else worst(name)).figures[name]
@@ -69,7 +71,7 @@ def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
 
 
 def _worst_carried(members: Sequence[DeviceFidelity]) -> dict[str, Carried]:
-    """The one that carried the smallest share of its rate, by direction."""
+    """Return the traffic of the device that carried the smallest share of its rate, by direction."""
     found = {}
     for way in RATES:
         known = [one.carried[way] for one in members if way in one.carried]
@@ -79,8 +81,8 @@ def _worst_carried(members: Sequence[DeviceFidelity]) -> dict[str, Carried]:
 
 
 def render(fidelity: Fidelity) -> RenderableType:
-    """Tables of requested and measured values, and the worst error in words. A figure of the links that
-    was neither requested nor measured of any device is left out."""
+    """Return tables of requested and measured values, and a line on the worst errors. Figures of links
+    that were neither requested nor measured for any device are left out."""
     shown = rows(fidelity)
     parts: list[RenderableType] = [Text(), _cpu_table(shown)]
     for names in (RATES, DELAYS):
@@ -95,16 +97,16 @@ def render(fidelity: Fidelity) -> RenderableType:
 
 
 def summary(fidelity: Fidelity) -> str:
-    """One line: the worst CPU error and, where links were requested, the worst of theirs."""
+    """Return one line: the worst CPU error and, if links were requested, their worst error."""
     line = "CPU: every device got its share whenever it wanted to run"
     if all((one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS for one in fidelity.devices):
-        line = "CPU: no device was busy long enough to tell"
+        line = "CPU: no device was busy long enough to be judged"
     if worst := fidelity.worst(CPU):
-        line = f"CPU: at worst {worst.off} than asked ({worst.whose})"
+        line = f"CPU: at worst {worst.deviation} than requested ({worst.label})"
     links = [one.figures[name] for one in fidelity.devices for name in (*RATES, *DELAYS)]
     if any(figure.requested is not None for figure in links):
         if worst := fidelity.worst(*RATES, *DELAYS):
-            line += f"; links: {worst.off} ({worst.whose})"
+            line += f"; links: {worst.deviation} ({worst.label})"
         elif any(figure.error is not None for figure in links):
             line += "; links: no error beyond chance"
         else:
@@ -117,31 +119,33 @@ def summary(fidelity: Fidelity) -> str:
 
 def _cpu_table(shown: Sequence[DeviceFidelity]) -> Table:
     on_nodes = any(one.node is not None for one in shown)
-    table = console.plain("device", CPU, "got", "error", "measured", "used", *(["node"] * on_nodes))
+    table = console.number_table(
+        "device", CPU, "got", "error", "measured", "used", *(["node"] * on_nodes)
+    )
     for one in shown:
         requested, got, error = _cells(one.figures[CPU])
         if one.figures[CPU].got is None and one.used is not None:
             got, error = _by_demand(one)
         table.add_row(
-            console.short(one.device),
+            console.shorten(one.device),
             requested,
             got,
             error,
             f"{one.measured or one.wanted or 0:.0f} s",
             _number(one.used),
-            *([console.short(one.node or _NONE)] * on_nodes),
+            *([console.shorten(one.node or _NONE)] * on_nodes),
         )
     return table
 
 
 def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
-    """Of devices; what of many is beyond the first is in `fidelity.json`."""
-    table = console.plain("device", "gpu", "got", "memory MiB", "at most", "SM use")
+    """Return the table of GPUs."""
+    table = console.number_table("device", "gpu", "got", "memory MiB", "at most", "SM use")
     for one in shown:
         if (gpu := one.gpu) is not None:
             held = "under MPS" if gpu.samples and not gpu.outside else _NONE
             table.add_row(
-                console.short(one.device),
+                console.shorten(one.device),
                 _number(gpu.requested.share),
                 held if gpu.requested.limited else _NONE,
                 _number(gpu.requested.memory, 2**-20),
@@ -152,8 +156,8 @@ def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
 
 
 def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
-    """`got` and its error of a device that was never busy for long: judged by what it got when it wanted
-    to run."""
+    """Return `got` and its error for a device that was never busy for long, by the share that it got
+    when it wanted to run."""
     if one.demand.got is None or (one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS:
         return "hardly used", _NONE
     if one.demand.error is not None and one.demand.error < 0:
@@ -162,19 +166,20 @@ def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
 
 
 def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
-    table = console.plain(
+    table = console.number_table(
         "device", *(title for name in names for title in (_UNITS[name][0], "got", "error"))
     )
     for one in shown:
         cells = [cell for name in names for cell in _cells(one.figures[name], _UNITS[name][1])]
-        table.add_row(console.short(one.device), *cells)
+        table.add_row(console.shorten(one.device), *cells)
     return table
 
 
 def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
-    """Shares of their rates that the links carried while packets waited, and for how long these did."""
+    """Return the table of traffic: share of the rate that links carried while packets waited, and for
+    how many seconds packets waited."""
     ways = [way for way in RATES if any(way in one.carried for one in shown)]
-    table = console.plain(
+    table = console.number_table(
         "device", *(title for way in ways for title in (f"{way} while queued", "seconds"))
     )
     for one in shown:
@@ -185,7 +190,7 @@ def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
                 cells += [_NONE, _NONE]
             else:
                 cells += [f"{carried.share:.1%}", f"{carried.busy:.1f}"]
-        table.add_row(console.short(one.device), *cells)
+        table.add_row(console.shorten(one.device), *cells)
     return table
 
 

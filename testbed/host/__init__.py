@@ -1,1 +1,1 @@
-"""The machine that runs are on: engine, kernel, signals, processes, cache."""
+"""The machine that runs use: Docker engine, kernel, signals, processes, cache."""

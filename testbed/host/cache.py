@@ -1,4 +1,4 @@
-"""The user's cache, kept from run to run: datasets, wheels, this host's speed."""
+"""The user's cache, which persists between runs: datasets, wheels, the speed of this host."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from agents.disk import files
 
 
 def folder() -> Path:
-    """`$XDG_CACHE_HOME/testbed`, by default under ~/.cache. It may not exist yet."""
+    """Return the cache folder: `$XDG_CACHE_HOME/testbed`, by default ~/.cache/testbed. It may not
+    exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "testbed"
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a file of the cache whole; where that is not possible, it is found out again next time."""
+    """Write a file of the cache atomically. Errors are ignored: the content is computed again next
+    time."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_write(path) as partial:

@@ -1,9 +1,9 @@
-"""Control groups of this host that the containers of a run share: one for its devices and one for its
-infrastructure, beside the groups of all else that runs here.
+"""Control groups of a run on this host: one for its devices and one for its infrastructure, next to the
+groups of other processes.
 
-The engine makes a group with its first container and leaves it behind. A group has the weight of a
-single process until that is raised: without that, two busy processes of the host take two thirds of a
-core from all devices together. What a group may take is still bounded by the quotas of its containers.
+The engine makes a group with its first container and does not remove it. A new group has the weight of a
+single process, so two busy processes of the host would take two thirds of a core from all devices
+together. Therefore the weight is raised. The quotas of the containers still limit what a group can use.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from agents.device.control_group import ControlGroup
 DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
 """The groups of a run."""
 SLICE = ".slice"
-"""Suffix of a control group of systemd's."""
+"""Suffix of systemd's control groups."""
 
 _MOUNTS = Path("/proc/self/mounts")
 _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
-"""File, weight of a single process, and the most there can be, of cgroup v1 and v2."""
+"""File, weight of a single process, and maximum weight, for cgroup v1 and v2."""
 
 
 def parent(run: str, group: str, driver: str) -> str:
-    """The `cgroup_parent` of containers of `run`, for the engine's cgroup driver."""
-    if driver == "systemd":  # a dash would make it the child of another slice
+    """Return the `cgroup_parent` of a container of `run`, for the engine's cgroup driver."""
+    if driver == "systemd":  # a dash would make it a child of another slice
         return f"{_stem(run, group).replace('-', '_')}{SLICE}"
     return f"/{_stem(run, group)}"
 
@@ -36,13 +36,13 @@ def _stem(run: str, group: str) -> str:
 
 
 def folders(run: str, *groups: str, mounts: Path = _MOUNTS) -> list[Path]:
-    """The folders of the groups of `run` that are there: in cgroup v1 one in each hierarchy."""
+    """Return the existing folders of the groups of `run`: with cgroup v1, one in each hierarchy."""
     found = names(run, *groups)
     return sorted({folder for root in _roots(mounts) for name in found for folder in root.glob(name)})
 
 
 def names(run: str, *groups: str) -> list[str]:
-    """Names of the folders of the groups of `run`, for both cgroup drivers."""
+    """Return the names of the folders of the groups of `run`, for both cgroup drivers."""
     return [
         parent(run, group, driver).lstrip("/")
         for group in groups or (DEVICES, INFRASTRUCTURE)
@@ -51,8 +51,8 @@ def names(run: str, *groups: str) -> list[str]:
 
 
 def weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, str]]:
-    """The files of CPU weights, each with what to write into it; `groups` has the weight of each group
-    in those of a single process."""
+    """Return the files of CPU weights, each with the text to write into it. `groups`: weight of each
+    group, as a multiple of the weight of a single process."""
     found = []
     for group, factor in groups.items():
         for folder in folders(run, group):
@@ -63,27 +63,29 @@ def weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, str]]:
 
 
 def cpu_seconds(run: str, group: str) -> float | None:
-    """CPU seconds that the containers of a group have used; None where it cannot be seen."""
-    found = map(_used, folders(run, group))  # of v1 and v2, where both are mounted, either serves
+    """Return the CPU seconds that the containers of a group have used; None if unknown."""
+    found = map(
+        _folder_cpu_seconds, folders(run, group)
+    )  # if v1 and v2 are mounted, both have the same value
     return next((used for used in found if used is not None), None)
 
 
-def _used(folder: Path) -> float | None:
-    """CPU seconds of the group of `folder`; None where this hierarchy does not count them."""
+def _folder_cpu_seconds(folder: Path) -> float | None:
+    """Return the CPU seconds of the group of `folder`; None if its hierarchy does not count them."""
     v1 = (folder / "cpuacct.usage").exists()
     return ControlGroup({"cpuacct" if v1 else "": folder}).cpu_seconds()
 
 
 def writable(paths: list[Path]) -> bool:
-    """Whether this process may change all of these."""
+    """Whether this process may write all of `paths`."""
     return all(os.access(path, os.W_OK) for path in paths)
 
 
 def _roots(mounts: Path) -> Iterator[Path]:
-    """Where cgroup hierarchies are mounted."""
+    """Yield the mount points of cgroup hierarchies."""
     try:
         lines = mounts.read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return
     for line in lines:
         _, root, kind, *_ = line.split()

@@ -1,9 +1,9 @@
-"""CPU wake-up latency: keeps cores awake while a run measures.
+"""CPU wake-up latency: keep cores awake while a run measures.
 
-A throttled device works in slices of milliseconds. Where a core sleeps in between, waking it can cost
-more than the slice's work, and the kernel charges the device for it (docs/evidence/cpu.md). The kernel's
-PM QoS holds off every sleep that would take longer than 0 µs to end, as long as a process keeps its
-device file open: a killed one leaves nothing behind.
+A throttled device works in slices of milliseconds. If a core sleeps in between, waking it can take
+longer than the work of the slice, and the kernel charges the device for it (measured:
+docs/evidence/cpu.md). The kernel's PM QoS prevents all sleep states that need longer than 0 µs to wake
+up while a process keeps the device file open. So a killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LATENCY = Path("/dev/cpu_dma_latency")
-"""Takes a native 32-bit integer: the longest wake-up, in µs, that the writer accepts."""
+"""Device file of PM QoS. The writer sends the longest wake-up that it accepts, in µs, as a native 32-bit
+integer."""
 
 
 @contextmanager
 def keep_awake(latency: Path = LATENCY) -> Iterator[bool]:
-    """Keep this host's cores awake meanwhile; yields whether the host allows it."""
+    """Keep this host's cores awake during the `with` block; yield whether the host allows it."""
     try:
         file = os.open(latency, os.O_WRONLY)
     except OSError:

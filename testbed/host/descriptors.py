@@ -1,4 +1,4 @@
-"""How many file descriptors this process may have, and which numbers they get."""
+"""File descriptors of this process: their maximum number, and which numbers they get."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import resource
 from testbed.errors import HostError
 
 _SELECTABLE = 1024
-"""select(), which paho calls, takes lower numbers alone."""
+"""select(), which paho calls, supports only lower numbers."""
 _OWN = 100
-"""Beside those that are asked for."""
+"""Descriptors that this process needs for itself."""
 
 
-def allow(count: int, what: str) -> None:
-    """Let this process, and those that it starts, have `count` descriptors for `what` beside all that it
-    needs for itself. Raises HostError where the hard limit is below that."""
+def raise_limit(count: int, what: str) -> None:
+    """Raise the soft limit of this process, which its children inherit, so that it can have `count`
+    descriptors for `what` in addition to its own. Raises HostError if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count + _OWN:
         raise HostError(
-            f"{what} take {count + _OWN:,} file descriptors, and this process may have {hard:,}: raise "
-            "the hard limit (ulimit -Hn, or LimitNOFILE of the service)"
+            f"{what} need {count + _OWN:,} file descriptors, but this process may have only {hard:,}: "
+            "raise the hard limit (ulimit -Hn, or LimitNOFILE of the service)"
         )
     wanted = _SELECTABLE + count
     if hard != resource.RLIM_INFINITY:
@@ -30,9 +30,9 @@ def allow(count: int, what: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def aside(descriptor: int) -> int:
-    """`descriptor` under a number that leaves the low ones to those who call select(); under its own
-    where there are no others."""
+def renumber(descriptor: int) -> int:
+    """Move `descriptor` to a high number, which leaves the low ones for select(); return it unchanged if
+    no high number is free."""
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _SELECTABLE)
     except OSError:

@@ -1,14 +1,15 @@
-"""Start a program on its CPUs, to end with its parent, however that ends.
+"""Start a program on given CPUs so that it ends when its parent ends, for whatever reason.
 
 `python -I -S die_with_parent.py PARENT_PID CPUS -- PROGRAM ARGUMENT...` asks the kernel for SIGKILL at
-the parent's death, takes the CPUs (such as `0,1,5`) and becomes the program. Only Linux can do either;
-elsewhere the program just runs, and `testbed down` has to end what a killed controller leaves.
+the parent's death, restricts itself to the CPUs (such as `0,1,5`), and executes the program. This needs
+Linux. On other systems the program just runs, and `testbed down` must end what a killed controller
+leaves.
 
-`setpriv --pdeathsig` would start 8 ms sooner, but needs util-linux 2.33, which is younger than the
-oldest kernel we take (4.18), and does not notice a parent that ended before it began.
+`setpriv --pdeathsig` would start 8 ms faster. But it needs util-linux 2.33, which is newer than our
+oldest kernel (4.18), and does not notice if the parent has ended before it starts.
 
-The request belongs to the *thread* that started this process: start programs from one that lives as
-long as the run. It outlives exec, except of set-user-ID programs.
+The kernel acts on the end of the *thread* that started this process: start programs from a thread that
+lives as long as the run. The request survives exec, except of set-user-ID programs.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _SIGKILL = 9
 
 
 def prefix(cpuset: str = "") -> list[str]:
-    """Arguments to put before a command so that it ends with this process.
+    """Return the arguments to put before a command so that it ends with this process.
 
-    It runs on the CPUs of `cpuset`, or on those of this process.
-    Isolated and without site-packages: each start costs as little as possible.
+    It runs on the CPUs of `cpuset`; if that is empty, on those of this process. Python is started
+    isolated and without site-packages, which is fast.
     """
-    from testbed.host.cpusets import cpu_numbers  # which the program below does not find
+    from testbed.host.cpusets import cpu_numbers  # not at the top: the isolated program cannot find it
 
     cpus = cpu_numbers(cpuset) or os.sched_getaffinity(0)
     numbers = ",".join(map(str, sorted(cpus)))
@@ -34,16 +35,17 @@ def prefix(cpuset: str = "") -> list[str]:
 
 
 def ask(parent: int) -> None:
-    """Ask the kernel to end this process when its parent dies; end at once where that has happened."""
-    import ctypes  # slow to import, so only where it is used
+    """Ask the kernel to kill this process when its parent dies; exit now if that has already
+    happened."""
+    import ctypes  # here, because the import is slow
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != parent:
-        sys.exit("the controller ended before we began")
+        sys.exit("the controller ended before this process started")
 
 
 def main(parent: int, cpus: str, command: list[str]) -> None:
-    """Become `command`, or exit with 1 and the reason."""
+    """Execute `command` in this process; if that fails, exit with 1 and the reason."""
     if sys.platform == "linux":
         ask(parent)
     try:

@@ -1,4 +1,4 @@
-"""Connection to the Docker engine, by the Docker SDK alone (no `docker` program is needed)."""
+"""Connection to the Docker engine by the Docker SDK, without the `docker` program."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from docker.types import LogConfig
 from testbed.errors import HostError
 
 ERRORS = (DockerException, requests.RequestException)
-"""All that a call of the SDK raises: the engine's answers, and the connection that broke."""
+"""Exceptions of the SDK's calls: errors that the engine returns, and broken connections."""
 
 REQUEST_TIMEOUT_SECONDS = 300
 """Timeout of a request. On a slow host an engine needs minutes to remove a container."""
 _NO_ROOT = {"name=rootless": "rootless", "name=userns": "with userns-remap"}
-"""Security options of an engine in whose containers nobody is root of the host."""
-_NEW_CONTEXT = "`docker context ls` lists those that exist, `docker context use NAME` selects one"
+"""Security options of engines whose containers have no real root, with their names in messages."""
+_NEW_CONTEXT = "`docker context ls` lists the existing ones, `docker context use NAME` selects one"
 _LOCAL = ("unix", "npipe")
 """Schemes of the addresses of engines on this machine."""
 _PRESENCE_TIMEOUT_SECONDS = 30
-"""Timeout of the first request. On a busy host an engine needs seconds to answer; if there is none, the
-connection is refused at once."""
+"""Timeout of the first request. On a busy host an engine needs seconds to answer; without an engine the
+connection is refused immediately."""
 
 
 class NoEngineError(HostError):
-    """No engine answers at the address that is configured."""
+    """No engine answers at the configured address."""
 
     def __init__(self, reason: str, fix: str) -> None:
+        """`fix`: command that fixes it."""
         super().__init__(f"{reason}. To fix it: {fix}")
         self.reason = reason
         self.fix = fix
@@ -54,28 +55,29 @@ class Unfit:
 
     reason: str
     fix: str
+    """What fixes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Address:
-    """Address of an engine that the user has named."""
+    """Address of an engine that the user has configured."""
 
     url: str
     source: str
-    """Setting that names it, for messages."""
+    """Setting that has the address, for messages."""
     unset: str
-    """The command after which the local engine is used instead."""
+    """Command after which the local engine is used instead."""
 
 
 def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
-    """A client of the engine that DOCKER_HOST or the Docker context names, else the local one.
+    """Connect to the engine that DOCKER_HOST or else the Docker context names, or to the local one.
 
-    `timeout` is what one request without an answer may take, in seconds. Raises NoEngineError, with the
-    command that fixes it.
+    `timeout`: seconds that a request may wait for an answer. Raises NoEngineError with the command that
+    fixes it.
     """
     address = _address()
     try:
-        return docker.from_env(timeout=timeout)  # asks the engine for its version: it must answer
+        return docker.from_env(timeout=timeout)  # fails if the engine does not answer with its version
     except ERRORS as error:
         _release_socket(error)
         where = f" at {address.url}, which {address.source} names" if address else ""
@@ -85,7 +87,8 @@ def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
 def _address() -> _Address | None:
     """Return the address that DOCKER_HOST or else the Docker context names; None: the local engine's.
 
-    Raises NoEngineError if the context does not exist, as the SDK would use the local engine.
+    Raises NoEngineError if the context does not exist, because the SDK would silently use the local
+    engine.
     """
     if url := os.environ.get("DOCKER_HOST"):
         return _Address(url, "DOCKER_HOST", "unset DOCKER_HOST")
@@ -95,7 +98,7 @@ def _address() -> _Address | None:
         return None
     try:
         found = ContextAPI.get_context(name)
-    except Exception as error:  # the SDK's for a damaged file
+    except Exception as error:  # the SDK raises it for a damaged file
         reason = f"The Docker context {name} cannot be read ({error})"
         raise NoEngineError(reason, _NEW_CONTEXT) from error
     if found is None or not found.Host:
@@ -104,8 +107,8 @@ def _address() -> _Address | None:
     return _Address(found.Host, f"the Docker context {name}", unset)
 
 
-def at(url: str, patience: float) -> docker.DockerClient:
-    """A client of the engine at `url`, which has `patience` seconds to answer. Raises HostError."""
+def connect_to(url: str, patience: float) -> docker.DockerClient:
+    """Connect to the engine at `url`; retry for `patience` seconds. Raises HostError."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -118,8 +121,8 @@ def at(url: str, patience: float) -> docker.DockerClient:
 
 
 @contextmanager
-def if_present() -> Iterator[docker.DockerClient | None]:
-    """A client of the engine, or None if there is none."""
+def connect_if_present() -> Iterator[docker.DockerClient | None]:
+    """Connect to the engine for the `with` block; yield None if no engine answers."""
     try:
         client = connect(_PRESENCE_TIMEOUT_SECONDS)
     except HostError:
@@ -131,15 +134,15 @@ def if_present() -> Iterator[docker.DockerClient | None]:
 
 
 @contextmanager
-def fit() -> Iterator[docker.DockerClient]:
-    """A client of the engine. Raises HostError, with what fixes it, if none answers or this one cannot
-    run devices."""
+def connect_fit() -> Iterator[docker.DockerClient]:
+    """Connect to the engine for the `with` block. Raises HostError with the fix if no engine answers, or
+    if it cannot run devices."""
     with closing(connect(_PRESENCE_TIMEOUT_SECONDS)) as client:
         client.api.timeout = REQUEST_TIMEOUT_SECONDS
         try:
-            why = unfit(client.info())
+            why = unfit_reason(client.info())
         except ERRORS as error:
-            raise HostError(f"the Docker engine could not tell of itself: {error}") from error
+            raise HostError(f"the Docker engine could not describe itself: {error}") from error
         if why is not None:
             raise HostError(
                 f"{why.reason}. To fix it: {why.fix}; or run the devices as processes: --runtime process"
@@ -147,42 +150,40 @@ def fit() -> Iterator[docker.DockerClient]:
         yield client
 
 
-def available() -> bool:
-    """Whether there is an engine that can run devices."""
+def is_available() -> bool:
+    """Whether an engine answers that can run devices."""
     try:
-        with fit():
+        with connect_fit():
             return True
     except HostError:
         return False
 
 
-def unfit(info: Mapping[str, Any]) -> Unfit | None:
-    """Why the engine that describes itself by `info` (`docker info`) cannot run devices; None if it
-    can."""
+def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
+    """Return why the engine described by `info` (`docker info`) cannot run devices; None if it can."""
     if "BuildahVersion" in info:
         return Unfit(
-            "the engine is Podman, whose name server is on the host, where isolated devices cannot "
-            "reach it",
+            "the engine is Podman: isolated devices cannot reach its name server, which is on the host",
             "sudo apt-get install docker.io, and point DOCKER_HOST or the Docker context to its engine",
         )
     options = {option.partition(",")[0] for option in info.get("SecurityOptions") or ()}
     if (kind := next((kind for name, kind in _NO_ROOT.items() if name in options), None)) is not None:
         return Unfit(
-            f"the Docker engine runs {kind}, and only one that runs as root can isolate devices",
-            "have the engine run as root, without userns-remap in /etc/docker/daemon.json",
+            f"the Docker engine runs {kind}, but only an engine that runs as root can isolate devices",
+            "run the engine as root, without userns-remap in /etc/docker/daemon.json",
         )
-    if (where := _elsewhere(info)) is not None:
+    if (where := _engine_place(info)) is not None:
         return Unfit(
-            f"the Docker engine runs {where}, and testbed needs its clock, files and control groups",
+            f"the Docker engine runs {where}, but testbed needs its clock, files and control groups",
             "run testbed there, or in a container there with the engine's socket (docs/guide/faq.md)",
         )
     return None
 
 
-def _elsewhere(info: Mapping[str, Any]) -> str | None:
-    """Return where the engine runs, if that is on another kernel than this process; else None."""
+def _engine_place(info: Mapping[str, Any]) -> str | None:
+    """Return where the engine runs if it runs on another kernel than this process; else None."""
     kernel, own = info.get("KernelVersion"), platform.release()
-    if kernel and _in_full(kernel) != _in_full(own):
+    if kernel and _full_release(kernel) != _full_release(own):
         return f"in a VM or on another machine (its kernel is {kernel}, the one here {own})"
     address, name = _address(), info.get("Name")
     if address and address.url.partition(":")[0] not in _LOCAL and name != socket.gethostname():
@@ -190,24 +191,25 @@ def _elsewhere(info: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _in_full(release: str) -> str:
-    """A kernel's release with three numbers, as Docker writes `6.8-rc1`: `6.8.0-rc1`."""
+def _full_release(release: str) -> str:
+    """Complete a kernel release to three numbers: `6.8-rc1`, as Docker writes it, is `6.8.0-rc1`."""
     return re.sub(r"^(\d+\.\d+)(?![.\d])", r"\1.0", release)
 
 
 def shares_files(info: Mapping[str, Any]) -> bool:
-    """Return whether this process sees the engine's files. If not, one of both is in a container."""
+    """Whether this process sees the engine's files. If not, one of them runs in a container."""
     try:
         os.stat(info.get("DockerRootDir", "/"))  # noqa: PTH116
     except FileNotFoundError:
         return False
-    except OSError:  # it may be there
+    except OSError:  # not permitted to look: it may exist
         return True
     return True
 
 
 def registry_has(image: str, timeout: int = 5) -> bool:
-    """Whether the engine reaches a registry that has `image`; False where none answers in time."""
+    """Whether the engine reaches a registry that has `image`; False if none answers within `timeout`
+    seconds."""
     with closing(connect(timeout)) as client:
         try:
             client.images.get_registry_data(image)
@@ -216,16 +218,18 @@ def registry_has(image: str, timeout: int = 5) -> bool:
     return True
 
 
-def output(
+def run_output(
     engine: docker.DockerClient,
     image: str,
     command: Sequence[str],
     labels: Mapping[str, str],
     **rights: Any,
 ) -> bytes:
-    """What `command` prints in a container of its own, whatever the engine's log driver, with no other
-    `rights` than are given. The container is removed, also on Ctrl-C. Raises ERRORS: ContainerError
-    where the command fails."""
+    """Run `command` in a new container; return its standard output, with any log driver of the engine.
+
+    The container has no rights except `rights` (options of the SDK), and is removed, also on Ctrl-C.
+    Raises ERRORS; ContainerError if the command fails.
+    """
     options: dict[str, Any] = {
         "command": list(command[1:]),
         "entrypoint": command[0],
@@ -253,7 +257,7 @@ def output(
 
 
 def _fix(error: BaseException, address: _Address | None) -> str:
-    """Return what to do about an engine that does not answer. `error` is what `connect` got."""
+    """Return the fix for an engine that does not answer. `error`: the exception of the SDK."""
     if _caused_by(error, PermissionError):
         return "sudo usermod -aG docker $USER && newgrp docker"
     if address is not None:
@@ -266,7 +270,7 @@ def _fix(error: BaseException, address: _Address | None) -> str:
 
 
 def _release_socket(error: BaseException) -> None:
-    """Close the socket that the SDK leaves open where it cannot connect."""
+    """Close the socket that the SDK leaves open if it cannot connect."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         for link in _chain(error):
@@ -274,7 +278,7 @@ def _release_socket(error: BaseException) -> None:
 
 
 def _caused_by(error: BaseException, kind: type[BaseException]) -> bool:
-    """Whether `kind` is in the chain: urllib3 and requests wrap the error of the socket."""
+    """Whether an error of `kind` caused `error`: urllib3 and requests wrap the socket's error."""
     return any(isinstance(part, kind) for link in _chain(error) for part in (link, *link.args))
 
 

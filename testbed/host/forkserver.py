@@ -1,18 +1,19 @@
-"""A process that imports modules once and forks programs from there: each has its modules at once, and
-shares their memory with the others, as far as none writes to it.
+"""Fork server: a process that imports modules once and forks programs. A fork starts fast, because it
+has the modules already, and shares their memory with the other forks as long as it does not write to it.
 
     testbed.host.forkserver SOCKET VARIABLE MODULE...
 
-A program is a module's function `main`, as `run_module.py MODULE ARGUMENT` would run it: in a session
-of its own, on its CPUs, printing to its own log, and ending with the fork server, as that does with the
-controller. Nothing may start a thread before: a fork has only the one that forks. Linux only.
+A program is the function `main` of a module. It runs as with `run_module.py MODULE ARGUMENT`: in its own
+session, on its own CPUs, with its own log. It ends with the fork server, which ends with the controller.
+No module may start a thread when it is imported, because only the forking thread exists in a fork. Linux
+only.
 
-`multiprocessing`'s fork server takes twice the memory and three times as long per program, leaves out
-modules that it cannot import, and runs the user's main module in each.
+`multiprocessing`'s fork server needs twice the memory and three times as long per program, skips modules
+that it cannot import, and runs the user's main module in each program.
 
-Other processes find a fork by the environment, as a program that was started in the usual way. The
-kernel shows them the block that the fork server was started with, where the value of one variable has
-room for the names of all programs, and each fork writes its own name into its copy.
+Other processes find a fork by its environment, like a program that was started in the usual way. The
+kernel shows the environment block with which the fork server was started. In it the value of one
+variable has room for the longest program name, and each fork writes its own name into its copy.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ from testbed.host.subprocesses import last_lines
 
 AVAILABLE = sys.platform == "linux"
 NAME = "fork.server"
-"""Of the fork server itself, where its forks have theirs."""
+"""Name of the fork server itself, in place of a program's name."""
 _PR_SET_NAME = 15
 _MESSAGE_BYTES = 2**16
 _ENV_START, _ENV_END = 47, 48
-"""Of /proc/PID/stat, counted from the field after the program's name."""
+"""Indices in /proc/PID/stat, counted from the field after the program's name."""
 
 
 class ForkServer:
-    """A fork server with `modules`. Use it from one thread that lives as long as the run."""
+    """A fork server. Use it only from one thread, which must live as long as the run."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str], name: str, room: int):
-        """`environment` is that of all forks, except for the variable `name`, whose value, of at most
-        `room` bytes, is each fork's own."""
+        """Start the process. `modules`: imported once. `environment`: of all forks. `name`: the variable
+        that has another value in each fork, of at most `room` bytes."""
         self.modules = tuple(modules)
         self._codes: dict[int, int] = {}
         self._gone = False
@@ -73,13 +74,16 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
             )
 
-    def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> Forked:
-        """Start a program; wait until the modules are imported. Raises HostError where they cannot be,
-        OSError where there is no room for another process."""
+    def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> ForkedProgram:
+        """Start a program. The first call waits until the modules are imported.
+
+        `name`: the fork's value of the variable. `cpus`: cpuset. `log`: descriptor for its output.
+        Raises HostError if the modules cannot be imported, OSError if no more processes are possible.
+        """
         try:
             order = {"module": module, "argument": argument, "name": name, "cpus": cpus}
             socket.send_fds(self._socket, [json.dumps(order).encode()], [log])
-            while not (answer := self._received(0)).keys() & {"pid", "error"}:
+            while not (answer := self._receive(0)).keys() & {"pid", "error"}:
                 pass
         except (OSError, EOFError) as error:
             self._process.wait()
@@ -89,22 +93,23 @@ class ForkServer:
             ) from error
         if "error" in answer:
             raise OSError(*answer["error"])
-        return Forked(self, answer["pid"])
+        return ForkedProgram(self, answer["pid"])
 
     def code(self, pid: int) -> int | None:
-        """The exit code of a fork, as of `subprocess.Popen`; None while it lives."""
+        """Return the exit code of a fork, as `subprocess.Popen` does; None while it is running."""
         with suppress(BlockingIOError, EOFError):
             while not self._gone:
-                self._received(socket.MSG_DONTWAIT)
+                self._receive(socket.MSG_DONTWAIT)
         return self._codes.get(pid, -signal.SIGKILL if self._gone else None)
 
     def wait(self, pid: int) -> int:
+        """Wait until a fork has ended; return its exit code."""
         while (code := self.code(pid)) is None:
             select.select([self._socket], [], [])
         return code
 
-    def _received(self, flags: int) -> dict[str, Any]:
-        """The next message. Raises EOFError, BlockingIOError."""
+    def _receive(self, flags: int) -> dict[str, Any]:
+        """Receive the next message. Raises EOFError, BlockingIOError."""
         try:
             data = self._socket.recv(_MESSAGE_BYTES, flags)
         except ConnectionResetError:
@@ -116,56 +121,60 @@ class ForkServer:
         if "codes" in message:
             codes = {int(pid): code for pid, code in message["codes"].items()}
             self._codes |= codes
-            with suppress(OSError):  # it has ended, and all is reaped
+            with suppress(OSError):  # the fork server has ended, so its forks are reaped anyway
                 self._socket.send(json.dumps({"reap": [*codes]}).encode())
         return message
 
     def close(self) -> None:
-        """End the fork server and, by that, what lives of its forks. Idempotent."""
+        """Kill the fork server, and with it all its forks. Idempotent."""
         self._process.kill()
         self._process.wait()
         with suppress(EOFError, BlockingIOError):
             while not self._gone:
-                self._received(socket.MSG_DONTWAIT)
+                self._receive(socket.MSG_DONTWAIT)
         self._gone = True
         self._socket.close()
         self._log.close()
 
 
-class Forked(psutil.Process):
-    """A program that was forked, with what `psutil.Popen` has for one that was started."""
+class ForkedProgram(psutil.Process):
+    """A forked program, with the interface of `psutil.Popen`."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
-        super().__init__(pid)  # it is there, if only as a zombie: nobody else reaps it
+        super().__init__(pid)  # the process exists, perhaps as a zombie: only the fork server reaps it
         self._server = server
 
     def poll(self) -> int | None:
+        """Return the exit code; None while it is running."""
         return self._server.code(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
-        """`timeout` is not used: whoever waits has ended it."""
+        """Wait for the end; return the exit code. `timeout` is ignored: callers have ended the
+        program."""
         return self._server.wait(self.pid)
 
     def send_signal(self, sig: int) -> None:
-        with suppress(psutil.NoSuchProcess):  # as Popen, whose process may have ended
+        """Send a signal; does nothing if the program has ended, like `Popen`."""
+        with suppress(psutil.NoSuchProcess):
             super().send_signal(sig)
 
 
 def main() -> None:
+    """Run the fork server; in a fork, run its program."""
     number, variable, *modules = sys.argv[1:]
     with without_garbage_collection():
         for module in modules:
             importlib.import_module(module)
         gc.collect()
-        gc.freeze()  # nor does a fork's look for garbage write to what is shared
+        gc.freeze()  # garbage collection in forks does not write to shared memory
     order = _serve(socket.socket(fileno=int(number)), variable)
     if order is not None:
         importlib.import_module(order["module"]).main()
 
 
 def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
-    """Carry out orders until the controller ends, or SIGTERM came and all forks have ended. Returns
-    None; in a fork, its order."""
+    """Carry out orders until the controller ends, or until SIGTERM was received and all forks have
+    ended. Returns None; in a fork, returns its order."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -177,7 +186,7 @@ def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
         ready, _, _ = select.select([orders.fileno(), woken], [], [])
         if woken in ready:
             ending |= signal.SIGTERM in os.read(woken, _MESSAGE_BYTES)
-            codes = dict(_ended(living))
+            codes = dict(_ended_forks(living))
             living -= codes.keys()
             if codes:
                 orders.send(json.dumps({"codes": codes}).encode())
@@ -209,16 +218,16 @@ def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
                 return order
             living.add(pid)
         os.close(begins)
-        os.read(begun, 1)  # until it is found under its name, and ends with this process
+        os.read(begun, 1)  # wait until the fork has its name, and ends with this process
         for descriptor in (begun, *files):
             os.close(descriptor)
         orders.send(json.dumps(answer).encode())
     return None
 
 
-def _ended(living: set[int]) -> Iterator[tuple[int, int]]:
-    """Those that have ended, and their exit codes. They are reaped when the controller knows, so that
-    none of their ids is another process's by then."""
+def _ended_forks(living: set[int]) -> Iterator[tuple[int, int]]:
+    """Yield the forks that have ended, with their exit codes. They are not reaped until the controller
+    knows, so that no other process can get their ids."""
     for pid in living:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is not None:
@@ -227,7 +236,7 @@ def _ended(living: set[int]) -> Iterator[tuple[int, int]]:
 
 
 def _become(order: Mapping[str, Any], log: int, parent: int, variable: str) -> None:
-    """Be, in a fork, what a new process would be."""
+    """Set a fork up like a new process: session, CPUs, log, name, random numbers, arguments."""
     os.setsid()
     die_with_parent.ask(parent)
     os.sched_setaffinity(0, cpu_numbers(order["cpus"]) or os.sched_getaffinity(0))
@@ -236,12 +245,12 @@ def _become(order: Mapping[str, Any], log: int, parent: int, variable: str) -> N
     os.close(log)
     _rename(variable, order["name"])
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # Python's own generator is seeded anew by itself; torch's seed is fixed
+        numpy.random.seed()  # Python reseeds its own generator after a fork; torch's seed is fixed
     sys.argv = [str(sys.modules[order["module"]].__file__), order["argument"]]
 
 
 def _rename(variable: str, name: str) -> None:
-    """Set an environment variable, and also show it to other processes."""
+    """Set an environment variable so that other processes see the new value, too."""
     os.environ[variable] = name
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

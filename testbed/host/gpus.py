@@ -1,5 +1,5 @@
-"""NVIDIA's GPUs of this host, by NVML: which there are, what keeps a run from having them, and what
-processes use of them."""
+"""NVIDIA GPUs of this host, by NVML: which GPUs exist, why a run cannot use them, and what processes use
+of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 CUDA = 13, 0
-"""What the PyTorch of the image for GPUs is built for (images/libraries-cuda)."""
+"""CUDA version of PyTorch in the image for GPUs (images/libraries-cuda)."""
 MPS = "mps"
-"""Name of this component of a run."""
+"""Name of MPS as a component of a run."""
 MPS_CLIENTS = 48
-"""So many MPS serves on one GPU."""
+"""Maximum number of MPS clients per GPU."""
 _MPS_CAPABILITY = 7, 0
-"""Volta: from there on MPS limits a client."""
+"""Compute capability (Volta) from which on MPS can limit clients."""
 _HOOK = "nvidia-container-runtime-hook"
-"""Of the NVIDIA Container Toolkit: an engine that finds it takes requests for GPUs."""
+"""Program of the NVIDIA Container Toolkit; an engine that finds it accepts requests for GPUs."""
 _TOOLKIT_FIX = (
     "install NVIDIA's package source (the container toolkit's installation guide), then sudo apt-get "
     "install nvidia-container-toolkit && sudo nvidia-ctk runtime configure --runtime=docker && sudo "
@@ -27,54 +27,58 @@ _TOOLKIT_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What is missing, and the command that mends it."""
+    """What is missing, and what fixes it."""
 
     what: str
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.what}. To mend it: {self.fix}"
+        return f"{self.what}. To fix it: {self.fix}"
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class HostGpu:
+    """A GPU of this host."""
+
     uuid: str
     name: str
+    """Product name."""
     memory: int
     """Bytes."""
     capability: tuple[int, int]
-    """CUDA's compute capability."""
+    """CUDA compute capability."""
 
     @property
     def shares(self) -> bool:
-        """Whether MPS can limit what a process has of it."""
+        """Whether MPS can limit a process's share of it."""
         return self.capability >= _MPS_CAPABILITY
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What this host has for devices with a GPU."""
+    """GPUs of this host, and what is missing to use them."""
 
-    found: tuple[Gpu, ...] = ()
+    found: tuple[HostGpu, ...] = ()
+    """GPUs that are not divided by MIG."""
     lack: Lack | None = None
-    """Why no container can have one; None: it can."""
+    """Why containers cannot use a GPU; None: they can."""
     lack_of_mps: Lack | None = None
-    """Why none can be shared by limits."""
+    """Why a GPU cannot be shared with limits; None: it can."""
 
 
 NOT_LOOKED_FOR = Gpus(lack=Lack("GPUs were not looked for", "look for them"))
 
 
 def survey(engine: Mapping[str, Any], nvml: Any = None) -> Gpus:
-    """This host's GPUs, as far as containers of the engine that says `engine` (`docker info`) of itself
-    can have them. `nvml` is the module pynvml, or what stands for it."""
+    """Return this host's GPUs, and whether containers of the engine described by `engine` (`docker
+    info`) can use them. `nvml`: the module pynvml, or a replacement for tests."""
     nvml = nvml or _nvml()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         return Gpus(lack=_no_driver(nvml, error))
     try:
-        found = tuple(_found(nvml))
+        found = tuple(_undivided_gpus(nvml))
         cuda = divmod(nvml.nvmlSystemGetCudaDriverVersion_v2(), 1000)
         driver = str(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
@@ -84,14 +88,14 @@ def survey(engine: Mapping[str, Any], nvml: Any = None) -> Gpus:
     gpus = Gpus(found, lack_of_mps=_lack_of_mps(driver))
     version = cuda[0], cuda[1] // 10
     if not found:
-        what = "NVIDIA's driver finds no GPU, or has divided all of them (MIG)"
+        what = "NVIDIA's driver finds no GPU, or all of them are divided (MIG)"
         return replace(gpus, lack=Lack(what, "sudo nvidia-smi -mig 0, or use a host with a GPU"))
     if version < CUDA:
         what = (
-            f"NVIDIA's driver {driver} is for CUDA {version[0]}.{version[1]}, and the image's PyTorch "
+            f"NVIDIA's driver {driver} supports CUDA {version[0]}.{version[1]}, but the image's PyTorch "
             f"needs {CUDA[0]}.{CUDA[1]}"
         )
-        return replace(gpus, lack=Lack(what, "install a newer driver, and boot again"))
+        return replace(gpus, lack=Lack(what, "install a newer driver, and reboot"))
     if not _has_toolkit(engine):
         what = "the Docker engine cannot give containers a GPU: it has no NVIDIA Container Toolkit"
         return replace(gpus, lack=Lack(what, _TOOLKIT_FIX))
@@ -99,47 +103,48 @@ def survey(engine: Mapping[str, Any], nvml: Any = None) -> Gpus:
 
 
 def _nvml() -> Any:
-    import pynvml  # where somebody asks for a GPU
+    import pynvml  # here, because most runs use no GPU
 
     return pynvml
 
 
 def _no_driver(nvml: Any, error: Exception) -> Lack:
     if getattr(error, "value", None) == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        return Lack("NVIDIA's driver is not loaded", "sudo modprobe nvidia, or boot again")
+        return Lack("NVIDIA's driver is not loaded", "sudo modprobe nvidia, or reboot")
     if getattr(error, "value", None) == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         return Lack(
             "this host has no NVIDIA driver",
-            "on a host with a GPU of NVIDIA's, sudo ubuntu-drivers install (Ubuntu) or sudo apt-get "
-            "install nvidia-driver (Debian), and boot again",
+            "on a host with an NVIDIA GPU, sudo ubuntu-drivers install (Ubuntu) or sudo apt-get install "
+            "nvidia-driver (Debian), and reboot",
         )
     return Lack(f"NVIDIA's driver does not answer ({error})", "nvidia-smi says more")
 
 
 def _lack_of_mps(driver: str) -> Lack | None:
-    """What the container toolkit would have to mount from this host, and is not there."""
+    """Return what is missing for MPS on this host, from where the container toolkit mounts it; None:
+    nothing."""
     if shutil.which("nvidia-cuda-mps-control") and shutil.which("nvidia-cuda-mps-server"):
         return None
     major = driver.partition(".")[0]
     return Lack(
-        "NVIDIA's MPS, which shares a GPU by limits, is not on this host (nvidia-cuda-mps-control)",
+        "NVIDIA's MPS, which limits shares of a GPU, is not installed here (nvidia-cuda-mps-control)",
         f"sudo apt-get install nvidia-compute-utils-{major} (Ubuntu), nvidia-cuda-mps (Debian)",
     )
 
 
 def _has_toolkit(engine: Mapping[str, Any]) -> bool:
-    """Whether the engine takes requests for GPUs, by any of the signs that there are of it."""
-    devices = engine.get("DiscoveredDevices") or ()  # by CDI
+    """Whether the engine accepts requests for GPUs: by CDI, by a runtime, or by the toolkit's hook."""
+    devices = engine.get("DiscoveredDevices") or ()
     cdi = any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in devices)
     return cdi or "nvidia" in (engine.get("Runtimes") or {}) or shutil.which(_HOOK) is not None
 
 
-def _found(nvml: Any) -> Iterator[Gpu]:
-    """The GPUs that are not divided: of one that is, no process has more than a part (MIG)."""
+def _undivided_gpus(nvml: Any) -> Iterator[HostGpu]:
+    """Yield the GPUs that are not divided by MIG: of a divided one, a process can only use a part."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if not _is_divided(nvml, handle):
-            yield Gpu(
+            yield HostGpu(
                 str(nvml.nvmlDeviceGetUUID(handle)),
                 str(nvml.nvmlDeviceGetName(handle)),
                 int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
@@ -150,32 +155,32 @@ def _found(nvml: Any) -> Iterator[Gpu]:
 def _is_divided(nvml: Any, handle: Any) -> bool:
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError:  # it cannot be divided
+    except nvml.NVMLError:  # the GPU does not support MIG
         return False
     return bool(current)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a process uses of a GPU; None: NVML does not tell."""
+    """Use of a GPU by a process."""
 
     memory: int | None
-    """Bytes."""
+    """Bytes; None: NVML does not report it."""
     mps: bool
-    """Whether it is a client of MPS."""
+    """Whether the process is a client of MPS."""
     sm: float | None
-    """Share of the time since the last reading in which a kernel of it ran. Of MPS's clients NVML does
-    not tell: it counts their time as the server's."""
+    """Share of the time since the previous reading in which one of its kernels ran. None: NVML does not
+    report it, as for clients of MPS, whose time it counts as the server's."""
 
 
-class Meter:
-    """Reads what the processes of this host use of the GPUs with these UUIDs. Raises OSError where NVML
-    does not answer."""
+class GpuMeter:
+    """Meter of the use of some GPUs by the processes of this host."""
 
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:
+        """`uuids`: of the GPUs. `nvml`: see `survey`. Raises OSError if NVML does not answer."""
         self._nvml = nvml = nvml or _nvml()
         self._seen: dict[Any, int] = {}
-        """NVML's time of the newest sample of each GPU, µs."""
+        """NVML's time of the latest sample of each GPU, in µs."""
         try:
             nvml.nvmlInit()
             self._handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
@@ -183,7 +188,7 @@ class Meter:
             raise OSError(f"NVML: {error}") from error
 
     def read(self) -> dict[int, Use]:
-        """By process id of this host: the driver knows no other."""
+        """Return the use by process id of this host (the driver knows only these)."""
         found: dict[int, Use] = {}
         for index, handle in enumerate(self._handles):
             busy = self._busy(index, handle)
@@ -197,11 +202,12 @@ class Meter:
     def _processes(self, function: str, handle: Any) -> list[Any]:
         try:
             return list(getattr(self._nvml, function)(handle))
-        except self._nvml.NVMLError:  # older drivers and some GPUs have it not
+        except self._nvml.NVMLError:  # not supported by older drivers and some GPUs
             return []
 
     def _busy(self, index: int, handle: Any) -> dict[int, float] | None:
-        """Mean share of time of each process that had any, since the last call."""
+        """Return the mean share of time by process since the previous call; None if NVML does not report
+        it."""
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._seen.get(index, 0))
         except self._nvml.NVMLError as error:
@@ -213,4 +219,5 @@ class Meter:
         return {pid: sum(shares) / len(shares) for pid, shares in by_pid.items()}
 
     def close(self) -> None:
+        """Close NVML."""
         self._nvml.nvmlShutdown()

@@ -1,6 +1,6 @@
-"""Whether this kernel has the traffic control that links are shaped with, found by trying it.
+"""Trials that show whether this kernel has the traffic control that shapes links.
 
-Each trial runs in a network namespace of its own, as in a device's container, that is gone with it.
+Each trial runs in a temporary network namespace, as in a device's container.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ TRY_FIX = "sudo apt-get install iproute2 util-linux, then run 'testbed doctor' a
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One kernel module and the command that succeeds only with it."""
+    """A kernel module and the command that succeeds only with it."""
 
     module: str
     trial: str
+    """Shell command."""
     purpose: str
+    """Purpose in words."""
     needed: bool = True
-    """Whether a link with just a rate needs it."""
+    """Whether even a link that has only a rate needs it."""
 
 
 _ROOT = "tc qdisc add dev lo root"
@@ -42,16 +44,17 @@ FEATURES = (
 
 CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control"
 _NET_ADMIN = 12
-"""Number of the capability (capabilities(7))."""
+"""Number of the capability CAP_NET_ADMIN (capabilities(7))."""
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def congestion_control(allowed: Path = _ALLOWED) -> str | None:
-    """Congestion control for the TCP of containers, of what the kernel allows outside the host's own
-    network namespace: CUBIC, the default of Linux, else Reno, which every kernel allows and which comes
-    closest. None where there is nothing to choose from, as this is not Linux.
+    """Return the TCP congestion control for containers: CUBIC, the default of Linux, if the kernel
+    allows it outside the host's own network namespace; else Reno, which every kernel allows and which is
+    most similar. None: not Linux.
 
-    Else they would inherit the host's own: where that is BBR, the loss of a link would hardly be felt.
+    It must be set, because containers would inherit that of the host. If that is BBR, the loss of a link
+    would have hardly any effect.
     """
     try:
         names = allowed.read_text(encoding="ascii").split()
@@ -61,17 +64,18 @@ def congestion_control(allowed: Path = _ALLOWED) -> str | None:
 
 
 def supports(feature: Feature) -> tuple[bool | None, str]:
-    """Whether the kernel has `feature` (None where it cannot be tried), and its answer. What an ordinary
-    user may not try is looked up among the kernel's modules; then the answer says so."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # not on a plain user's PATH
+    """Return whether the kernel has `feature` (None: it cannot be tested), and its error or another
+    remark. If this user may not test it, the list of the kernel's modules decides, and the remark says
+    so."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # often not on a user's PATH
     for program in ("unshare", "tc", "ip"):
         if shutil.which(program, path=path) is None:
-            return None, f"there is no '{program}' here"
+            return None, f"'{program}' is not installed"
     if os.geteuid() == 0:
         namespace, restricted = ["unshare", "--net"], False
     else:
-        # Distributions restrict user namespaces in different ways: some refuse one, in others it is
-        # there and without rights, as on Ubuntu since 24.04.
+        # Distributions restrict user namespaces in different ways: some refuse them, others give them no
+        # rights, as Ubuntu since 24.04.
         namespace, restricted = ["unshare", "--map-root-user", "--net"], True
     refusal = _try([*namespace, "ip", "link", "set", "lo", "up"], path)
     if refusal is None:
@@ -83,7 +87,7 @@ def supports(feature: Feature) -> tuple[bool | None, str]:
 
 
 def is_listed(module: str, modules: Path = Path("/lib/modules")) -> bool:
-    """Whether the running kernel has `module`, by the lists that are installed with it."""
+    """Whether `module` is in the module lists that are installed with the running kernel."""
     for name in ("modules.dep", "modules.builtin"):
         with suppress(OSError):
             lines = (modules / os.uname().release / name).read_text(encoding="utf-8").splitlines()
@@ -93,17 +97,17 @@ def is_listed(module: str, modules: Path = Path("/lib/modules")) -> bool:
 
 
 def may_change_networks(status: Path = Path("/proc/self/status")) -> bool:
-    """Whether this process holds NET_ADMIN, which root of a container may lack."""
+    """Whether this process has NET_ADMIN, which root in a container may lack."""
     try:
         lines = status.read_text(encoding="ascii").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return False
     held = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(held >> _NET_ADMIN & 1)
 
 
 def _try(command: list[str], path: str) -> str | None:
-    """Run `command`: None where it succeeds, else the last line of its errors."""
+    """Run `command`; return None if it succeeds, else the last line of its errors."""
     environment = {**os.environ, "PATH": path, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10)

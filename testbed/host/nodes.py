@@ -1,4 +1,4 @@
-"""A machine among several that devices are placed on."""
+"""A node: one of several machines on which devices are placed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
+    """One of several machines on which devices are placed."""
+
     id: str
+    """Id in the Swarm."""
     name: str
-    """Its host name; with a number after it where others have the same."""
+    """Host name; with a number at the end if several nodes have the same."""
     cores: int
+    """Number of cores."""
     memory: int
-    """Bytes, in use or not."""
+    """Total memory in bytes."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that the Swarm's administrator has set."""
     engine: str = ""
-    """Version of its engine."""
+    """Version of its Docker engine; empty: unknown."""
     core: float | None = None
-    """How fast one of its cores is, in cores of this machine; None: not known, and as fast."""
+    """Speed of one of its cores relative to a core of this machine; None: unknown, assumed equal."""
     cpus: tuple[int, ...] = ()
-    """Numbers of its CPUs that a run may use; none: not known, and counted from 0."""
+    """Numbers of the CPUs that a run may use; empty: unknown, assumed to count from 0."""
     here: bool = False
-    """Whether it is this machine, on which broker and aggregator are."""
+    """Whether it is this machine, which runs broker and aggregator."""

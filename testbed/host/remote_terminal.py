@@ -1,4 +1,4 @@
-"""The user's terminal, connected with a process elsewhere."""
+"""Connection of the user's terminal with a process elsewhere."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ import tty
 from collections.abc import Callable
 
 
-def is_here() -> bool:
-    """Whether a person is at both ends of this process."""
+def is_interactive() -> bool:
+    """Whether standard input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
-    """Pass on, as they are, keys to `other` and its output to the screen, until `other` ends. Ctrl-C is
-    a key as any. `resize` is told the screen's rows and columns, now and when they change."""
+    """Forward keys to `other` and its output to the screen, unchanged, until `other` closes. Ctrl-C is
+    forwarded like any key. `resize` is called with the screen's rows and columns, now and whenever they
+    change."""
     keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
 
-    def tell(*_: object) -> None:
+    def send_size(*_: object) -> None:
         size = os.get_terminal_size(screen)
         resize(size.lines, size.columns)
 
-    before, on_change = termios.tcgetattr(keys), signal.signal(signal.SIGWINCH, tell)
+    before, on_change = termios.tcgetattr(keys), signal.signal(signal.SIGWINCH, send_size)
     try:
-        tty.setraw(keys, termios.TCSANOW)  # what has been typed ahead is not lost
-        tell()
+        tty.setraw(keys, termios.TCSANOW)  # keys that were typed before are kept
+        send_size()
         while True:
             ready, _, _ = select.select([other, keys], [], [])
             if other in ready:
@@ -40,7 +41,7 @@ def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
                     output = output[os.write(screen, output) :]
             if keys in ready:
                 typed = os.read(keys, 4096)
-                if not typed:  # the terminal is gone
+                if not typed:  # the terminal was closed
                     return
                 other.sendall(typed)
     finally:

@@ -1,7 +1,7 @@
 """`python -P run_module.py MODULE ARGUMENT...` runs a module of ours as a program.
 
-Unlike `python -m`, it finds the modules of the package that started it: not those of a folder `agents`
-or `testbed` that the user happens to be in (-P), and also where a wheel has them (`testbed.bundle`).
+Unlike `python -m`, it always finds the modules of the package that started it: not folders called
+`agents` or `testbed` in the working directory (-P), and also those inside a wheel (`testbed.bundle`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import sys
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """What starts `module` (dotted; a package's `__main__`) as a program."""
+    """Return the command that runs `module` (dotted name; for a package its `__main__`) as a program."""
     return [sys.executable, "-P", __file__, module, *arguments]
 
 
 def main() -> None:
-    import importlib.util  # here, as whoever wants a command alone has no use for them
+    """Run the module that the arguments name."""
+    import importlib.util  # here, because `command` does not need them
     import runpy
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Signal handling: SIGTERM and SIGHUP end a run as Ctrl-C does; cleaning up is not interrupted."""
+"""Signal handling: SIGTERM and SIGHUP end a run like Ctrl-C; cleanup is not interrupted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 @contextmanager
 def interrupting() -> Iterator[Callable[[], bool]]:
-    """Inside, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt; yields whether one came, as a
-    function."""
+    """Raise KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP during the `with` block; yield a function
+    that returns whether a signal was received."""
     received: list[int] = []
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -28,14 +28,15 @@ def interrupting() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP are ignored."""
+    """Ignore SIGINT (Ctrl-C), SIGTERM and SIGHUP during the `with` block."""
     with _handlers(signal.SIG_IGN, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]):
         yield
 
 
 @contextmanager
 def interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """Inside, signals that would interrupt are only recorded; yields whether one came, as a function."""
+    """Only record SIGINT, SIGTERM and SIGHUP during the `with` block; yield a function that returns
+    whether a signal was received."""
     received: list[int] = []
     numbers = _not_ignored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with _handlers(lambda number, _frame: received.append(number), numbers):
@@ -43,8 +44,8 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
 
 
 def interrupt_at_end_of_input() -> None:
-    """From now on the end of standard input is a SIGTERM: who holds its other end has closed it, or has
-    died, by whatever means and in whichever of its threads."""
+    """From now on, send SIGTERM to this process when standard input ends: when the process that holds
+    the other end has closed it, or has ended for any reason."""
 
     def wait() -> None:
         with suppress(OSError):
@@ -56,18 +57,18 @@ def interrupt_at_end_of_input() -> None:
 
 
 def _not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Those of `numbers` that are not ignored from the start, as with `nohup`."""
+    """Return the signals of `numbers` that were not ignored from the start, as with `nohup`."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
 def _handlers(handler: Handler, numbers: Iterable[signal.Signals]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and only it gets signals
+        yield  # only the main thread may set handlers, and only it receives signals
         return
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, earlier in before.items():  # None: it is no function of Python's
+        for number, earlier in before.items():  # None: the handler was not set from Python
             signal.signal(number, signal.SIG_DFL if earlier is None else earlier)

@@ -1,4 +1,4 @@
-"""Programs that are started and waited for; none outlives this process, and errors show their output."""
+"""Run programs and wait for them. None outlives this process; errors show their output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import IO
 from testbed.errors import HostError
 
 _GRACE_SECONDS = 4.0
-"""What a program has for its own cleaning up before it is killed."""
+"""Seconds that a program has for its own cleanup before it is killed."""
 
 
 class StoppedError(Exception):
-    """The caller's `stop` was set, and the program has been ended early."""
+    """The program was ended early because the caller's `stop` was set."""
 
 
 def run(
@@ -29,12 +29,13 @@ def run(
     output: IO[bytes] | None = None,
     temporary: Path | None = None,
 ) -> None:
-    """Run `command` to its end; its standard output goes to `output`.
+    """Run `command` to its end.
 
-    It runs in a session of its own, so that a Ctrl-C of the terminal reaches only this process, which
-    ends it with all its children. One that does not remove its temporary files when it is ended is
-    given a folder for them, `temporary`. Raises HostError with its last lines where it fails,
-    StoppedError where `stop` was set (by another thread) in the meantime.
+    It runs in its own session, so that Ctrl-C reaches only this process, which then ends the program
+    with all its children. `stop`: if another thread sets it, the program is ended. `output`: file for
+    standard output; None: it is shown only in errors. `temporary`: folder for temporary files, for a
+    program that does not remove them when it is killed; None: the default folder. Raises HostError with
+    the last lines of its output if it fails, StoppedError if `stop` was set.
     """
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as log:
@@ -60,7 +61,7 @@ def run(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End the session that `process` leads: by SIGTERM, then by SIGKILL. Idempotent."""
+    """End all processes of the session that `process` leads: by SIGTERM, then by SIGKILL. Idempotent."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -72,7 +73,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_lines(log: IO[bytes], count: int = 15) -> str:
-    """The last `count` lines of a program's output, indented."""
+    """Return the last `count` lines of a program's output, indented."""
     log.seek(0)
     lines = log.read().decode(errors="replace").rstrip().splitlines()
     return "\n".join(f"    {line}" for line in lines[-count:])

@@ -1,5 +1,4 @@
-"""The Docker Swarm that this machine's engine manages: which nodes there are, and what each of them
-has."""
+"""Nodes of the Docker Swarm that this machine's engine manages, with their resources."""
 
 from __future__ import annotations
 
@@ -18,36 +17,38 @@ from testbed.host.nodes import Node
 NOT_A_MANAGER = "this machine's engine manages no Swarm"
 MAKE_ONE = "docker swarm init"
 LEAST_ENGINE = 20, 10
-"""Version of the engine from which on a Swarm's services can have capabilities."""
+"""Minimum engine version whose services can have capabilities."""
 
 
 def manages(info: Mapping[str, Any]) -> bool:
-    """Whether the engine of which `info` tells is a manager of a Swarm that works."""
+    """Whether the engine described by `info` (`docker info`) is a manager of a working Swarm."""
     return bool(info.get("Swarm", {}).get("ControlAvailable"))
 
 
 def nodes(client: docker.DockerClient) -> list[Node]:
-    """The nodes that can take work now: this one first, then by name. Raises HostError."""
+    """Return the nodes that accept work now: this one first, then by name. Raises HostError."""
     try:
         info = client.info()
         if not manages(info):
-            raise HostError(f"{NOT_A_MANAGER}. To make one of it: {MAKE_ONE}")
-        found = described(client.api.nodes(), info["Swarm"]["NodeID"])
+            raise HostError(f"{NOT_A_MANAGER}. To make it a manager: {MAKE_ONE}")
+        found = ready_nodes(client.api.nodes(), info["Swarm"]["NodeID"])
     except docker_engine.ERRORS as error:
         raise HostError(f"the Docker engine could not list the nodes of its Swarm: {error}") from error
-    # An engine tells how many CPUs it has, and not which: those of this machine we see.
+    # Engines report only the number of CPUs. Of this machine we know which a run may use.
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     return [replace(node, cpus=cpus, cores=len(cpus)) if node.here else node for node in found]
 
 
-def here() -> list[Node]:
-    """The nodes of this machine's Swarm that can take work now. Raises HostError."""
+def local_nodes() -> list[Node]:
+    """Connect to this machine's engine; return the nodes of its Swarm (see `nodes`). Raises
+    HostError."""
     with closing(docker_engine.connect()) as client:
         return nodes(client)
 
 
-def described(found: list[dict[str, Any]], own: str) -> list[Node]:
-    """Of what the engine says of its nodes, those that can take work; `own` is the id of this one."""
+def ready_nodes(found: list[dict[str, Any]], own: str) -> list[Node]:
+    """Return the nodes that accept work. `found`: nodes in the engine's format. `own`: id of this
+    node."""
     ready = [
         Node(
             id=one["ID"],
@@ -61,10 +62,10 @@ def described(found: list[dict[str, Any]], own: str) -> list[Node]:
         for one in found
         if one["Status"]["State"] == "ready" and one["Spec"]["Availability"] == "active"
     ]
-    return _named_apart(sorted(ready, key=lambda node: (not node.here, node.name, node.id)))
+    return _with_unique_names(sorted(ready, key=lambda node: (not node.here, node.name, node.id)))
 
 
-def _named_apart(found: list[Node]) -> list[Node]:
+def _with_unique_names(found: list[Node]) -> list[Node]:
     names = [node.name for node in found]
     counts: dict[str, int] = {}
     apart = []

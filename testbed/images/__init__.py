@@ -1,5 +1,8 @@
-"""The container images, built where they are missing: `tags` says which there are and when one is up to
-date, `building` makes them, `in_use` keeps which ones are needed."""
+"""Container images, built if they are missing.
+
+`tags` computes which images this version needs, `building` builds them, and `in_use` remembers which
+images are still needed.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +14,43 @@ from testbed.images.build_time import BuildTime
 from testbed.images.building import (
     Builder,
     Progress,
+    build_lock,
     engine_build,
-    exists,
-    missing,
-    one_at_a_time,
+    image_exists,
+    missing_kinds,
     remove_untagged,
     scratch_folder,
 )
-from testbed.images.in_use import register, registered
+from testbed.images.in_use import register_images, registered_images
 from testbed.images.tags import (
     AGENTS,
     CUDA,
     FOLDER,
     LABEL,
+    ImageAdditions,
     Images,
-    Own,
     Tags,
+    added_tags,
+    agent_kind,
     current_tags,
-    of_agents,
-    own_tags,
 )
 
 __all__ = [
     "AGENTS",
     "FOLDER",
     "LABEL",
+    "ImageAdditions",
     "Images",
-    "Own",
     "Progress",
     "Tags",
     "are_built",
+    "build_lock",
     "current_tags",
     "engine_build",
     "ensure",
-    "exists",
-    "one_at_a_time",
-    "register",
-    "registered",
+    "image_exists",
+    "register_images",
+    "registered_images",
     "remove_untagged",
 ]
 
@@ -55,43 +58,47 @@ __all__ = [
 def ensure(
     client: docker.DockerClient,
     progress: Progress,
-    own: Own | None = None,
+    own: ImageAdditions | None = None,
     *,
     force: bool = False,
     cuda: bool = False,
 ) -> Images:
-    """The images for this version of the code, with `cuda` also those for devices with a GPU, and for
-    what a run adds to it; builds what is missing, or with `force` all of them with the newest packages,
-    and reports each to `progress`.
+    """Return the images for this version of the code; build the missing ones and report each to
+    `progress`.
 
-    Raises HostError with the last lines of pip, mmdebstrap or the engine where one fails; BadInputError
-    with those of pip where own requirements cannot be installed.
+    `own`: code and packages that the run adds. `cuda`: also the images for devices with a GPU. `force`:
+    build all images again, with the newest packages.
+
+    Raises HostError, with the last lines of pip, mmdebstrap or the engine, if a build fails;
+    BadInputError, with pip's last lines, if the run's own requirements cannot be installed.
     """
     every = current_tags(FOLDER, AGENTS)
-    register(every)  # those with CUDA too: another run's
+    register_images(every)  # with the CUDA images: another run may use them
     variants = ("", CUDA) if cuda else ("",)
     tags = {kind: tag for kind, tag in every.items() if cuda or not kind.endswith(CUDA)}
     if own is not None:
         added = {
             f"{kind}{variant}": tag
             for variant in variants
-            for kind, tag in own_tags(own, tags[f"agent{variant}"]).items()
+            for kind, tag in added_tags(own, tags[f"agent{variant}"]).items()
         }
         tags |= added
-        register(added, own.name)
-    if force or missing(client, tags):
+        register_images(added, own.name)
+    if force or missing_kinds(client, tags):
         try:
-            with one_at_a_time(), scratch_folder() as scratch:
-                todo = set(tags) if force else missing(client, tags)
+            with build_lock(), scratch_folder() as scratch:
+                todo = set(tags) if force else missing_kinds(client, tags)
                 expected = BuildTime(todo)
                 Builder(client, tags, scratch, progress, expected, own, force=force).build(todo)
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
-    gpu = tags[of_agents(tags, CUDA)] if cuda else ""
-    return Images(tags[of_agents(tags)], tags["broker"], tags["base"], gpu)
+    gpu = tags[agent_kind(tags, CUDA)] if cuda else ""
+    return Images(tags[agent_kind(tags)], tags["broker"], tags["base"], gpu)
 
 
 def are_built(client: docker.DockerClient) -> bool:
-    """Whether the images for this version of the code are there, for devices without a GPU."""
+    """Whether the images of this version for devices without a GPU exist."""
     tags = current_tags(FOLDER, AGENTS)
-    return not missing(client, {kind: tag for kind, tag in tags.items() if not kind.endswith(CUDA)})
+    return not missing_kinds(
+        client, {kind: tag for kind, tag in tags.items() if not kind.endswith(CUDA)}
+    )

@@ -1,4 +1,4 @@
-"""How long a build of images will take, by how long each took here the last time."""
+"""Estimate of how long a build of images takes, from the last build of each image on this host."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from testbed import console
 from testbed.host import cache
 
 _FILE = "image-seconds.json"
-"""In the cache: seconds by kind of image."""
+"""File in the cache: seconds per kind of image."""
 
 
 class BuildTime:
-    """Of one build. As text: `about 90 s left`; empty where one of the images was never built here."""
+    """Time left in one build, as text: `about 90 s left`; empty if an image was never built on this
+    host."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self._left = set(kinds)
@@ -24,8 +25,8 @@ class BuildTime:
             self._seconds = dict(json.loads((cache.folder() / _FILE).read_bytes()))
         self._mark = time.monotonic()
 
-    def built(self, kind: str) -> None:
-        """That image is there, and since the last one, or the beginning, it was waited for."""
+    def record_built(self, kind: str) -> None:
+        """Record that an image is finished, and the seconds since the previous image or the start."""
         now = time.monotonic()
         self._left.discard(kind)
         self._seconds[kind], self._mark = round(now - self._mark, 1), now
@@ -34,4 +35,4 @@ class BuildTime:
     def __str__(self) -> str:
         if not self._left <= self._seconds.keys():
             return ""
-        return console.about(sum(self._seconds[kind] for kind in self._left))
+        return console.time_left_text(sum(self._seconds[kind] for kind in self._left))

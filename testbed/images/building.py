@@ -1,4 +1,4 @@
-"""Building images with the engine's own builder, over the Docker SDK."""
+"""Build images with the engine's own builder, over the Docker SDK."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ from testbed.images.tags import (
     FOLDER,
     LABEL,
     OWN,
-    Own,
+    ImageAdditions,
     Tags,
-    modules,
-    of_agents,
+    agent_kind,
+    build_files,
+    module_files,
     parent_of,
-    recipe,
 )
 
 _BUILD_LABEL = "testbed.build"
-"""Label with one value for each build, by which the containers of an interrupted one are found."""
+"""Label with a different value for each build: it identifies the containers of an interrupted build."""
 _SCRATCH = "build-"
-"""What the names of folders in the cache for temporary files begin with."""
+"""Prefix of folder names for temporary files in the cache."""
 _DISCARD_TIMEOUT_SECONDS = 5.0
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""Architectures that torch has wheels for: Docker's (and Debian's) name, and pip's."""
+"""Architectures that PyTorch has wheels for: Docker's (and Debian's) name -> pip's name."""
 Progress = Callable[[str], None]
 
 
-def missing(client: docker.DockerClient, tags: Tags) -> set[str]:
-    """The kinds that have to be built; one that no missing image is built on is not needed."""
+def missing_kinds(client: docker.DockerClient, tags: Tags) -> set[str]:
+    """Return the kinds of image to build: missing images, and missing parents of missing images."""
     found: set[str] = set()
-    with_cuda = (of_agents(tags, CUDA),) if f"agent{CUDA}" in tags else ()
-    for used in (of_agents(tags), *with_cuda, "broker"):
+    with_cuda = (agent_kind(tags, CUDA),) if f"agent{CUDA}" in tags else ()
+    for used in (agent_kind(tags), *with_cuda, "broker"):
         kind: str | None = used
-        while kind is not None and kind not in found and not exists(client, tags[kind]):
+        while kind is not None and kind not in found and not image_exists(client, tags[kind]):
             found.add(kind)
             kind = parent_of(kind, tags)
     return found
 
 
-def exists(client: docker.DockerClient, tag: str) -> bool:
-    """Whether the engine has the image."""
+def image_exists(client: docker.DockerClient, tag: str) -> bool:
+    """Return whether the engine has the image `tag`."""
     return bool(client.images.list(name=tag))
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Lock for building: of two runs started at once, the second waits for the first one's images."""
+def build_lock() -> Iterator[None]:
+    """Hold the build lock: if two runs start at once, the second waits for the first one's images."""
     cache.folder().mkdir(parents=True, exist_ok=True)
     with (cache.folder() / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,8 +77,10 @@ def one_at_a_time() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder for all temporary files, in the cache, since /tmp may be in memory. What a killed build
-    has left there goes first: take the lock before."""
+    """Make a folder for temporary files, in the cache because /tmp may be in memory.
+
+    First removes what a killed build left there, so hold the build lock.
+    """
     for left in cache.folder().glob(f"{_SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=cache.folder()))
@@ -91,30 +93,32 @@ def scratch_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Builds images in the order of their dependence; `scratch` is for temporary files."""
+    """Builder of images, parents first. `scratch` is a folder for temporary files."""
 
     client: docker.DockerClient
     tags: Tags
     scratch: Path
     progress: Progress
     expected: BuildTime
-    own: Own | None = None
+    own: ImageAdditions | None = None
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""
 
     def build(self, kinds: set[str]) -> None:
         names = ", ".join(kind for kind in self.tags if kind in kinds)
-        self._tell(f"Container images to build: {names}")
+        self._report(f"Container images to build: {names}")
         architecture = self.client.version()["Arch"]
         if architecture not in _MACHINES:
-            raise HostError(f"There is no torch wheel for the engine's architecture, {architecture}.")
+            raise HostError(
+                f"PyTorch has no wheels for the engine's architecture {architecture}: use an engine on "
+                f"{' or '.join(_MACHINES)}."
+            )
         stop = threading.Event()
         with ThreadPoolExecutor(max_workers=1) as pool:
             try:
                 machine = _MACHINES[architecture]
-                libraries: dict[
-                    str, Future[Path]
-                ] = {  # while the base image is built: each takes half a minute or more
+                # Downloaded while the base image is built: each takes half a minute or more.
+                libraries: dict[str, Future[Path]] = {
                     kind: pool.submit(self._libraries_context, kind, machine, stop)
                     for kind in ("libraries", "libraries-cuda")
                     if kind in kinds
@@ -127,31 +131,33 @@ class Builder:
                     if (kind := f"libraries{variant}") in kinds:
                         self._image(kind, libraries[kind].result(), "base")
                     if (kind := f"agent{variant}") in kinds:
-                        context = self._context(kind, modules(AGENTS))
+                        context = self._context(kind, module_files(AGENTS))
                         self._image(kind, context, f"libraries{variant}")
                     for kind in (f"{own}{variant}" for own in OWN):
                         if kind in kinds and self.own is not None:
                             made = pool.submit(self._own_context, kind, self.own, machine, stop)
                             self._image(kind, made.result(), parent_of(kind, self.tags))
             except BaseException:
-                stop.set()  # at which the pool's thread, which the pool waits for, ends pip
+                stop.set()  # ends pip in the pool's thread, which the pool waits for
                 raise
 
     def _libraries_context(self, kind: str, machine: str, stop: threading.Event) -> Path:
         inputs = FOLDER / kind
-        fetched = self._fetched(kind, machine, stop, again=self.force)
+        fetched = self._fetch_wheels(kind, machine, stop, again=self.force)
         context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:
             wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
         return context
 
-    def _fetched(self, kind: str, machine: str, stop: threading.Event, *, again: bool = False) -> Path:
-        """The folder with the wheels of `libraries`, or of that with CUDA."""
+    def _fetch_wheels(
+        self, kind: str, machine: str, stop: threading.Event, *, again: bool = False
+    ) -> Path:
+        """Return the folder with the wheels of `libraries` or `libraries-cuda`."""
         requirements = FOLDER / kind / "requirements.txt"
         cuda = kind.endswith(CUDA)
-        return wheels.fetch(requirements, machine, self.scratch, stop, cuda=cuda, again=again)
+        return wheels.fetch_wheels(requirements, machine, self.scratch, stop, cuda=cuda, again=again)
 
-    def _own_context(self, kind: str, own: Own, machine: str, stop: threading.Event) -> Path:
+    def _own_context(self, kind: str, own: ImageAdditions, machine: str, stop: threading.Event) -> Path:
         plain = kind.removesuffix(CUDA)
         libraries = kind.replace(plain, "libraries")
         if plain == "code":
@@ -159,26 +165,29 @@ class Builder:
             own.copy(folder)
             return self._context(kind, {"code": folder})
         inputs = FOLDER / libraries
-        ours = self._fetched(libraries, machine, stop)
-        fetched = wheels.fetch_more(own.requirements, ours, machine, self.scratch, stop)
+        ours = self._fetch_wheels(libraries, machine, stop)
+        fetched = wheels.fetch_more_wheels(own.requirements, ours, machine, self.scratch, stop)
         context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:
             wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
         return context
 
     def _context(self, kind: str, files: Mapping[str, Path]) -> Path:
-        """The tar archive that the engine builds from: Dockerfile and `files` (path in it -> here)."""
+        """Write the tar archive that the engine builds from: the Dockerfile and `files`.
+
+        `files`: path in the archive -> path on this host.
+        """
         context = self.scratch / f"{kind}.tar"
         with tarfile.open(context, "w") as archive:
-            dockerfile = recipe(FOLDER, kind)["Dockerfile"]
+            dockerfile = build_files(FOLDER, kind)["Dockerfile"]
             for name, path in {"Dockerfile": dockerfile, **files}.items():
                 archive.add(path, name, filter=_readable_by_all)
         return context
 
     def _base(self, architecture: str, stop: threading.Event) -> None:
-        """Pull and extend Debian's image; bootstrap it where no registry answers."""
+        """Pull and extend Debian's image; bootstrap it if no registry answers."""
         packages = FOLDER / "base" / "packages.txt"
-        if exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
+        if image_exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
             return
         with self._step("base", "bootstrapped from Debian's packages, as no registry answers"):
@@ -191,13 +200,14 @@ class Builder:
             archive.unlink()
 
     def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
-        """Build one image; its Dockerfile knows the parent's tag under the parent's name."""
+        """Build one image. Its Dockerfile gets the parent's tag as a build argument with the parent's
+        name."""
         arguments = {}
         if parent is not None:
             name = "parent" if kind.removesuffix(CUDA) in OWN else parent.removesuffix(CUDA)
             arguments[name.upper()] = self.tags[parent]
         with self._step(kind, "built"), context.open("rb") as file:
-            network = "none" if parent else None  # only the base image fetches something
+            network = "none" if parent else None  # only the base image downloads something
             engine_build(self.client, self.tags[kind], file, arguments, network)
         context.unlink()
 
@@ -207,16 +217,16 @@ class Builder:
         yield
         size = self.client.images.get(self.tags[kind]).attrs["Size"]
         seconds = time.monotonic() - start
-        self.expected.built(kind)
-        self._tell(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
+        self.expected.record_built(kind)
+        self._report(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
 
-    def _tell(self, text: str) -> None:
-        """With the time left, where that is known."""
+    def _report(self, text: str) -> None:
+        """Report progress, with the time left if it is known."""
         self.progress("; ".join(filter(None, (text, str(self.expected)))))
 
 
 def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Root owns it and all may read it, whoever checked the sources out under whatever umask."""
+    """Make root the owner and all users readers, whatever the user's umask was at checkout."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
@@ -231,9 +241,11 @@ def engine_build(
     network: str | None = "none",
     dockerfile: str = "Dockerfile",
 ) -> None:
-    """Let the engine build `context`, without a network unless `network` is another Docker network mode
-    (None: the engine's default). Whatever ends it early leaves no container and no layer, where the
-    Dockerfile labels its own with BUILD. Raises HostError with the engine's last lines.
+    """Build `context` with the engine.
+
+    `network`: Docker network mode of the build, by default none; None: the engine's default. A build
+    that fails or is interrupted leaves no container and no layer if the Dockerfile labels its own with
+    BUILD. Raises HostError with the engine's last lines.
     """
     token = secrets.token_hex(6)
     output: deque[str] = deque(maxlen=15)
@@ -261,10 +273,10 @@ def engine_build(
 
 
 def _discard(client: docker.DockerClient, token: str) -> None:
-    """Remove the containers and layers of an unfinished build, until there are none left.
+    """Remove the containers and layers of an unfinished build, until none are left.
 
-    The engine ends a build whose connection is closed, but within a second or so rather than at once,
-    and it keeps the layers made so far.
+    The engine ends a build whose connection is closed, but only after a second or so, and it keeps the
+    layers made until then.
     """
     deadline = time.monotonic() + _DISCARD_TIMEOUT_SECONDS
     with contextlib.suppress(*docker_engine.ERRORS):  # the error to report is what ended the build
@@ -273,7 +285,7 @@ def _discard(client: docker.DockerClient, token: str) -> None:
                 all=True, filters={"label": f"{_BUILD_LABEL}={token}"}, ignore_removed=True
             )
             for container in containers:
-                with contextlib.suppress(APIError):  # the engine was faster
+                with contextlib.suppress(APIError):  # the engine has removed it already
                     container.remove(force=True, v=True)
             if not containers and not remove_untagged(client, f"{_BUILD_LABEL}={token}"):
                 return
@@ -281,7 +293,9 @@ def _discard(client: docker.DockerClient, token: str) -> None:
 
 
 def remove_untagged(client: docker.DockerClient, label: str, **filters: str) -> bool:
-    """Remove the layers with that label that no tag leads to and no container uses; whether there were
-    any. `filters` are more of the engine's."""
+    """Remove untagged layers with `label` that no container uses; return whether there were any.
+
+    `filters`: further filters of the engine's prune command.
+    """
     pruned = client.images.prune(filters={"label": label, "dangling": True, **filters})
     return bool(pruned["ImagesDeleted"])

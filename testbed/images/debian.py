@@ -1,4 +1,4 @@
-"""A root file system with a few Debian packages, made without a registry."""
+"""Root file system with a few Debian packages, made without a registry."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from testbed.host.subprocesses import run
 
 SUITE = "bookworm"
 IMAGE = f"debian:{SUITE}-slim"
-"""The official image, used where a registry answers."""
+"""The official image, used if a registry answers."""
 
 OPTIONS = (
-    # No apt: nothing is installed into it later.
+    # No apt: nothing is installed into the image later.
     "--variant=essential",
     "--quiet",
     "--dpkgopt=force-unsafe-io",
@@ -27,15 +27,15 @@ OPTIONS = (
 def bootstrap(packages: Sequence[str], architecture: str, scratch: Path, stop: threading.Event) -> Path:
     """Make the tar archive of Debian's essential packages and `packages`; return its path.
 
-    `architecture` is Debian's and Docker's name. Needs no root: mmdebstrap falls back to a user
-    namespace. It chooses the place of its temporary files, as that namespace's users must reach them.
-    Raises HostError where the archive cannot be made.
+    `architecture`: as Debian and Docker name it. Needs no root: mmdebstrap uses a user namespace. It
+    chooses the folder for its temporary files itself, because the users of that namespace must reach it.
+    Raises HostError if the archive cannot be made.
     """
     if shutil.which("mmdebstrap") is None:
         raise HostError(
-            f"No registry answers that has {IMAGE}, and there is no mmdebstrap to make the base image "
-            "from Debian's packages: run 'sudo apt-get install mmdebstrap uidmap', or give the Docker "
-            "engine a registry."
+            f"No registry with {IMAGE} answers, and mmdebstrap, which makes the base image from "
+            "Debian's packages, is not installed: run 'sudo apt-get install mmdebstrap uidmap', or give "
+            "the Docker engine access to a registry."
         )
     archive = scratch / "base.tar"
     command = ["mmdebstrap", *OPTIONS, f"--architectures={architecture}"]

@@ -1,7 +1,7 @@
-"""What an image of a user's own must have, looked at from inside a container of it.
+"""Check of a user's own image, run inside a container of it.
 
-Its text is given to the image's own Python (`python3 -c`), so it takes nothing of ours, and says what is
-missing as JSON on its standard output.
+The text of this file is run by the image's own Python (`python3 -c`), so it imports nothing of the
+testbed. It writes what is missing as JSON to standard output.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ PROGRAMS = ("ip", "tc")
 
 
 def digest(package: Path) -> str:
-    """Of the modules of a package."""
+    """Return the hash of the modules of a package."""
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         found.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")

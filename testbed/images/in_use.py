@@ -1,5 +1,7 @@
-"""Which images this user's checkouts, own code and Dockerfiles use, kept in the cache: `prune` leaves
-them."""
+"""Register, in the cache, of the images that this user's checkouts, code and Dockerfiles use.
+
+`testbed images prune` keeps these images.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,24 @@ from testbed.host import cache
 from testbed.images.tags import FOLDER, Tags
 
 _REGISTER = "images-in-use"
-"""Folder of the cache, with a file for each checkout: which images it uses."""
+"""Folder in the cache with one file per checkout: the images that it uses."""
 
 
-def register(tags: Tags, own: str = "") -> None:
-    """Keep in the cache which images this checkout uses, or with it the `own` code or Dockerfile of that
-    path: `prune` leaves them."""
+def register_images(tags: Tags, own: str = "") -> None:
+    """Register `tags` as used by this checkout, or by the code or Dockerfile at the path `own`.
+
+    `prune` keeps registered images.
+    """
     name = hashlib.sha256(f"{FOLDER}{own}".encode()).hexdigest()[:12]
     entry = {"folder": own or str(FOLDER), "tags": [*tags.values()]}
     cache.keep(cache.folder() / _REGISTER / f"{name}.json", json.dumps(entry))
 
 
-def registered() -> dict[str, str]:
-    """What this user's checkouts, own code and Dockerfiles use, as far as these are still there: the
-    path of one of them, by tag."""
+def registered_images() -> dict[str, str]:
+    """Return the images in use: tag -> path of the checkout, code or Dockerfile that uses it.
+
+    Entries whose path no longer exists are left out.
+    """
     registers = [json.loads(path.read_bytes()) for path in (cache.folder() / _REGISTER).glob("*.json")]
     return {
         tag: one["folder"] for one in registers if Path(one["folder"]).exists() for tag in one["tags"]

@@ -1,10 +1,10 @@
-"""Tags of the container images, as hashes of all that goes into them. Pure but for reading files.
+"""Tags of the container images, computed from their inputs. Pure except for reading files.
 
-base -> libraries -> agent, and base -> broker. For a user's own code there are more on top: agent ->
-requirements -> code, as far as a run has these. For devices with a GPU there is a second chain beside
-that, libraries-cuda -> agent-cuda -> ...
+base -> libraries -> agent, and base -> broker. A run with its own code adds agent -> requirements ->
+code, or agent -> code if it has no requirements. For devices with a GPU there is a second chain with
+CUDA: base -> libraries-cuda -> agent-cuda -> ...
 
-A tag is a hash of all that goes into the image, its parent's tag included: an image that exists is up to
+A tag is a hash of everything in the image, its parent's tag included. So an image that exists is up to
 date, and a change rebuilds only the images that depend on it.
 """
 
@@ -20,11 +20,11 @@ from testbed.images import debian
 
 FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
-"""Label of every image and layer of ours; its value is the kind: `base`, `libraries`, ..."""
+"""Label of every image and layer of the testbed; its value is the kind: `base`, `libraries`, ..."""
 OWN = ("requirements", "code")
-"""Kinds of images with what a run adds."""
+"""Kinds of images for what a run adds."""
 CUDA = "-cuda"
-"""What the kinds of image for devices with a GPU end with."""
+"""Suffix of the kinds of images for devices with a GPU."""
 _PARENTS = {
     "libraries": "base",
     "agent": "libraries",
@@ -36,7 +36,7 @@ _PARENTS = {
     "requirements-cuda": "agent-cuda",
     "code-cuda": "requirements-cuda",
 }
-"""Kind of image -> the one that it is built on; without requirements, code is built on agent."""
+"""Kind of image -> kind of its parent. Without requirements, the parent of `code` is `agent`."""
 Tags = Mapping[str, str]
 """Kind of image -> its tag, parents first."""
 
@@ -46,38 +46,41 @@ class Images:
     """Tags of the images that a run starts containers from."""
 
     agent: str
-    """With own code, where the run has some."""
+    """Image of clients and aggregator; includes the run's own code if it has some."""
     broker: str
+    """Image of the broker."""
     base: str
-    """What both are built on."""
+    """Parent of both."""
     gpu: str = ""
-    """As `agent`, with CUDA; empty where no device of the run has a GPU."""
+    """Image of clients with CUDA; empty if no device of the run has a GPU."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Of the device groups that have one of their own (`testbed.images.own`)."""
+    """Device group -> its own image (`testbed.images.device_images`); only groups that have one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """What a run adds to the agents' image."""
+class ImageAdditions:
+    """Code and packages that a run adds to the agents' image."""
 
     name: str
-    """Of what is kept of it: another version of the same supersedes it."""
+    """Name in the register of images in use: a newer version of the same name replaces the older."""
     digest: str
-    """Of the code."""
+    """Hash of the code."""
     copy: Callable[[Path], None]
-    """Writes the code into a folder."""
+    """Function that writes the code into a folder."""
     requirements: tuple[str, ...] = ()
-    """Packages, as for pip."""
+    """Packages, in pip's notation."""
 
 
 def current_tags(folder: Path, sources: Path) -> dict[str, str]:
-    """The tag of each image, from the inputs in `folder` (as `images/`) and the package `sources`."""
+    """Compute the tag of each image from the build inputs in `folder` and the package at `sources`."""
     base = _tag("base", _inputs(folder / "base"), repr(debian.OPTIONS))
     libraries = _tag("libraries", _inputs(folder / "libraries"), base)
-    agent = _tag("agent", _inputs(folder / "agent") | modules(sources), libraries)
+    agent = _tag("agent", _inputs(folder / "agent") | module_files(sources), libraries)
     broker = _tag("broker", _inputs(folder / "broker"), base)
-    of_cuda = _tag("libraries-cuda", recipe(folder, "libraries-cuda"), base)
-    agent_of_cuda = _tag("agent-cuda", recipe(folder, "agent-cuda") | modules(sources), of_cuda)
+    of_cuda = _tag("libraries-cuda", build_files(folder, "libraries-cuda"), base)
+    agent_of_cuda = _tag(
+        "agent-cuda", build_files(folder, "agent-cuda") | module_files(sources), of_cuda
+    )
     return {
         "base": base,
         "libraries": libraries,
@@ -88,15 +91,17 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
     }
 
 
-def recipe(folder: Path, kind: str) -> dict[str, Path]:
-    """The files that an image of that kind is built by. One with CUDA has those of the kind without,
-    except where it has its own."""
+def build_files(folder: Path, kind: str) -> dict[str, Path]:
+    """Return the files that an image of `kind` is built from: file name -> path.
+
+    A kind with CUDA uses the files of the kind without CUDA, except for those it has itself.
+    """
     own = folder / kind
     return _inputs(folder / kind.removesuffix(CUDA)) | (_inputs(own) if own.is_dir() else {})
 
 
-def own_tags(own: Own, agent: str) -> dict[str, str]:
-    """Of the images that `own` adds on top of `agent`."""
+def added_tags(own: ImageAdditions, agent: str) -> dict[str, str]:
+    """Compute the tags of the images that `own` adds on top of `agent`."""
     tags, parent = {}, agent
     if own.requirements:
         parent = tags["requirements"] = _tag(
@@ -106,8 +111,8 @@ def own_tags(own: Own, agent: str) -> dict[str, str]:
     return tags
 
 
-def of_agents(tags: Tags, variant: str = "") -> str:
-    """The kind that clients and aggregator are started from."""
+def agent_kind(tags: Tags, variant: str = "") -> str:
+    """Return the kind of image that clients and aggregator are started from."""
     return f"code{variant}" if f"code{variant}" in tags else f"agent{variant}"
 
 
@@ -128,6 +133,7 @@ def _inputs(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in folder.iterdir() if path.is_file()}
 
 
-def modules(package: Path) -> dict[str, Path]:
-    """The modules of `package` alone: no byte code, no editor's backups. Path in the image -> here."""
+def module_files(package: Path) -> dict[str, Path]:
+    """Return the modules of `package`, without byte code or other files: path in the image -> path
+    here."""
     return {str(path.relative_to(package.parent)): path for path in package.rglob("*.py")}

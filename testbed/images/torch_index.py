@@ -1,11 +1,12 @@
-"""Which build of PyTorch pip takes: without an NVIDIA driver, one of PyTorch's own index of CPU builds.
+"""Choice of the PyTorch build that pip installs: a CPU build if there is no NVIDIA driver.
 
-The Python Package Index's build for Linux, x86-64 and aarch64 alike, needs gigabytes of CUDA libraries.
-The CPU index has `2.13.0+cpu` for both. It satisfies `torch==2.13.0`, and pip prefers it to `2.13.0`: a
-version with a local part is the newer one (PEP 440), whichever index it comes from.
+The Python Package Index's build for Linux (x86-64 and aarch64) needs gigabytes of CUDA libraries.
+PyTorch's own index of CPU builds has `2.13.0+cpu` for both. It satisfies `torch==2.13.0`, and pip
+prefers it to `2.13.0`, whichever index it comes from: a version with a local part counts as newer (PEP
+440).
 
-The Makefile runs this file before anything is installed, so it uses the standard library alone. It
-prints pip's options to stdout; to stderr, which build of PyTorch pip will take, and why.
+The Makefile runs this file before anything is installed, so it uses the standard library only. It prints
+pip's options to stdout, and to stderr which build pip will install and why.
 """
 
 from __future__ import annotations
@@ -21,40 +22,42 @@ from typing import NamedTuple
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
-"""Files that exist where a driver of NVIDIA's is loaded: on Linux, and in Windows' Linux."""
+"""Files that exist if an NVIDIA driver is loaded, on Linux or on the Windows Subsystem for Linux."""
 _ANSWER_SECONDS = 3.0
-"""Time that the index has for its answer, the look-up of its name included."""
+"""Time limit for the index's answer, including the look-up of its name."""
 _SETTINGS = ("index-url", "extra-index-url", "no-index", "find-links")
-"""pip's settings of where packages come from."""
+"""pip's settings for where packages come from."""
 
 
-class Choice(NamedTuple):
+class TorchSource(NamedTuple):
     """Source of PyTorch for pip."""
 
     options: tuple[str, ...]
-    """Options of pip, to find it there."""
+    """pip options that select the source; empty: pip's own settings decide."""
     reason: str
-    """One line: which build that is, and why."""
+    """One line: which build this is, and why."""
 
 
-def for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> Choice:
-    """For this machine: CPU builds, unless it has an NVIDIA driver or does not run Linux."""
+def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> TorchSource:
+    """Choose for this machine: CPU builds, unless it has an NVIDIA driver or does not run Linux."""
     if sys.platform != "linux":
-        return Choice((), "the Python Package Index's build, which has CUDA on Linux only")
+        return TorchSource((), "the Python Package Index's build, which has CUDA on Linux only")
     if driver := next((path for path in drivers if path.exists()), None):
-        return Choice((), f"the Python Package Index's build with CUDA: NVIDIA driver found ({driver})")
-    choice = for_cpu(index)
+        return TorchSource(
+            (), f"the Python Package Index's build with CUDA: NVIDIA driver found ({driver})"
+        )
+    choice = cpu_source(index)
     return choice._replace(reason=f"{choice.reason}; no NVIDIA driver found")
 
 
-def for_cpu(index: str = CPU_INDEX) -> Choice:
-    """CPU builds of `index`, unless the user's settings of pip say where packages come from, or the
+def cpu_source(index: str = CPU_INDEX) -> TorchSource:
+    """Choose the CPU builds of `index`, unless the user's pip settings name a source of packages, or the
     index does not answer in time."""
     if settings := ", ".join(_settings()):
-        return Choice((), f"from where your settings of pip say ({settings}); CPU builds are at {index}")
+        return TorchSource((), f"from the source in your pip settings ({settings}); CPU builds: {index}")
     if (problem := _problem(index)) is None:
-        return Choice(("--extra-index-url", index), f"the CPU build, as {index} answers")
-    return Choice(
+        return TorchSource(("--extra-index-url", index), f"the CPU build, as {index} answers")
+    return TorchSource(
         (),
         "the Python Package Index's build, which on Linux brings gigabytes of CUDA: the index of CPU "
         f"builds, {index}, does not answer ({problem})",
@@ -62,7 +65,8 @@ def for_cpu(index: str = CPU_INDEX) -> Choice:
 
 
 def _settings() -> list[str]:
-    """The user's settings of where packages come from, as in `PIP_INDEX_URL` or `global.index-url`."""
+    """Return the user's pip settings for package sources, such as `PIP_INDEX_URL` or
+    `global.index-url`."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     settings = (line.partition("=") for line in listed.stdout.splitlines())
@@ -75,7 +79,7 @@ def _settings() -> list[str]:
 
 
 def _problem(index: str) -> str | None:
-    """Why `index` gives no list of PyTorch's builds in time; None if it does."""
+    """Return why `index` does not list PyTorch's builds; None if it does in time."""
     problems: list[str | None] = []
 
     def ask() -> None:
@@ -85,7 +89,7 @@ def _problem(index: str) -> str | None:
         except (OSError, http.client.HTTPException) as error:
             problems.append(str(getattr(error, "reason", error)))
 
-    # A timeout of urlopen covers neither the look-up of a name nor an answer that comes byte by byte.
+    # urlopen's timeout covers neither the look-up of the name nor an answer that arrives byte by byte.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_ANSWER_SECONDS)
@@ -93,6 +97,6 @@ def _problem(index: str) -> str | None:
 
 
 if __name__ == "__main__":
-    choice = for_host()
+    choice = source_for_host()
     print("PyTorch:", choice.reason, file=sys.stderr)  # noqa: T201
     print(*choice.options)  # noqa: T201

@@ -1,7 +1,7 @@
 """The agents' Python libraries: wheels downloaded with the user's own pip configuration, then unpacked.
 
-They are for Python 3.11 on glibc and the engine's architecture, whatever this host runs. They are
-unpacked on the host, while the base image is built, so that neither pip nor a wheel enters a layer.
+The wheels are for Python 3.11 on glibc and the engine's architecture, whatever this host runs. They are
+unpacked on the host while the base image is built, so neither pip nor a wheel enters a layer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from testbed.images import torch_index
 _PYTHON = "3.11"
 _PIP = (sys.executable, "-m", "pip", "--quiet")
 _GLIBC = 36
-"""Minor version of bookworm's glibc 2.x."""
+"""Minor version of glibc 2.x in Debian bookworm."""
 
 
-def fetch(
+def fetch_wheels(
     requirements: Path,
     machine: str,
     scratch: Path,
@@ -39,11 +39,10 @@ def fetch(
     cuda: bool = False,
     again: bool = False,
 ) -> Path:
-    """The folder with the wheels for `requirements` on `machine` (as in `x86_64`), downloaded once, or
-    `again`.
+    """Download the wheels for `requirements` on `machine` (such as `x86_64`); return their folder.
 
-    Raises HostError where pip fails, or where torch would bring CUDA libraries; with `cuda`, where it
-    brings none.
+    Wheels of an earlier download are reused unless `again`. Raises HostError if pip fails, if torch
+    would bring CUDA libraries, or, with `cuda`, if it brings none.
     """
     torch = _installed_torch()
     wanted = significant_lines(requirements.read_text(encoding="utf-8"))
@@ -59,7 +58,7 @@ def fetch(
         run(command, temporary=scratch, stop=stop)
         require_cuda([wheel.name for wheel in partial.glob("*.whl")])
     else:
-        index = torch_index.for_cpu()
+        index = torch_index.cpu_source()
         if not any(line.endswith("+cpu") for line in wanted):
             refuse_cuda(_resolve([*index.options, *options, *wanted], scratch, stop), index.reason)
         try:
@@ -68,17 +67,18 @@ def fetch(
             raise HostError(f"{error}\nPyTorch: {index.reason}") from error
     if folder.is_dir():
         shutil.rmtree(folder)
-    partial.rename(folder)  # in one step: an interrupted download leaves no folder that looks whole
+    partial.rename(folder)  # in one step: an interrupted download leaves no folder that looks complete
     return folder
 
 
-def fetch_more(
+def fetch_more_wheels(
     requirements: Sequence[str], ours: Path, machine: str, scratch: Path, stop: threading.Event
 ) -> Path:
-    """The folder with the wheels for a user's `requirements`, downloaded once, without those that are in
-    the folder `ours`: of these no other version is taken.
+    """Download the wheels for a user's `requirements`, once; return their folder.
 
-    Raises BadInputError, with pip's last lines, where there are none.
+    `ours`: folder with the agents' wheels. These are not downloaded, and pip must not choose other
+    versions of them. Raises BadInputError, with pip's last lines, if the requirements cannot be
+    satisfied.
     """
     there = {wheel.name for wheel in ours.glob("*.whl")}
     versions = ["==".join(name.split("-")[:2]) for name in sorted(there)]
@@ -104,7 +104,7 @@ def fetch_more(
 
 
 def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> list[str]:
-    """The names of all packages that pip would download: some would be gigabytes."""
+    """Return the names of all packages that pip would download, without downloading gigabytes."""
     report = scratch / "report.json"
     options = ["--dry-run", "--ignore-installed", f"--report={report}", f"--target={scratch / 'none'}"]
     run([*_PIP, "install", *options, *arguments], temporary=scratch, stop=stop)
@@ -113,7 +113,7 @@ def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> 
 
 
 def unpack(wheels: Path, trim: Path, archive: tarfile.TarFile, stop: threading.Event) -> None:
-    """Add the content of `wheels` to `archive` as `site/`, except what the globs in `trim` match."""
+    """Add the content of `wheels` to `archive` as `site/`, except paths that match a glob in `trim`."""
     unwanted = significant_lines(trim.read_text(encoding="utf-8"))
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as source:
@@ -126,10 +126,10 @@ def unpack(wheels: Path, trim: Path, archive: tarfile.TarFile, stop: threading.E
 
 
 def installed_path(name: str) -> str | None:
-    """Path of a wheel's member under site-packages; None for folders, scripts and other data.
+    """Return the path of a wheel's member under site-packages; None for folders, scripts and other data.
 
-    A wheel is the content of site-packages, except for its `*.data` folder, which has a folder for each
-    place of installation (Python packaging's binary distribution format).
+    A wheel has the content of site-packages, and a `*.data` folder with one folder per place of
+    installation (Python packaging's binary distribution format).
     """
     if name.endswith("/"):
         return None
@@ -149,13 +149,16 @@ def _copy(source: zipfile.ZipFile, entry: zipfile.ZipInfo, to: tarfile.TarFile, 
 
 
 def significant_lines(text: str) -> list[str]:
-    """The lines of `text` without comments and blank lines."""
+    """Return the lines of `text` without comments and blank lines."""
     return [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
 
 
 def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
-    """`requirements` with the pinned torch as the CPU build `torch` (`2.13.0+cpu`), where this host has
-    it: then pip can find it, and for the bare pin it might choose a build with CUDA."""
+    """Replace the pinned torch in `requirements` by the CPU build `torch` (such as `2.13.0+cpu`).
+
+    Only if this host has that build: then pip can find it. For the bare pin, pip might choose a build
+    with CUDA.
+    """
     if torch is None or not torch.endswith("+cpu"):
         return list(requirements)
     pin = f"torch=={torch.removesuffix('+cpu')}"
@@ -163,36 +166,37 @@ def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
 
 
 def platform_options(machine: str) -> list[str]:
-    """pip's options for wheels that run in the image. pip does not derive tags of older glibc itself."""
+    """Return pip's options for wheels that run in the image. pip does not add older glibc tags
+    itself."""
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, 4, -1)]
     tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
     options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"]
     return [*options, *(f"--platform={tag}" for tag in tags)]
 
 
-def _of_cuda(packages: Sequence[str]) -> list[str]:
-    """Those of the packages, or of their wheels, that are CUDA libraries."""
+def _cuda_packages(packages: Sequence[str]) -> list[str]:
+    """Return the names of packages or wheels that are CUDA libraries."""
     return sorted(name for name in packages if name.startswith(("nvidia", "cuda")))
 
 
 def require_cuda(wheels: Sequence[str]) -> None:
-    """Raise HostError where none of the wheels is a CUDA library."""
-    if not _of_cuda(wheels):
+    """Raise HostError if none of the wheels is a CUDA library."""
+    if not _cuda_packages(wheels):
         raise HostError(
-            "The torch that pip finds brings no CUDA libraries, and devices with a GPU need them: let "
-            "pip find PyTorch's wheels with CUDA, as the Python Package Index has them for x86_64 (pip "
-            "config list shows where it looks), then run 'testbed images build --gpu' again."
+            "The torch that pip finds brings no CUDA libraries, but devices with a GPU need them: let "
+            "pip find PyTorch's wheels with CUDA, such as those of the Python Package Index for x86_64 "
+            "(pip config list shows where it looks), then run 'testbed images build --gpu' again."
         )
 
 
 def refuse_cuda(packages: Sequence[str], reason: str) -> None:
-    """Raise HostError where one of the package names is a CUDA library. `reason`: why pip takes that
-    build of PyTorch."""
-    if cuda := _of_cuda(packages):
+    """Raise HostError if one of the packages is a CUDA library. `reason`: why pip chooses that build."""
+    if cuda := _cuda_packages(packages):
         raise HostError(
             f"The torch that pip finds brings {len(cuda)} CUDA libraries ({cuda[0]}, ...): gigabytes "
-            f"that devices without a GPU cannot use. PyTorch: {reason}. Have pip find a CPU build, as "
-            f"by PIP_EXTRA_INDEX_URL={torch_index.CPU_INDEX}, then run 'testbed images build' again."
+            f"that devices without a GPU cannot use. PyTorch: {reason}. Let pip find a CPU build, for "
+            f"example with PIP_EXTRA_INDEX_URL={torch_index.CPU_INDEX}, then run "
+            "'testbed images build' again."
         )
 
 

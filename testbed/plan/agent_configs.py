@@ -1,4 +1,4 @@
-"""The agents' configuration files of a run, made from its topology and plan."""
+"""Configuration files of a run's agents, made from its topology and plan."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from agents.timing import durations
 from testbed.broker import SOCKET, Account, BrokerLimits, init_user
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import model_check, planned_actions, rounds
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, seeds
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-# Where a container finds its files.
+# Paths of files in a container.
 AGGREGATOR_CONFIG = "/testbed/aggregator.json"
 DEVICE_CONFIG = "/testbed/device.json"
 ROUTER_CONFIG = "/testbed/router.json"
@@ -46,136 +46,142 @@ RUN_DIRECTORY = "/testbed/run"
 SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
 CONTROL_FOLDER = "/testbed/control"
-"""Of the broker's Unix socket, for the devices' inits."""
+"""Folder of the broker's Unix socket, for the devices' inits."""
 ISOLATED = "isolated"
-"""Name of the file in that folder that says that the devices are isolated from each other."""
+"""Name of the file in that folder whose presence says that the devices are isolated from each other."""
 CLOCK = "clock.json"
-"""Name of the file in that folder with the estimate of the aggregator's clock, where it is another's."""
+"""Name of the file in that folder with the estimate of the aggregator's clock, if that is another
+host's."""
 CODE = "/opt/code"
-"""Own code, in the agents' image."""
+"""Folder of own code in the agents' image."""
 DEVICE_SET = "/testbed/devices.safetensors"
 START = "/testbed/start.safetensors"
 MPS_FOLDER = "/testbed/mps"
-"""Of MPS's pipes, where devices share a GPU."""
+"""Folder of MPS's pipes, if devices share a GPU."""
 DISK = "/testbed/disk"
-"""A client's own folder."""
+"""Folder that a client keeps over restarts."""
 ROUTED_BROKER = "mqtt"
-"""The broker's name for the router, which is itself the devices' `server`."""
+"""Name of the broker in the router's configuration; to the devices, the router is the `server`."""
 IMPAIRMENTS = ("rtt", "jitter", "loss")
-"""Fields of a link that are the router's, unless netem makes them; the rates are the device's own."""
+"""Fields of a link that the router makes, unless netem does; the device makes the rates."""
 CLIENT_USER = 10001
 """User and group id of the client in its container: an ordinary user without capabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """All that a runtime needs to know about a run."""
+    """Everything that a runtime needs to know about a run."""
 
     directory: RunDirectory
+    """The run's directory."""
     topology: Topology
+    """The topology of the run."""
     plan: Plan
+    """The plan of the topology on this host."""
     samples: Mapping[str, int]
-    """Training samples of each client."""
+    """Client -> number of its training samples."""
     verbose: bool = False
-    """Have clients log each round."""
+    """Whether clients log each round."""
     remarks: Sequence[str] = ()
-    """Sentences for a note of the run's records each."""
+    """Sentences to record as notes, one each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the processes of a runtime find the broker and their files."""
+    """Addresses of the broker and paths of the files, as the processes of a runtime see them."""
 
     clients: tuple[str, int]
     """Host and port of the broker for the clients."""
     aggregator: tuple[str, int]
-    """The same for the aggregator."""
+    """Host and port of the broker for the aggregator."""
     router: tuple[str, int]
-    """The same for the router."""
+    """Host and port of the broker for the router."""
     inits: tuple[str, int] = ("", 0)
-    """Path of its Unix socket for the devices' inits, where there are any, and any port."""
+    """Path of the broker's Unix socket for the devices' inits (empty if there are none), and any
+    port."""
     certificate: str | None = None
-    """The broker's, as PEM, for the clients; None: they use no TLS."""
+    """The broker's certificate for the clients, as PEM; None: no TLS."""
     ports: Mapping[str, int] = field(default_factory=dict)
-    """Port to the broker through a device's link, by device; none without a relay."""
+    """Device -> port that leads to the broker through the device's link; empty without a relay."""
     clock: str | None = None
-    """Path of the estimate of the aggregator's clock, where that is another host's."""
-    mounted: bool = False
-    """Whether files are mounted in containers; else processes find them where they are."""
+    """Path of the estimate of the aggregator's clock, if that is another host's; None: the same
+    clock."""
+    are_files_mounted: bool = False
+    """Whether files are mounted in containers; else processes use the host's paths."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
-        """Host and port where `client` finds the broker."""
+        """Host and port of the broker for `client`."""
         host, port = self.clients
         return host, self.ports.get(client, port)
 
     def path(self, on_host: Path, in_container: str) -> str:
-        """Where a process finds a file or folder."""
-        return in_container if self.mounted else str(on_host)
+        """Path of a file or folder as the processes see it."""
+        return in_container if self.are_files_mounted else str(on_host)
 
 
-# Not "broker": Docker answers with a container's host name too, on any network that it is on.
+# Not "broker": Docker also resolves a container's host name, on any network that it is on.
 SERVER, CONTROL = "server", "control"
 """The broker's host names on the data and on the control network."""
 MQTT_PORT, TLS_PORT = 1883, 8883
 
 
-def in_containers(certificate: str | None) -> Places:
-    """Places of the `docker` runtime; `certificate` is the broker's, None without TLS."""
+def container_places(certificate: str | None) -> Places:
+    """Places of the `docker` runtime. `certificate`: the broker's, as PEM; None: no TLS."""
     return Places(
         clients=(SERVER, MQTT_PORT if certificate is None else TLS_PORT),
         aggregator=(SERVER, MQTT_PORT),
         router=(CONTROL, MQTT_PORT),
         inits=(f"{CONTROL_FOLDER}/{SOCKET}", MQTT_PORT),
         certificate=certificate,
-        mounted=True,
+        are_files_mounted=True,
     )
 
 
-def sent(spec: RunSpec, device: str) -> dict[str, Path]:
-    """The files that are sent to a device on another host, by where it finds them."""
-    weights = start_of(spec.topology, spec.directory).weights
+def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
+    """Return the files to send to a device on another host: path in the container -> path here."""
+    weights = model_start(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
     return {SHARD: spec.directory.shard(device), **start}
 
 
 def init_name(device: str) -> str:
-    """Name of the configuration of a device's init, beside that of its client."""
+    """Name of the configuration of a device's init; the client's has the device's name."""
     return f"{device}.init"
 
 
 def broker_limits(topology: Topology) -> BrokerLimits:
-    """Limits of the run's broker."""
+    """Compute the limits of the run's broker."""
     devices, secure = len(topology.device_names), topology.secure
     beside, hostile = 0.0, 1
-    if secure is not None:  # shares for each client, of every update that may be under way
+    if secure is not None:  # shares for each client, for every update that may be in flight
         beside = (secure.updates + devices) / (secure.needed - secure.colluding)
         hostile = max(1, secure.colluding)
     # Numbers in buffers may have 8 bytes.
     numbers = model_check.check(topology) + model_check.buffers(topology)
-    return BrokerLimits.of(numbers, devices, beside, hostile)
+    return BrokerLimits.for_run(numbers, devices, beside, hostile)
 
 
 def keeps_models(topology: Topology, plan: Plan) -> bool:
-    """Whether models come back encoded, as the difference to the one that was sent."""
+    """Whether the aggregator must keep sent models: updates come back encoded as differences to them."""
     kind = topology.rule.build().client_side.kind
     encoded = any(pipeline.STEPS[step.name].field is not None for step in update_steps(topology, plan))
     return encoded and kind in ("model", "residual")  # the first residual is a model
 
 
 def update_steps(topology: Topology, plan: Plan) -> list[Named]:
-    """What is done to updates in this run: one of each step that any device does."""
+    """Return the pipeline steps of this run: one of each kind that any device has."""
     own = {step.name: step for device in plan.devices for step in device.steps}
     return pipeline.sort_steps([*own.values(), *topology.update_steps])
 
 
-def start_of(topology: Topology, directory: RunDirectory) -> InitialModel:
-    """What the processes of the run in `directory` build its module from, by the host's paths."""
+def model_start(topology: Topology, directory: RunDirectory) -> InitialModel:
+    """Return what the processes of a run build the model from, with the host's paths."""
     weights = str(directory.start) if directory.start.is_file() else None
     return InitialModel(weights, topology.task.frozen)
 
 
 def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
-    """p_i of every client; sums to 1: uniform, 1/N, or by samples, n_i/Σn."""
+    """Importance p_i of every client: 1/N (uniform) or n_i/Σn (by samples). The sum is 1."""
     if topology.task.importance == "uniform":
         return {client: 1 / len(samples) for client in samples}
     total = sum(samples.values())
@@ -183,9 +189,9 @@ def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, floa
 
 
 def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
-    """Write the configuration of the aggregator and of every client and device init.
+    """Write the configurations of the aggregator, and of every client and device init.
 
-    The files carry passwords; they lie in `work/`, which is closed to other users.
+    The files contain passwords; they lie in `work/`, which is closed to other users.
     """
     file = spec.directory.config
     spec.directory.state.mkdir(mode=0o700, exist_ok=True)
@@ -193,12 +199,12 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     for device in spec.plan.devices:
         spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
     topology, parameters = spec.topology, model_check.check(spec.topology)
-    expected = rounds.expected(topology, spec.plan, parameters, spec.samples)
-    slowest, size = planned_actions.slowest(topology, spec.plan), 4 * parameters
+    expected = rounds.estimate_rounds(topology, spec.plan, parameters, spec.samples)
+    slowest, size = planned_actions.lowest_rates(topology, spec.plan), 4 * parameters
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
-    absent, common = spec.plan.absent, topology.update_steps  # once, as they may name every client
+    absent, common = spec.plan.absent, topology.update_steps  # computed once: they may name every client
     buffers = model_check.buffers(topology)
     for device in spec.plan.devices:
         setup = client_setup(spec, device, common)
@@ -209,19 +215,23 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
 
 
 def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
-    """Write the router's configuration, once the devices' `addresses` are known."""
-    dump(router(spec, account.at(*places.router), places, addresses), spec.directory.config(ROUTER))
+    """Write the router's configuration. `addresses`: device -> IP address."""
+    dump(
+        router_config(spec, account.at(*places.router), places, addresses), spec.directory.config(ROUTER)
+    )
 
 
-def router(
+def router_config(
     spec: RunSpec,
     login: BrokerAccess,
     places: Places,
     addresses: Mapping[str, str],
     node: str | None = None,
 ) -> RouterConfig:
-    """The configuration of the router of the devices with `addresses`: those of `node`, where there are
-    several, each with random numbers of its own."""
+    """Make the configuration of the router of the devices in `addresses`.
+
+    `node`: its node, if there are several, each with a router and random numbers of its own; else None.
+    """
     seed = spec.topology.seed
     devices = [device for device in spec.plan.devices if device.name in addresses]
     links = {d.name: d.host_link for d in devices if d.host_link is not None}
@@ -233,7 +243,7 @@ def router(
         links={
             name: {field: getattr(link, field) for field in IMPAIRMENTS}
             for name, link in links.items()
-            if not spec.plan.netem
+            if not spec.plan.uses_netem
         },
         access={d.name: d.host_access for d in devices if d.host_access is not None},
         seed=seed if node is None else int(seeds.generator(seed, node, "router").integers(2**62)),
@@ -242,14 +252,16 @@ def router(
 
 
 def longest_silence(model: int, rate: float) -> float:
-    """Return the seconds within which a client that gets and sends `model` bytes at `rate` bits per
-    second answers a request, which waits behind the models under way: no less than a broker waits for
-    any client."""
+    """Return the seconds within which a client must answer a request.
+
+    The request waits behind models in flight: `model` is their size in bytes, `rate` the link's rate in
+    bit/s. It is at least the time that a broker waits for any client.
+    """
     return max(silence_timeout(), 6 * 8 * model / rate)
 
 
 def keepalive(task: Task) -> float:
-    """Return the keep-alive of the clients that train `task`, in seconds of device time."""
+    """Return the keep-alive of clients that train `task`, in seconds of device time."""
     return FIT_KEEPALIVE if task.fits else KEEPALIVE
 
 
@@ -290,7 +302,10 @@ def _aggregator(
 
 
 def client_setup(spec: RunSpec, device: PlannedDevice, common: Sequence[Named]) -> ClientSetup:
-    """What the client of `device` does, in any runtime; `common` is what all do to their updates."""
+    """Return the part of a client's configuration that is equal in all runtimes.
+
+    `common`: pipeline steps of all devices.
+    """
     return ClientSetup(
         run=spec.directory.run,
         client=device.name,
@@ -337,12 +352,12 @@ def _client(
 
 
 def _code(spec: RunSpec, places: Places) -> str | None:
-    """Where a process imports own code from."""
-    return None if spec.topology.own_code is None else places.path(spec.directory.code, CODE)
+    """Folder from which a process imports own code; None without own code."""
+    return None if spec.topology.user_code is None else places.path(spec.directory.code, CODE)
 
 
 def _start(spec: RunSpec, places: Places) -> InitialModel:
-    start = start_of(spec.topology, spec.directory)
+    start = model_start(spec.topology, spec.directory)
     weights = None if start.weights is None else places.path(Path(start.weights), START)
     return replace(start, weights=weights)
 
@@ -356,10 +371,10 @@ def _device(
         broker=account.at(*places.inits),
         data_address=places.clients[0],
         link=device.host_link,
-        netem=spec.plan.netem,
+        netem=spec.plan.uses_netem,
         probed=device.host_end_to_end,
         telemetry_every=device.dilation,
-        shared=device.shared,
+        shared=device.shared_name,
         present=present,
         timeout_s=spec.topology.start.timeout,
         client_config=CLIENT_CONFIG,
@@ -372,7 +387,7 @@ def _device(
 
 def _hashes(spec: RunSpec, device: str) -> dict[str, str]:
     found = {}
-    for path, source in sent(spec, device).items():
+    for path, source in files_to_send(spec, device).items():
         with source.open("rb") as file:
             found[path] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

@@ -11,11 +11,17 @@ from testbed.plan import feasibility, gpu_placement, memory, notes
 from testbed.plan.catalog import HERE, Catalog
 from testbed.plan.gpu_placement import PlannedGpu
 from testbed.plan.host import Host
-from testbed.plan.measured import Measured
-from testbed.plan.placement import SHARED_CAPACITY, PlannedNode, Unplaced, Wish, place
-from testbed.plan.placement import planned as planned_node
-from testbed.plan.planned import Plan, PlannedDevice
-from testbed.plan.shaper import choose
+from testbed.plan.measurements import Measurements
+from testbed.plan.placement import (
+    SHARED_CAPACITY,
+    NodeRequest,
+    PlannedNode,
+    UnplacedDevice,
+    divide_node,
+    place,
+)
+from testbed.plan.planned_devices import Plan, PlannedDevice
+from testbed.plan.shaper import choose_shaper
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup
 from testbed.topology.yamlfile import Problem
@@ -44,21 +50,23 @@ def plan(
     topology asks, or there is none of that name.
     """
     found = traits(runtime)
-    reserved = memory.reserved(catalog.model, len(topology.device_names))
+    reserved = memory.server_memory(catalog.model, len(topology.device_names))
     groups = _groups(topology, found, host, catalog, reserved)
     problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
     made = Plan(
         runtime=runtime,
         devices=(),
-        oversubscribed=oversubscribe,
+        is_oversubscribed=oversubscribe,
         cpu_notes=catalog.cpu_notes,
-        profiles=catalog.used_by(topology),
+        profiles=catalog.used_profiles(topology),
         hints=catalog.hints,
-        measured=Measured(cpu=_measured_cpu(groups, topology, found), virtual=catalog.measured.virtual),
+        measured=Measurements(
+            cpu=_measured_cpu(groups, topology, found), virtual=catalog.measured.virtual
+        ),
         virtual=topology.virtual.filled(catalog.measured.virtual),
         absent=scenario.absent(topology.scenario, topology.devices),
-        routed=found.many_hosts
-        or any(not group.direct for group in groups)
+        is_routed=found.many_hosts
+        or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
     )
     if found.simulated:
@@ -69,7 +77,7 @@ def plan(
         made = _on_nodes(topology, made, host, catalog, groups, reserved)
     else:
         made = _on_host(topology, made, host, groups, reserved, problems)
-    return replace(made, notes=tuple(notes.of(topology, made, catalog, host)))
+    return replace(made, notes=tuple(notes.plan_notes(topology, made, catalog, host)))
 
 
 def _on_host(
@@ -81,7 +89,7 @@ def _on_host(
     problems: list[Problem],
 ) -> Plan:
     """What is launched on the cores of this host. Raises BadInputError, with `problems`."""
-    found, oversubscribe = made.traits, made.oversubscribed
+    found, oversubscribe = made.traits, made.is_oversubscribed
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, len(host.cores)):
@@ -94,10 +102,10 @@ def _on_host(
     if found.cgroups:
         problems += feasibility.too_little_cpu(topology, groups, dilation)
         problems += feasibility.too_little_memory(topology, groups)
-    shaper, shaper_problems = choose(topology, found, host.lack_of_netem)
+    shaper, shaper_problems = choose_shaper(topology, found, host.lack_of_netem)
     problems += shaper_problems
     if found.gpus:
-        problems += gpu_placement.problems(topology, host.gpus, dilation)
+        problems += gpu_placement.gpu_problems(topology, host.gpus, dilation)
     devices = list(_devices(topology, groups, dilation))
     if not oversubscribe:
         at_start = {one.name: one.cpu or 0.0 for one in devices}
@@ -108,7 +116,7 @@ def _on_host(
         ]
     on_gpus: Mapping[str, PlannedGpu] = {}
     if found.gpus and not problems:
-        on_gpus, no_room = gpu_placement.placed(topology, host.gpus, oversubscribe=oversubscribe)
+        on_gpus, no_room = gpu_placement.place_on_gpus(topology, host.gpus, oversubscribe=oversubscribe)
         problems += [] if no_room is None else [no_room]
     if problems:
         raise topology.source.error(problems)
@@ -122,7 +130,7 @@ def _on_host(
         evaluation_cpus=cpuset(host.cores[split:]),
         device_capacity=capacity,
         shaper=shaper,
-        aggregator_memory=memory.left(host.memory, devices, reserved),
+        aggregator_memory=memory.aggregator_limit(host.memory, devices, reserved),
     )
 
 
@@ -135,30 +143,30 @@ def _on_nodes(
     reserved: int,
 ) -> Plan:
     """What is launched on the nodes of `host`. Raises BadInputError."""
-    found, source, oversubscribe = made.traits, topology.source, made.oversubscribed
+    found, source, oversubscribe = made.traits, topology.source, made.is_oversubscribed
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
         raise source.error([problem])
-    nodes = tuple(planned_node(one, reserved, evaluating if one.here else 0) for one in host.nodes)
+    nodes = tuple(divide_node(one, reserved, evaluating if one.here else 0) for one in host.nodes)
     capacity = math.fsum(node.capacity for node in nodes)
     least = [min(catalog.cpu.get(one.group, {HERE: one.cpu or 0.0}).values()) for one in groups]
     dilation = _dilation(topology, capacity, least)
     placed = place(_wishes(topology, groups, dilation, catalog), nodes, oversubscribe=oversubscribe)
-    while isinstance(placed, Unplaced) and placed.by_cores and topology.dilation == "auto":
+    while isinstance(placed, UnplacedDevice) and placed.by_cores and topology.dilation == "auto":
         dilation = math.ceil(dilation * _STRETCH * 100) / 100  # whole devices leave gaps on each node
         wishes = _wishes(topology, groups, dilation, catalog)
         placed = place(wishes, nodes, oversubscribe=oversubscribe)
-    shaper, problems = choose(topology, found, host.lack_of_netem)
+    shaper, problems = choose_shaper(topology, found, host.lack_of_netem)
     problems += [
         *feasibility.unsupported(topology, groups, made.runtime),
         *feasibility.too_little_cpu(topology, groups, dilation),
         *feasibility.too_little_memory(topology, groups),
     ]
-    if not isinstance(placed, Unplaced):
+    if not isinstance(placed, UnplacedDevice):
         problems += feasibility.access_apart(topology, placed)
-    if isinstance(placed, Unplaced):
+    if isinstance(placed, UnplacedDevice):
         problems.append(feasibility.on_no_node(topology, placed.wish.device, placed.why))
-    if problems or isinstance(placed, Unplaced):
+    if problems or isinstance(placed, UnplacedDevice):
         raise source.error(problems)
     by_id = {node.id: node for node in nodes}
     devices = tuple(
@@ -185,18 +193,18 @@ def _on_nodes(
         shaper=shaper,
         nodes=nodes,
         placement=placed,
-        aggregator_memory=memory.left(host.nodes[0].memory, beside, reserved),
+        aggregator_memory=memory.aggregator_limit(host.nodes[0].memory, beside, reserved),
     )
 
 
 def _wishes(
     topology: Topology, groups: Sequence[PlannedDevice], dilation: float, catalog: Catalog
-) -> list[Wish]:
+) -> list[NodeRequest]:
     wishes = []
     for group, planned in zip(topology.devices, groups, strict=True):
         own = {node: one / dilation for node, one in catalog.cpu.get(group.name, {}).items()}
         wishes += [
-            Wish(
+            NodeRequest(
                 name,
                 max(own.values(), default=(planned.cpu or 0.0) / dilation),
                 planned.memory,

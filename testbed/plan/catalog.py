@@ -1,6 +1,6 @@
-"""The catalog: all that a plan takes from beside the topology and the host.
+"""The catalog: everything that a plan uses in addition to topology and host.
 
-`read` reads what lies in files; `with_cpu` adds the CPU shares of device profiles, by the speeds of the
+`read` reads files; `with_cpu` adds the CPU shares that follow from device profiles and the speeds of the
 machines.
 """
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from agents import config
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
-from testbed.plan.measured import Measured
-from testbed.plan.work import of_step
-from testbed.speed.calibration import Calibration, seconds, share
+from testbed.plan.measurements import Measurements
+from testbed.plan.step_work import count_step_work
+from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, link_traces, profiles
 from testbed.topology.devices import DeviceGroup
@@ -24,42 +24,45 @@ from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
 
 HERE = ""
-"""Id of this host in `Catalog.cpu`, where it is the only one."""
+"""Id of this host in `Catalog.cpu` if it is the only machine."""
 _WORDS = {
     "convolution": "convolutions",
     "depthwise": "depthwise convolutions",
     "matrix": "matrix products",
     "memory": "memory traffic",
 }
-"""The kinds of work, for people."""
+"""Kind of work -> its name for people."""
 _SMALL_S = 1e-3
-"""Of work in a step here: of less, the calls of operations take longer (docs/evidence/profiles.md)."""
+"""Seconds of work in a step below which the calls of operations take longer than the work
+(docs/evidence/profiles.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """All that a plan takes from beside the topology and the host."""
+    """Everything that a plan uses in addition to topology and host."""
 
     profiles: Profiles = field(default_factory=Profiles)
+    """Device profiles and link classes."""
     traces: Mapping[str, tuple[Trace, ...]] = field(default_factory=dict)
-    """The link traces of each group that has some."""
+    """Device group -> its link traces; only groups that have some."""
     hints: tuple[str, ...] = ()
-    """Sentences on words of the version before this one in the files of these."""
-    measured: Measured = field(default_factory=Measured)
-    """What lies beside the topology, as it does in a run's directory: it is not measured again."""
+    """Sentences on outdated notation in the files of traces."""
+    measured: Measurements = field(default_factory=Measurements)
+    """Measurements beside the topology, as in a run's directory: these are not measured again."""
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """CPU shares that follow from profiles, by group and id of the machine."""
+    """Device group -> machine's id -> CPU share that follows from the group's profile, in cores."""
     cpu_notes: tuple[str, ...] = ()
-    """Sentences on how these were found."""
+    """Sentences on how these shares were computed."""
     model: int = 0
-    """Bytes of the task's model."""
+    """Size of the task's model in bytes."""
 
     def profile(self, group: DeviceGroup) -> DeviceProfile | None:
-        """None where it has none, or one that nobody needs to know."""
+        """Profile of `group`; None if it has none, or if only its name is known."""
         return self.profiles.devices.get(group.profile or "")
 
     def link(self, group: DeviceGroup) -> config.AccessLink | None:
-        """The group's own link, without what its trace does: what the topology gives, else its class."""
+        """Link of `group` at the start, without its trace: the topology's values, else its class's; None
+        without a link."""
         link = group.link
         if link is None or link.kind is None:
             return None if link is None else link.plain()
@@ -72,8 +75,8 @@ class Catalog:
             (by_class.loss if link.loss is None else link.loss) or 0.0,
         )
 
-    def used_by(self, topology: Topology) -> Profiles:
-        """The profiles and link classes that `topology` names."""
+    def used_profiles(self, topology: Topology) -> Profiles:
+        """Return the profiles and link classes that `topology` names."""
         devices = {group.profile for group in topology.devices}
         links = {group.link.kind for group in topology.devices if group.link is not None}
         return Profiles(
@@ -83,10 +86,12 @@ class Catalog:
 
 
 def read(topology: Topology) -> Catalog:
-    """The profiles, traces and measurements that `topology` needs. Raises BadInputError for a name that
-    no profile has, and for files that cannot be read."""
+    """Read the profiles, traces and measurements that `topology` needs.
+
+    Raises BadInputError for an unknown profile or link class, and for unreadable files.
+    """
     folder = Path(topology.source.name).parent
-    measured = Measured.read(folder)
+    measured = Measurements.read(folder)
     named = any(group.profile or (group.link and group.link.kind) for group in topology.devices)
     catalog = Catalog(profiles=profiles.load(folder) if named else Profiles(), measured=measured)
     problems = [*_unknown(topology, catalog), *_no_dockerfiles(topology)]
@@ -114,25 +119,27 @@ def _unknown(topology: Topology, catalog: Catalog) -> Iterator[Problem]:
         given = group.cpu is not None or group.name in catalog.measured.cpu
         if group.profile is not None and not given and group.profile not in known.devices:
             guess = profiles.guess(group.profile, known.devices)
-            yield topology.source.problem((*where, "profile"), f"no profile is called this; {guess}")
+            yield topology.source.problem((*where, "profile"), f"there is no such profile; {guess}")
         kind = None if group.link is None else group.link.kind
         if kind is not None and kind not in known.links:
             guess = profiles.guess(kind, known.links)
             yield topology.source.problem(
-                (*where, "link", "class"), f"no link class is called this; {guess}"
+                (*where, "link", "class"), f"there is no such link class; {guess}"
             )
 
 
 def _no_dockerfiles(topology: Topology) -> Iterator[Problem]:
     for index, group in enumerate(topology.devices):
         if group.dockerfile is not None and not group.dockerfile.is_file():
-            message = f"there is no file {group.dockerfile}"
+            message = f"the file {group.dockerfile} does not exist"
             yield topology.source.problem(("devices", index, "image"), message)
 
 
 def needs_speeds(topology: Topology, catalog: Catalog, *, many_hosts: bool) -> bool:
-    """Whether some device's CPU share follows from its profile and the speed of the machines. Shares
-    that were found for one host count on it alone."""
+    """Whether some device's CPU share has to be computed from its profile and the machines' speeds.
+
+    Shares that were measured on one host are reused only on that host.
+    """
     known = {} if many_hosts else catalog.measured.cpu
     return any(_by_profile(group) and group.name not in known for group in topology.devices)
 
@@ -144,8 +151,10 @@ def _by_profile(group: DeviceGroup) -> bool:
 def with_cpu(
     catalog: Catalog, topology: Topology, speeds: Mapping[str, Calibration], here: str = HERE
 ) -> Catalog:
-    """`catalog` with the CPU shares that the profiles' speeds make on each machine, by the `speeds` of
-    these, of which one is `here`. Raises BadInputError."""
+    """Return `catalog` with the CPU shares that follow from the profiles on each machine.
+
+    `speeds`: machine's id -> its calibration. `here`: id of this machine. Raises BadInputError.
+    """
     task: Task = topology.task.build()
     problems, sentences, found = [], [], {}
     for index, group in enumerate(topology.devices):
@@ -154,10 +163,10 @@ def with_cpu(
             continue
         work = None
         if profile.training is not None:
-            work = of_step(task, group.local.build().batch_size, topology.task.frozen)
+            work = count_step_work(task, group.local.build().batch_size, topology.task.frozen)
         try:
             cpu = {
-                node: round(share(group.profile, profile, speed, work), 4)
+                node: round(cpu_share(group.profile, profile, speed, work), 4)
                 for node, speed in speeds.items()
             }
         except BadInputError as error:
@@ -178,20 +187,20 @@ def with_cpu(
 def _why(name: str, profile: DeviceProfile, host: Calibration, work: Work | None, task: str) -> str:
     if profile.training is None:
         return (
-            f"for {name} by HPL alone (double-precision matrix products): no training times of it are "
+            f"for {name} by HPL alone (double-precision matrix products): its training times are not "
             "known, and training may be several times as slow or as fast."
         )
     if work is None:
-        return f"for {name} by HPL alone: what a step of {task} consists of is not known."
-    spent = seconds(work, host.training)
+        return f"for {name} by HPL alone: the work in a step of {task} is not known."
+    spent = work_seconds(work, host.training)
     parts = sorted(((spent[kind], kind) for kind in KINDS), reverse=True)
     mix = ", ".join(
         f"{_WORDS[kind]} {part / sum(spent.values()):.0%}" for part, kind in parts if part > 0
     )
     error = profile.training.error
-    tested = "" if error is None else f" (times that these predict were off by {error:.0%})"
-    small = " It is small: calls of operations, of which training times tell nothing, take most of it."
+    tested = "" if error is None else f" (predicted training times were off by {error:.0%})"
+    small = " The step is small: most of it are calls of operations, which these speeds do not cover."
     return (
-        f"is as fast as {name} in training {task}, by its speeds in training{tested}. A step's time "
+        f"is as fast as {name} in training {task}, by its training speeds{tested}. A step's time "
         f"on this host: {mix}.{small if sum(spent.values()) < _SMALL_S else ''}"
     )

@@ -1,4 +1,5 @@
-"""What a training step and a transfer cost, for virtual time and for the estimates of `testbed plan`."""
+"""Costs of a training step and of a transfer, for virtual time and for the estimates of `testbed
+plan`."""
 
 from __future__ import annotations
 
@@ -19,49 +20,53 @@ from agents.tasks.interface import Task
 from agents.wire import payloads
 from testbed.host import cache
 from testbed.plan import model_check
-from testbed.plan.planned import PlannedDevice
+from testbed.plan.planned_devices import PlannedDevice
 from testbed.speed import calibration
 from testbed.topology import Virtual
 
 MSS = 1448
 """Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
 RTO_MIN = 0.2
-"""What Linux adds to the round trip at least for a retransmission time-out, in seconds."""
+"""Minimum that Linux adds to the round trip for a retransmission time-out, in seconds."""
 HOPS = 0.001
-"""Seconds that broker and both ends take for a small message (docs/evidence/virtual-time.md)."""
+"""Seconds that broker and both ends need for a small message. Measured
+(docs/evidence/virtual-time.md)."""
 _HEADERS = 66
-"""Bytes of a packet beside its payload: Ethernet, IPv4, TCP with time stamps."""
+"""Bytes of a packet in addition to its payload: Ethernet, IPv4, TCP with time stamps."""
 _MQTT = 64
-"""Bytes of a message beside its payload: MQTT's header with the topic."""
+"""Bytes of a message in addition to its payload: MQTT's header with the topic."""
 _PUBACK = 4
-"""Bytes by which MQTT acknowledges a message."""
+"""Bytes of MQTT's acknowledgement of a message."""
 SMALL = 64
 """Bytes of a request's payload."""
 DIGITS = 72
-"""Bytes that a real client's times and loss add to an update's header: `message_sizes` counts zeros."""
+"""Bytes by which a real update's header is longer than in `message_sizes`, where its numbers are 0."""
 
 SLICED_SHARE = 1 / 8
-"""Of a core, at which the time of a step in slices is measured."""
+"""Share of a core at which the time of a step in slices is measured."""
 _UPDATE_TIME = 0.003
-"""CPU time that an update costs a device beside its steps, in seconds on a whole core: decoding the
-model, encoding and sending the update, waking up for both. Measured (docs/evidence/virtual-time.md)."""
+"""CPU seconds of an update, on a whole core, in addition to its steps: decoding the model, encoding and
+sending the update, waking up for both. Measured (docs/evidence/virtual-time.md)."""
 _START_TIME = 3.0
-"""Seconds from the order to start a client until it is ready, which it takes without a limit of its CPU:
-importing torch, above all. Measured (docs/evidence/virtual-time.md)."""
+"""Seconds from the order to start a client until it is ready, mainly to import torch. The client's CPU
+is not limited during that time. Measured (docs/evidence/virtual-time.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of CPU time of a step."""
+    """CPU time of a training step, in seconds."""
 
     whole: float
-    """On a whole core of this host."""
+    """Seconds with a whole core of this host."""
     sliced: float | None = None
-    """In the slices that a device has of a core at `SLICED_SHARE`; None: as on a whole one."""
+    """Seconds in the slices of a device with `SLICED_SHARE` of a core; None: as with a whole core."""
 
     def at(self, share: float) -> float:
-        """At `share` of a core, by its logarithm: the longer the pauses between slices, the colder each
-        of them begins (measured: docs/evidence/virtual-time.md)."""
+        """Time with `share` of a core, interpolated by the share's logarithm.
+
+        The longer the pauses between slices, the colder the caches at the start of each (measured:
+        docs/evidence/virtual-time.md).
+        """
         if self.sliced is None or share >= 1:
             return self.whole
         depth = math.log(share) / math.log(SLICED_SHARE)
@@ -70,36 +75,38 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one mini-batch step costs, and an update beside its steps."""
+    """Costs of a mini-batch step, of an update in addition to its steps, and of a client's start."""
 
     flops: float | None = None
-    """Floating-point operations, for devices whose `gflops` are given."""
+    """Floating-point operations of a step, for devices with `gflops`; None: unknown."""
     time: StepTime | None = None
-    """On a core of this host, for devices with a `cpu` share."""
+    """Time of a step on a core of this host, for devices with a `cpu` share; None: unknown."""
     update: float = 0.0
-    """Seconds of CPU time of an update, on such a core."""
+    """CPU seconds of an update on such a core."""
     start: float = 0.0
-    """Seconds until a client that starts during the run is ready; no share limits it until then."""
+    """Seconds until a client that starts during the run is ready; independent of its CPU share."""
     exchange: ExchangeCost = NO_EXCHANGE
-    """What clients say to each other, and answer beside updates."""
+    """Costs of what clients exchange besides updates, as in secure aggregation."""
 
     def seconds_on(self, device: PlannedDevice, work: float) -> float:
-        """How long `work`, CPU seconds on such a core, takes on `device`; 0 where its speed is not a
-        share of this host's."""
+        """Seconds that `work`, in CPU seconds on such a core, takes on `device`.
+
+        0 if the device's speed is not given as a share of this host's core.
+        """
         if device.gflops is not None or device.cpu is None:
             return 0.0
         return work / (device.cpu * device.core_speed)
 
     def per_update(self, device: PlannedDevice) -> float:
-        """Seconds that an update takes on `device` beside its steps; 0 likewise."""
+        """Seconds of an update on `device` in addition to its steps; 0 if it has no CPU share."""
         return self.seconds_on(device, self.update)
 
     def per_start(self, device: PlannedDevice) -> float:
-        """Seconds from the start of a client on `device` until it is ready; 0 likewise."""
+        """Seconds from a client's start on `device` until it is ready; 0 if it has no CPU share."""
         return 0.0 if device.gflops is not None or device.cpu is None else self.start
 
     def per_step(self, device: PlannedDevice) -> float:
-        """Seconds that a step takes on `device`; 0 where only its `timing` is known."""
+        """Seconds of a step on `device`; 0 if only its `timing` is known."""
         if device.gflops is not None and self.flops is not None:
             return self.flops / (device.gflops * device.speed * 1e9)
         if device.cpu is not None and self.time is not None:
@@ -108,22 +115,27 @@ class StepCost:
         return 0.0
 
 
-def on_link(size: int) -> int:
-    """Bytes on a link of a message of `size` bytes: with its own header and those of its packets."""
+def bytes_on_link(size: int) -> int:
+    """Bytes on a link of a message of `size` bytes, with its own header and those of its packets."""
     size += _MQTT
     return size + _HEADERS * math.ceil(size / MSS)
 
 
-def acknowledged(size: int) -> int:
-    """Bytes on a link the other way when a message of `size` bytes has arrived: MQTT's acknowledgement,
-    and TCP's own of each packet before the last (where packets come less than 40 ms apart, of every
-    second, which matters little on a link as fast as that)."""
+def acknowledgement_bytes(size: int) -> int:
+    """Bytes on a link in the other direction after a message of `size` bytes: the acknowledgements.
+
+    These are MQTT's, and TCP's for each packet except the last. (TCP acknowledges only every second
+    packet if packets come less than 40 ms apart; on a link as fast as that it matters little.)
+    """
     return _PUBACK + math.ceil((size + _MQTT) / MSS) * _HEADERS
 
 
-def of(virtual: Virtual, flops: float | None) -> StepCost:
-    """What `virtual` gives; `flops` of a step. Costs beside a step are 0 if only the time of a step is
-    given, so that such a run does not depend on what was measured elsewhere."""
+def step_cost(virtual: Virtual, flops: float | None) -> StepCost:
+    """Make the costs from the topology's settings `virtual`, and the `flops` of a step.
+
+    If `virtual` gives the time of a step, costs besides it are 0 by default, so that the run does not
+    depend on measurements elsewhere.
+    """
     timed = virtual.step_time is not None
     update = 0.0 if timed else _UPDATE_TIME
     start = 0.0 if timed else _START_TIME
@@ -137,16 +149,18 @@ def of(virtual: Virtual, flops: float | None) -> StepCost:
 
 
 def step_time(virtual: Virtual) -> StepTime | None:
-    """The time of a step, where `virtual` gives it."""
+    """Return the time of a step in `virtual`; None if it is not given."""
     if virtual.step_time is None:
         return None
     return StepTime(virtual.step_time, virtual.sliced_step_time)
 
 
-def timed(virtual: Virtual, step: StepTime) -> Virtual:
-    """`virtual` with the time of a step that was measured, and the other costs as they were beside it:
-    it gives the same again anywhere."""
-    beside = of(virtual, None)
+def with_step_time(virtual: Virtual, step: StepTime) -> Virtual:
+    """Return `virtual` with the measured time of a step, and the other costs that were used with it.
+
+    With these settings a run can be repeated on any host.
+    """
+    beside = step_cost(virtual, None)
     found = {
         "step_time": step.whole,
         "sliced_step_time": step.sliced,
@@ -157,19 +171,21 @@ def timed(virtual: Virtual, step: StepTime) -> Virtual:
     return virtual.model_copy(update=found)
 
 
-def step_work(local: LocalTraining) -> LocalTraining:
-    """The same for local trainings of a task whose step is the same work."""
+def step_work_key(local: LocalTraining) -> LocalTraining:
+    """Return `local` without the settings that do not change the work of a step."""
     return replace(local, lr=0.0, lr_by_step=None, lr_by_version=None, steps=None, epochs=None)
 
 
-def keep_step_time(task: Task, local: LocalTraining, step: StepTime, frozen: Sequence[str] = ()) -> None:
-    """Keep what a step was measured to take on this host, for later plans."""
+def cache_step_time(
+    task: Task, local: LocalTraining, step: StepTime, frozen: Sequence[str] = ()
+) -> None:
+    """Cache the measured time of a step on this host, for later plans."""
     if (path := _step_time(task, local, frozen)) is not None:
         cache.keep(path, f"{step.whole!r} {step.sliced!r}\n")
 
 
-def kept_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ()) -> StepTime | None:
-    """What a step took here when it was last measured; None where it never was."""
+def cached_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ()) -> StepTime | None:
+    """Return the time of a step when it was last measured on this host; None if it never was."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
     try:
@@ -182,22 +198,23 @@ def kept_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ())
 def _step_time(task: Task, local: LocalTraining, frozen: Sequence[str]) -> Path | None:
     if (fingerprint := model_check.fingerprint(task, frozen)) is None:
         return None
-    facts = repr((fingerprint, step_work(local), calibration.this_host()))
+    facts = repr((fingerprint, step_work_key(local), calibration.calibrated_host()))
     return cache.folder() / "steps" / hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
-    """What a TCP connection makes of a link of `rate` bit/s (None for no limit) and `rtt` seconds that
-    loses the share `loss` of the packets: bit/s, None for no limit.
+    """Rate that a TCP connection achieves on a link, in bit/s; None: no limit.
 
-    It sends at most as fast as its loss recovery lets it (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30:
-    Mathis et al. 1997 and time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5), which
-    for a short round trip or many losses is Reno's, the first one:
+    `rate`: the link's, in bit/s; None: no limit. `rtt`: in seconds. `loss`: share of packets lost.
+
+    Loss recovery limits the rate (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30: Mathis et al. 1997 and
+    time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5). For a short round trip or
+    many losses that is Reno's, the first of the two:
 
         MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
 
-    and what was lost is sent again. Assumes independent losses, and transfers long enough to have left
-    slow start. BBR, which does not take a loss for congestion, is faster.
+    Lost packets are sent again. Assumes independent losses, and transfers long enough to leave slow
+    start. BBR, which does not treat a loss as congestion, is faster.
     """
     if not loss:
         return rate
@@ -215,8 +232,10 @@ def message_sizes(
     steps: Sequence[Named] = (),
     clients: Sequence[str] = (),
 ) -> tuple[int, int]:
-    """Bytes of a model and of an update on the wire, after the `steps` of one of `clients`; their
-    headers' digits vary, and are not counted."""
+    """Return the bytes of a model and of an update on the wire, after the pipeline `steps`.
+
+    `clients`: names of all clients. Numbers in headers are counted as one digit (see `DIGITS`).
+    """
     vector, encoded = w, None
     encoding = [step for step in steps if pipeline.STEPS[step.name].field is not None]
     context = ClientContext(

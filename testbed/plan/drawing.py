@@ -1,4 +1,4 @@
-"""A picture of a plan, as text or SVG: servers, links and device groups.
+"""Picture of a plan, as text or SVG: servers, links and device groups.
 
 aggregator ─ broker ─ router
 ├─ fast × 2  0.25 cpu, 512 MiB ── no limits
@@ -15,7 +15,7 @@ from typing import TypeVar
 from xml.sax.saxutils import escape
 
 from agents.config import AccessLink, SharedLink
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 from testbed.topology.units import format_duration, format_rate
 
@@ -24,29 +24,33 @@ _NO_LIMITS = "no limits"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Devices that are drawn as one."""
+class DrawnGroup:
+    """Devices that are drawn as one box."""
 
     title: str
+    """Name and number of devices."""
     hardware: str
+    """Hardware of each device."""
     link: str
-    """Each device's own."""
+    """Each device's own link."""
     cell: str | None = None
-    """What they share with other groups: its title."""
+    """Name of the access link shared with other groups; None: not shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
+    """Texts of a picture."""
+
     servers: tuple[str, ...]
-    """From the aggregator to the devices."""
-    groups: tuple[Group, ...]
-    """Those of one cell beside each other."""
+    """Servers, from the aggregator to the devices."""
+    groups: tuple[DrawnGroup, ...]
+    """Device groups; groups of one cell are adjacent."""
     cells: Mapping[str, str]
-    """Rates of what several devices share, by title."""
+    """Name of a shared access link -> its rates."""
 
 
 def picture(topology: Topology, plan: Plan) -> Picture:
-    """What is to be drawn of the plan of `topology`, in device time."""
+    """Collect what to draw of the plan of `topology`. Figures are in device time."""
     first: dict[str, PlannedDevice] = {}
     for device in plan.devices:
         first.setdefault(device.group, device)
@@ -60,12 +64,12 @@ def picture(topology: Topology, plan: Plan) -> Picture:
             cells[cell] = _rates(device.access)
         count = len(group.device_names)
         image = f", image {group.image}" if group.image and plan.traits.images else ""
-        gpu = f", {device.gpu.told}" if device.gpu else ""
+        gpu = f", {device.gpu.summary}" if device.gpu else ""
         link = "" if device.link is None else _link(device.link, device)
         if group.link is not None and group.link.trace is not None:
             link = f"{link}, by a trace" if link else "by a trace"
         groups.append(
-            Group(
+            DrawnGroup(
                 group.name if count == 1 else f"{group.name} × {count}",
                 f"{device.profile}{gpu}{image}",
                 link or _NO_LIMITS,
@@ -79,28 +83,30 @@ def picture(topology: Topology, plan: Plan) -> Picture:
 
 
 def as_text(drawn: Picture) -> str:
-    """In lines, for a terminal."""
+    """Draw as lines of text, for a terminal."""
     titles = max(len(group.title) for group in drawn.groups)
     hardware = max(len(group.hardware) for group in drawn.groups)
 
-    def told(group: Group) -> str:
+    def describe(group: DrawnGroup) -> str:
         return f"{group.title:{titles}}  {group.hardware:{hardware}} ── {group.link}"
 
     branches: list[tuple[str, list[str]]] = []
     for cell, members in itertools.groupby(drawn.groups, lambda group: group.cell):
         if cell is None:
-            branches += [(told(group), []) for group in members]
+            branches += [(describe(group), []) for group in members]
         else:
-            branches.append((f"{cell}, shared: {drawn.cells[cell]}", [told(group) for group in members]))
+            branches.append(
+                (f"{cell}, shared: {drawn.cells[cell]}", [describe(group) for group in members])
+            )
     lines = [" ─ ".join(drawn.servers)]
-    for mark, bar, (line, below) in _marked(branches):
+    for mark, bar, (line, below) in _with_branch_marks(branches):
         lines.append(f"{mark} {line}")
-        lines += [f"{bar}  {inner} {each}" for inner, _, each in _marked(below)]
+        lines += [f"{bar}  {inner} {each}" for inner, _, each in _with_branch_marks(below)]
     return "\n".join(lines)
 
 
-def _marked(items: Sequence[T]) -> Iterator[tuple[str, str, T]]:
-    """Each with the mark of its branch, and what goes on beside what is below it."""
+def _with_branch_marks(items: Sequence[T]) -> Iterator[tuple[str, str, T]]:
+    """Yield each item with the mark of its branch, and the mark beside the lines below it."""
     for number, item in enumerate(items, 1):
         last = number == len(items)
         yield ("└─" if last else "├─"), (" " if last else "│"), item
@@ -109,7 +115,7 @@ def _marked(items: Sequence[T]) -> Iterator[tuple[str, str, T]]:
 _ROW, _BOX, _MARGIN = 56, 40, 16
 """Pixels: height of a row, of a box, and around everything."""
 _CHARACTER = 7.3
-"""Width of a character of 13 pixels, about."""
+"""Approximate width of a character, in pixels (font size 13)."""
 _STYLE = (
     "text{font:13px sans-serif;fill:#1f2933}.small{font-size:11px;fill:#52606d}"
     "rect{fill:#fff;stroke:#52606d;rx:6}.cell{fill:#eef4fb;stroke:#3d7ab8}path{stroke:#9aa5b1;fill:none}"
@@ -117,7 +123,7 @@ _STYLE = (
 
 
 def as_svg(drawn: Picture) -> str:
-    """As an SVG image, as high as there are groups, on a white ground."""
+    """Draw as an SVG image on a white background; its height depends on the number of groups."""
     groups = drawn.groups
     height = 2 * _MARGIN + _ROW * max(1, len(groups))
     middle = height / 2
@@ -163,13 +169,13 @@ def _width(text: str) -> float:
 
 
 def _line(x: float, y: float, to_x: float, to_y: float) -> str:
-    """A curve that begins and ends level."""
+    """Draw a curve that is horizontal at both ends."""
     bend = (x + to_x) / 2
     return f'<path d="M{x:.0f} {y:.0f}C{bend:.0f} {y:.0f} {bend:.0f} {to_y:.0f} {to_x:.0f} {to_y:.0f}"/>'
 
 
 def _box(x: float, y: float, width: float, *lines: str, kind: str = "box") -> list[str]:
-    """Around `lines`, with its left side's middle at `x`, `y`."""
+    """Draw a box around `lines`; the middle of its left side is at `x`, `y`."""
     shape = (
         f'<rect class="{kind}" x="{x:.0f}" y="{y - _BOX / 2:.0f}" width="{width:.0f}" height="{_BOX}"/>'
     )
@@ -191,7 +197,7 @@ def _rates(link: AccessLink | SharedLink) -> str:
 
 
 def _link(link: AccessLink, device: PlannedDevice) -> str:
-    """As a topology has it, without what it does not add."""
+    """Describe a link in the topology's notation, without values that do nothing."""
     facts = [_rates(link)]
     if link.rtt or link.jitter:
         jitter = f" ± {format_duration(link.jitter)}" if link.jitter else ""

@@ -11,10 +11,10 @@ from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.fields import LEAST_MEMORY
 from testbed.topology.units import format_size
 from testbed.topology.yamlfile import Problem, Where
-from testbed.traits import those, traits
+from testbed.traits import runtime_names, traits
 
 if TYPE_CHECKING:
-    from testbed.plan.planned import PlannedDevice
+    from testbed.plan.planned_devices import PlannedDevice
 
     Groups = Sequence[PlannedDevice]
     """A device of each group, before it is placed and slowed down."""
@@ -29,7 +29,7 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
     """Parts of the topology that `runtime`, a real one, does not emulate."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
-    if traits(runtime).lossless:
+    if traits(runtime).lossless_reason:
         yield from _lossy(topology, groups, runtime)
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         where: Where = ("devices", index)
@@ -37,7 +37,7 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
             yield topology.source.problem(
                 where,
                 f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "
-                f"one host core), or use the {those(lambda t: t.simulated)} runtime",
+                f"one host core), or use the {runtime_names(lambda t: t.simulated)} runtime",
             )
         if not group.has_plain_speed and group.timing is None:
             yield _not_emulated(topology, (*where, "speed"), runtime)
@@ -48,7 +48,7 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
             yield topology.source.problem(
                 (*where, "gpu"),
                 f"the {runtime} runtime gives devices no GPU of their own: remove it{here}, or use the "
-                f"{those(lambda t: t.gpus)} runtime",
+                f"{runtime_names(lambda t: t.gpus)} runtime",
                 at_key=True,
             )
         if group.image is not None and not traits(runtime).images:
@@ -56,7 +56,7 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
                 (*where, "image"),
                 f"the {runtime} runtime starts no containers, its devices run with this host's packages:"
                 " remove it, and install here what it has, or use the "
-                f"{those(lambda t: t.images)} runtime",
+                f"{runtime_names(lambda t: t.images)} runtime",
                 at_key=True,
             )
 
@@ -91,7 +91,7 @@ def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> I
 
 def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
     """Links that lose packets, where no link can."""
-    others = those(lambda t: not t.simulated and not t.lossless)
+    others = runtime_names(lambda t: not t.simulated and not t.lossless_reason)
     found: list[Where] = []
     for index, planned in enumerate(groups):
         if link_traces.has_loss(planned.trace):
@@ -105,8 +105,8 @@ def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem
         fix = "write loss: 0%" if where[-1] == "loss" else "leave out its column loss"
         yield topology.source.problem(
             where,
-            f"the {runtime} runtime, {traits(runtime).lossless}, loses no packets: {fix}, or use the "
-            f"{others} runtime",
+            f"the {runtime} runtime, {traits(runtime).lossless_reason}, loses no packets: {fix}, or use "
+            f"the {others} runtime",
             at_key=True,
         )
 
@@ -115,7 +115,7 @@ def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:
     return topology.source.problem(
         where,
         f"the {runtime} runtime does not emulate this yet: remove it, or use the "
-        f"{those(lambda t: t.simulated)} runtime",
+        f"{runtime_names(lambda t: t.simulated)} runtime",
         at_key=True,
     )
 
@@ -145,7 +145,7 @@ def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Itera
             yield topology.source.problem(
                 where,
                 f"found {share:g}: {why}. Raise it{less}, or use the "
-                f"{those(lambda t: not t.cgroups)} runtime",
+                f"{runtime_names(lambda t: not t.cgroups)} runtime",
             )
 
 

@@ -1,4 +1,4 @@
-"""Which of the host's GPUs each device trains on."""
+"""Assignment of devices to the host's GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agents.texts import quantity
-from testbed.host.gpus import MPS_CLIENTS, Gpu, Gpus
+from testbed.host.gpus import MPS_CLIENTS, Gpus, HostGpu
 from testbed.plan.feasibility import gib
 from testbed.topology import Topology
 from testbed.topology.units import format_size
@@ -18,31 +18,35 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class PlannedGpu:
-    """What a device has of a GPU."""
+    """A device's part of a GPU."""
 
     uuid: str
+    """UUID of the GPU."""
     share: float
-    """Of its multiprocessors, at most."""
+    """Maximum share of its multiprocessors."""
     memory: int | None
-    """Bytes at most; None: not limited."""
+    """Maximum memory in bytes; None: not limited."""
     limited: bool
-    """Whether it is shared by limits, which MPS keeps."""
+    """Whether MPS limits the device's part."""
 
     @property
-    def told(self) -> str:
-        """`0.25, 2GiB`."""
+    def summary(self) -> str:
+        """Text such as `0.25, 2GiB`."""
         limit = "" if self.memory is None else f", {format_size(self.memory)}"
         return f"{self.share:.3g}{limit}"
 
 
 @dataclass(slots=True)
 class _Room:
-    """What is left of a GPU."""
+    """Unassigned part of a GPU."""
 
-    gpu: Gpu
+    gpu: HostGpu
     share: float = 1.0
+    """Share of its multiprocessors."""
     memory: int = 0
+    """Bytes."""
     clients: int = MPS_CLIENTS
+    """Number of MPS clients that may be added."""
 
     def lacks(self, share: float, memory: int, *, limited: bool) -> bool:
         return (
@@ -51,19 +55,20 @@ class _Room:
             or (limited and (self.clients == 0 or not self.gpu.shares))
         )
 
-    def take(self, share: float, memory: int, *, limited: bool) -> None:
+    def reserve(self, share: float, memory: int, *, limited: bool) -> None:
         self.share -= share
         self.memory -= memory
         self.clients -= limited
 
 
-def problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Problem]:
-    """What of the host, or of stretched time, keeps devices from having the GPU that they ask for."""
+def gpu_problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Problem]:
+    """Yield reasons, in the host or in the dilation, why devices cannot have the GPU that they
+    request."""
     if dilation != 1 and any(group.gpu is not None for group in topology.devices):
         yield topology.source.problem(
             ("dilation",),
-            f"is {dilation:g}, and a GPU is as fast as ever in stretched time: take fewer devices, or a "
-            "larger host, until 1 will do; or remove gpu",
+            f"is {dilation:g}, but a GPU does not become slower in stretched time: use fewer devices or "
+            "a larger host, so that 1 is enough; or remove gpu",
             at_key=True,
         )
     for index, group in enumerate(topology.devices):
@@ -73,32 +78,32 @@ def problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Proble
         if lack is not None:
             yield topology.source.problem(
                 ("devices", index, "gpu"),
-                f"{lack}. Or remove gpu, and the device trains on its cpu",
+                f"{lack}. Or remove gpu: the device then trains on its cpu",
                 at_key=True,
             )
         elif group.gpu.limited and not any(gpu.shares for gpu in gpus.found):
             names = ", ".join(gpu.name for gpu in gpus.found)
             yield topology.source.problem(
                 ("devices", index, "gpu"),
-                f"MPS limits clients on GPUs from Volta on (compute capability 7.0), and this host has "
-                f"{names}: write gpu: true, for a whole one",
+                "MPS can limit clients on GPUs from Volta on (compute capability 7.0), but this host "
+                f"has {names}: write gpu: true, for a whole GPU",
                 at_key=True,
             )
         elif (group.gpu.memory or 0) > (most := max(gpu.memory for gpu in gpus.found)):
             yield topology.source.problem(
                 ("devices", index, "gpu", "memory"),
-                f"found {format_size(group.gpu.memory or 0)}, expected at most {gib(most)}: no "
-                "GPU of this host has more",
+                f"found {format_size(group.gpu.memory or 0)}, expected at most {gib(most)}, the memory "
+                "of this host's largest GPU",
             )
 
 
-def placed(
+def place_on_gpus(
     topology: Topology, gpus: Gpus, *, oversubscribe: bool
 ) -> tuple[Mapping[str, PlannedGpu], Problem | None]:
-    """The GPU of each device that asks for one; what is wrong where they do not fit.
+    """Assign a GPU to each device that requests one; also return the problem if they do not fit.
 
-    The largest shares are placed first, each on the first GPU with room for it; those without room,
-    with `oversubscribe`, where the most is left.
+    The largest shares are assigned first, each to the first GPU with room for it. With `oversubscribe`,
+    shares that have no room go to the GPU with the largest share left.
     """
     wanted = [
         (group.gpu, name) for group in topology.devices if group.gpu for name in group.device_names
@@ -112,7 +117,7 @@ def placed(
             return {}, _too_much(topology, name, gpus)
         usable = [room for room in rooms if room.gpu.shares or not gpu.limited]
         room = fitting[0] if fitting else max(usable, key=lambda room: room.share)
-        room.take(*asked, limited=gpu.limited)
+        room.reserve(*asked, limited=gpu.limited)
         found[name] = PlannedGpu(room.gpu.uuid, gpu.share, gpu.memory, gpu.limited)
     return found, None
 
@@ -129,8 +134,8 @@ def _too_much(topology: Topology, first: str, gpus: Gpus) -> Problem:
     count = quantity(len(gpus.found), "GPU")
     return topology.source.problem(
         ("devices",),
-        f"ask for {total:g} GPUs ({parts}), and this host has {count} ({have}; MPS serves {MPS_CLIENTS} "
-        f"devices on one): there is no room for {first}. Lower share, memory or count, use a host with "
-        "more GPUs, or run slower than asked with --oversubscribe",
+        f"ask for {total:g} GPUs ({parts}), but this host has {count} ({have}; MPS serves {MPS_CLIENTS} "
+        f"devices per GPU): there is no room for {first}. Lower share, memory or count, use a host with "
+        "more GPUs, or run slower than requested with --oversubscribe",
         at_key=True,
     )

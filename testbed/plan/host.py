@@ -1,4 +1,4 @@
-"""What this machine has for a run."""
+"""Resources of this machine for a run."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from testbed.plan.shaper import lack_of_netem
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What this machine has for a run."""
+    """Resources of this machine for a run."""
 
     cores: tuple[int, ...]
-    """Numbers of the CPUs that we may use."""
+    """Numbers of the CPUs that this process may use."""
     memory: int
-    """Available bytes."""
+    """Available memory in bytes."""
     lack_of_netem: str | None = "netem was not tried"
-    """Why the kernel's netem cannot be used; None where it can."""
+    """Why the kernel's netem cannot be used; None if it can."""
     nodes: tuple[Node, ...] = ()
-    """The machines that devices are placed on, where there are several: this one first."""
+    """Machines for the devices, this one first; empty if the runtime uses one machine."""
     gpus: Gpus = NOT_LOOKED_FOR
-    """For containers."""
+    """GPUs that containers can use."""
     lack_of_cuda: str | None = "CUDA was not tried"
-    """Why the PyTorch of this host has no GPU; None where it has one."""
+    """Why this host's PyTorch cannot use a GPU; None if it can."""
 
 
 def this_host(*, netem: bool = False, gpus: bool = False, cuda: bool = False) -> Host:
-    """This host, measured now: the CPUs that this process may use, the free memory and, with `netem`,
-    whether the kernel has it; with `gpus` those that containers can have; with `cuda` whether its
-    PyTorch has one."""
+    """Survey this host now: CPUs that this process may use, and free memory.
+
+    `netem`: also try the kernel's netem. `gpus`: also survey the GPUs for containers. `cuda`: also try
+    CUDA in this host's PyTorch.
+    """
     linux = sys.platform == "linux"
     cores = sorted(os.sched_getaffinity(0)) if linux else range(os.cpu_count() or 1)
     host = Host(tuple(cores), psutil.virtual_memory().available)
@@ -46,21 +48,21 @@ def this_host(*, netem: bool = False, gpus: bool = False, cuda: bool = False) ->
 
 
 def _gpus_for_containers() -> Gpus:
-    from testbed.host import docker_engine  # with the Docker SDK, which takes half a second
+    from testbed.host import docker_engine  # imports the Docker SDK, which takes half a second
     from testbed.host.gpus import survey
 
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         return survey({} if client is None else client.info())
 
 
 def _lack_of_cuda() -> str | None:
-    import torch  # which takes a second
+    import torch  # takes a second
 
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None:
         return (
-            f"the PyTorch of this host, {torch.__version__}, is built without CUDA: install one with it "
-            "(PyTorch's install page names the index), on a host with a GPU"
+            f"the PyTorch of this host, {torch.__version__}, is built without CUDA: install a build "
+            "with CUDA (PyTorch's install page names the index), on a host with a GPU"
         )
-    return f"the PyTorch of this host, {torch.__version__}, finds no GPU: nvidia-smi may say why"
+    return f"the PyTorch of this host, {torch.__version__}, finds no GPU: run nvidia-smi for the reason"

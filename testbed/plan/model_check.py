@@ -1,7 +1,7 @@
-"""Check of a task's model, before anything is launched: whether it can be exchanged, and its size.
+"""Check of a task's model before anything is launched: whether it can be exchanged, and its size.
 
-Building a model takes PyTorch, whose import takes a second. So a good result is kept in the user's
-cache, for these sources, parameters and version of PyTorch.
+Building a model takes PyTorch, whose import takes a second. So a good result is cached, for these
+sources, parameters and this version of PyTorch.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, no_classes, not_taken
 from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
-from testbed.errors import BadInputError, listed
+from testbed.errors import BadInputError, name_list
 from testbed.host import cache
-from testbed.own_code import stand_ins
-from testbed.own_code.stand_ins import StandIn
 from testbed.topology import Topology
+from testbed.user_code import stand_ins
+from testbed.user_code.stand_ins import StandIn
 
 _TRIED = 64
-"""Samples."""
+"""Maximum number of samples in a trial step, and again of samples added to have every label."""
 
 
 def check(topology: Topology) -> int:
-    """The number of the model's parameters that are trained and sent. Raises BadInputError where these
-    are not float32, or are not all of the task's model that changes; and where a user's task names a
-    dataset that nobody has."""
+    """Return the number of the model's parameters that are trained and sent, buffers included.
+
+    Raises BadInputError if the parameters are not float32, if the model has other state that changes, or
+    if a user's task names an unknown dataset.
+    """
     count, _, buffers = _counts(topology)
     if buffers and topology.privacy is not None:
         message = (
-            f"the model of {topology.task.name} has buffers, such as BatchNorm's, which would travel as "
-            "they are: take a model without, or remove this"
+            f"the model of {topology.task.name} has buffers, such as BatchNorm's, which would be sent "
+            "without protection: use a model without buffers, or remove this"
         )
         raise topology.source.error([topology.source.problem(("privacy",), message, at_key=True)])
     _check_rounding(topology, count)
@@ -50,44 +52,46 @@ def check(topology: Topology) -> int:
 
 
 def _check_rounding(topology: Topology, size: int) -> None:
-    """Raise BadInputError where clipping leaves hardly any room for what rounding may add to the length
-    of an update, which noise at the server has to hide."""
+    """Raise BadInputError if rounding may lengthen an update by more than half of what clipping allows.
+
+    Noise at the server must hide that length, too.
+    """
     secure, differential = topology.secure, topology.differential
     if secure is None or differential is None or differential.at != "server":
         return
     most = rounding_growth(secure.grid.step, size)
     if most > differential.clip / 2:
         message = (
-            f"rounding may make an update of {size:,} parameters longer by {most:.2g}: so much is taken "
-            f"off clip, {differential.clip:g}, more than half of that. Raise bits, or lower range"
+            f"rounding may make an update of {size:,} parameters longer by {most:.2g}, which is taken "
+            f"off clip, {differential.clip:g}: that is more than half of it. Raise bits, or lower range"
         )
         raise topology.source.error([topology.source.problem(("privacy", "secure", "bits"), message)])
 
 
 def buffers(topology: Topology) -> int:
-    """How many of the numbers that `check` counts are in buffers. Raises as `check`."""
+    """Return how many of the numbers counted by `check` are in buffers. Raises as `check`."""
     return _counts(topology)[2]
 
 
-def freezes(topology: Topology) -> bool:
+def has_frozen_parameters(topology: Topology) -> bool:
     """Whether some parameters are neither trained nor sent. Raises as `check`."""
     return _counts(topology)[1] > 0
 
 
 def _counts(topology: Topology) -> tuple[int, int, int]:
-    """Parameters that are trained and sent, with buffers, other parameters, and the buffers alone."""
+    """Count parameters that are trained and sent, with buffers; other parameters; and buffers alone."""
     task: Task = topology.task.build()
     dataset = task.dataset
     if topology.task.data is None and isinstance(dataset, str) and dataset not in DATASETS:
         message = (
-            f"{topology.task.name} learns from {dataset!r}, expected {', '.join(DATASETS)}, a method "
-            "dataset, or data in the topology"
+            f"{topology.task.name} names the dataset {dataset!r}, expected {', '.join(DATASETS)}, a "
+            "method dataset, or data in the topology"
         )
         if not dataset:
             message = (
-                f"{topology.task.name} does not say its dataset, as in dataset: ClassVar[str] = "
-                '"digits", nor does the topology, as in data: {path: mine.parquet}, and there is no '
-                "method dataset that returns it"
+                f"{topology.task.name} has no dataset: name one, as in dataset: ClassVar[str] = "
+                '"digits", add a method dataset that returns it, or give data in the topology, as in '
+                "data: {path: mine.parquet}"
             )
         raise topology.source.error([topology.source.problem(("task", "name"), message)])
     frozen = topology.task.frozen
@@ -101,7 +105,7 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
         if isinstance(task, StandIn):
             count, others, buffers, names = stand_ins.ask(task, "extent", frozen=frozen)
         else:
-            from agents.models import flat  # with torch, whose import takes a second
+            from agents.models import flat  # imports torch, which takes a second
 
             count, others, buffers, names = flat.extent(task, frozen)
     except ValueError as error:
@@ -114,15 +118,17 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
 
 
 def try_step(topology: Topology, prepared: Prepared) -> None:
-    """Try a training step of a user's task on some samples, and its evaluation on others, of every label
-    that there is as far as they are not too many. Raises BadInputError where it cannot be done."""
+    """Try a training step of a user's task on some samples, and an evaluation on others.
+
+    The samples contain every label if there are not too many. Raises BadInputError if a trial fails.
+    """
     task = topology.task.build()
     if not isinstance(task, StandIn):
         return
     sets = (("run", prepared.train, True), ("be evaluated on the test set", prepared.test, False))
     for purpose, whole, trains in sets:
         try:
-            _ask_step(task, _some(whole), topology.seed, trains=trains)
+            _ask_step(task, _sample_shard(whole), topology.seed, trains=trains)
         except ValueError as error:
             message = f"{topology.task.name} cannot {purpose}: {error}"
             problem = topology.source.problem(("task", "name"), message)
@@ -131,8 +137,10 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
 
 
 def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
-    """Try a step on one sample, where that is all of some device's last mini-batch: BatchNorm takes no
-    such. Raises BadInputError."""
+    """Try a step on one sample if some device's last mini-batch has only one: BatchNorm refuses that.
+
+    Raises BadInputError.
+    """
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
     for group in topology.devices:
         local = group.local.build()
@@ -146,24 +154,24 @@ def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
                 _ask_step(task, prepared.train.subset(own[:1]), topology.seed, trains=True)
             except (ValueError, BadInputError) as error:
                 message = (
-                    f"{topology.task.name} does not learn from one sample, and the last mini-batch of "
-                    f"{name} has no more: it has {len(own)} samples, and batch_size is "
-                    f"{local.batch_size}. Take another batch_size\n{error}"
+                    f"{topology.task.name} cannot train on a single sample, and the last mini-batch of "
+                    f"{name} has only one: it has {len(own)} samples, and batch_size is "
+                    f"{local.batch_size}. Choose another batch_size\n{error}"
                 )
                 problem = topology.source.problem(("task", "local"), message)
                 raise topology.source.error([problem]) from error
             return
 
 
-def _some(whole: Shard) -> Shard:
-    """The first samples of `whole`, and one of every label as far as they are not too many."""
+def _sample_shard(whole: Shard) -> Shard:
+    """Return the first samples of `whole`, and one of every label if there are not too many."""
     _, first = np.unique(whole.y, return_index=True, axis=0)
     firsts = np.arange(min(len(whole), _TRIED))
     return whole.subset(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
 
 
 def _ask_step(task: StandIn, samples: Shard, seed: int, *, trains: bool) -> None:
-    """Raises ValueError with what the task refuses, BadInputError where its code raises."""
+    """Try a step. Raises ValueError if the task refuses, BadInputError if its code raises."""
     with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
         file = Path(folder, "samples.safetensors")
         shards.save(samples, file)
@@ -171,13 +179,13 @@ def _ask_step(task: StandIn, samples: Shard, seed: int, *, trains: bool) -> None
 
 
 def check_data(topology: Topology, prepared: Prepared) -> None:
-    """Raises BadInputError where the task's model and loss do not take the topology's own data."""
+    """Raise BadInputError if the task's model and loss do not accept the topology's own data."""
     task: Task = topology.task.build()
-    if topology.task.data is None or isinstance(task, StandIn):  # of the latter, `try_step` tries more
+    if topology.task.data is None or isinstance(task, StandIn):  # a user's task: see `try_step`
         return
     import torch
 
-    with torch.random.fork_rng(devices=[]):  # the run's draws are its own
+    with torch.random.fork_rng(devices=[]):  # must not change the run's random numbers
         module = task.model().eval()
     train = prepared.train
     some = train.subset(np.arange(min(2, len(train))))
@@ -198,12 +206,12 @@ def check_data(topology: Topology, prepared: Prepared) -> None:
 
 
 def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
-    """Raise BadInputError for a pattern of `task.frozen` that no parameter has."""
+    """Raise BadInputError for a pattern of `task.frozen` that matches no parameter."""
     problems = [
         topology.source.problem(
             ("task", "frozen", index),
-            f"found {pattern!r}, and no parameter of {topology.task.name} has such a name: it has "
-            f"{listed(names)}",
+            f"found {pattern!r}, which matches no parameter of {topology.task.name}; its parameters are "
+            f"{name_list(names)}",
         )
         for index, pattern in enumerate(topology.task.frozen)
         if not any(fnmatchcase(name, pattern) for name in names)
@@ -213,8 +221,10 @@ def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
 
 
 def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
-    """Another one where the task's model may be another, or more of it is frozen; None where the source
-    cannot be read."""
+    """Hash that changes if the task's model may have changed, or other parameters are frozen.
+
+    None if the source code cannot be read.
+    """
     try:
         if isinstance(task, StandIn):
             code, _, name = task.stands_for
@@ -223,8 +233,8 @@ def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
             sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
             texts = [path.read_bytes() for path in sources]
         if (checks := find_spec("agents.models.flat")) is not None and checks.origin is not None:
-            texts.append(Path(checks.origin).read_bytes())  # what was good for others may not be now
-    except (OSError, TypeError):  # made in a notebook
+            texts.append(Path(checks.origin).read_bytes())  # the checks themselves may have changed
+    except (OSError, TypeError):  # for example a class from a notebook
         return None
     facts = [
         repr((task, *frozen)) if frozen else repr(task),

@@ -1,8 +1,8 @@
-"""The model that a run begins with, and the models that one has kept, as plain state dicts.
+"""The model that a run begins with, and the models that it saved, as plain state dicts.
 
-Where a topology gives `task.initial`, or some parameters do not train, the run directory gets
+If a topology gives `task.initial`, or some parameters do not train, the run directory gets
 `start.safetensors`: the module's whole state by name. Every process of the run builds its module from
-it, so that all have the same, and the directory needs no other file to be understood.
+that file, so all have the same module, and the directory needs no other file to be understood.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-import agents.own_code
+import agents.user_code
 from agents.aggregator.actions import Save
 from agents.disk import files
 from agents.models.flat import FlatModule, first_module, schema_hash
@@ -25,29 +25,29 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.wire import payloads
 from testbed.errors import BadInputError
-from testbed.own_code import stand_ins
-from testbed.own_code.stand_ins import StandIn
-from testbed.plan.agent_configs import start_of
+from testbed.plan.agent_configs import model_start
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, load
+from testbed.user_code import stand_ins
+from testbed.user_code.stand_ins import StandIn
 
 State = Mapping[str, torch.Tensor]
 
 _MAX_BYTES = 2**33
 _OF_RUN = {"w"}, {"w", "floats", "integers"}
-"""Names in a file of a model that a run has kept; with buffers."""
+"""Names of the tensors in a model that a run saved: without and with buffers."""
 _NAMED = 3
-"""Of many differences, so many are told."""
+"""Maximum number of differences listed in an error."""
 
 
 def check_initial(topology: Topology) -> None:
-    """Raise BadInputError, at `task.initial`, where that file does not fit the task's model."""
+    """Raise BadInputError, at `task.initial`, if that file does not fit the task's model."""
     if topology.task.initial is not None:
         _write_start(topology, None)
 
 
 def write_start(topology: Topology, directory: RunDirectory) -> None:
-    """Write the state that the run begins with. Raises BadInputError as `check_initial`."""
+    """Write the initial state of the run. Raises BadInputError as `check_initial`."""
     with files.atomic_write(directory.start) as partial:
         _write_start(topology, str(partial.absolute()))
         partial.chmod(0o644)  # a container reads it as another user
@@ -76,16 +76,16 @@ def _problem(topology: Topology, message: str) -> BadInputError:
 
 
 def _save_initial(topology: Topology, path: Path, to: str) -> None:
-    """Save the state in a file, a model that a run has kept or a state dict by name, as safetensors.
-    Raises BadInputError."""
+    """Convert a model that a run saved, or a state dict by name, to safetensors. Raises
+    BadInputError."""
     try:
         save_file({name: t.contiguous() for name, t in _initial(path).items()}, to)
-    except BadInputError as error:  # of the run that it is from
+    except BadInputError as error:  # on the run that the file is from
         raise _problem(topology, str(error)) from error
     except Exception as error:
         raise _problem(
             topology,
-            f"{path}: {_reason(error)}. Expected safetensors, or a state dict that torch.save wrote",
+            f"{path}: {_reason(error)}. Expected safetensors, or a state dict written by torch.save",
         ) from error
 
 
@@ -102,24 +102,24 @@ def _initial(path: Path) -> State:
         return _pickled(path)
     with files.open_regular(path), safe_open(path, framework="pt") as file:
         of_run = {*file.keys()} in _OF_RUN and "schema" in (file.metadata() or {})
-    return state_of(RunDirectory(path.parent.parent), path) if of_run else load_file(path)
+    return saved_state(RunDirectory(path.parent.parent), path) if of_run else load_file(path)
 
 
 def _pickled(path: Path) -> State:
-    """A state dict that `torch.save` wrote; nothing but tensors is unpickled."""
+    """Read a state dict written by `torch.save`; only tensors are unpickled."""
     with files.open_regular(path) as file:
         found = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
-        raise ValueError("no map of names to tensors: save module.state_dict()")
+        raise ValueError("not a mapping of names to tensors: save module.state_dict()")
     if sparse := [name for name, value in found.items() if value.layout != torch.strided]:
         raise ValueError(f"{sparse[0]} is sparse: save it as a dense tensor")
     return found
 
 
-def kept(directory: RunDirectory, version: int | None = None) -> Path:
-    """The file of a model that the run has kept; the final one by default. Raises BadInputError."""
+def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
+    """Return the file of a model that the run saved; None: the final model. Raises BadInputError."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
         names = sorted(each.stem for each in directory.models.glob("*.safetensors"))
@@ -128,35 +128,35 @@ def kept(directory: RunDirectory, version: int | None = None) -> Path:
     return path
 
 
-def state_of(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
-    """The state dict of a model that the run in `directory` has kept in `file`.
+def saved_state(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
+    """Return the state dict of the model that the run in `directory` saved in `file`.
 
-    Raises BadInputError where one of both cannot be read, or the task is another now.
+    Raises BadInputError if run or file cannot be read, or the task has changed since.
     """
-    state = module_of(directory, file).state_dict()
-    return {name: tensor.clone() for name, tensor in state.items()}  # each with a storage of its own
+    state = saved_module(directory, file).state_dict()
+    return {name: tensor.clone() for name, tensor in state.items()}  # no shared storage
 
 
-def task_of(topology: Topology, directory: RunDirectory) -> Task:
-    """The task of a run; a user's own is imported from the run's copy of the code."""
-    agents.own_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
-    return agents.own_code.build(topology.task.named, TASKS, Task)
+def run_task(topology: Topology, directory: RunDirectory) -> Task:
+    """Build the task of a run; a user's own task is imported from the run's copy of the code."""
+    agents.user_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
+    return agents.user_code.build(topology.task.named, TASKS, Task)
 
 
-def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
-    """The module with a model that the run has kept; raises as `state_of`."""
+def saved_module(directory: RunDirectory, file: Path) -> torch.nn.Module:
+    """Build the module with a model that the run saved; raises as `saved_state`."""
     if not directory.topology.is_file():
         raise BadInputError(
-            f"{file} is a model of a run, and {directory.topology}, which says of which task, is not "
-            "there: take it where the run left it, or save it by name (testbed export --model)"
+            f"{file} is a model of a run, but {directory.topology}, which names its task, does not "
+            "exist: use the file in the run's directory, or save it by name (testbed export --model)"
         )
     topology = load(directory.topology)
     try:
         vector, metadata, buffers = payloads.unpack(files.read(file, _MAX_BYTES))
-        start = start_of(topology, directory)
-        module = first_module(task_of(topology, directory), topology.seed, start)
+        start = model_start(topology, directory)
+        module = first_module(run_task(topology, directory), topology.seed, start)
         if metadata.get("schema") != schema_hash(module):
-            raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
+            raise ValueError(f"its parameters do not match the present code of {topology.task.name}")
         FlatModule(module, trained=False).load(vector, buffers)
     except (OSError, ValueError, RuntimeError, SafetensorError, payloads.WireError) as error:
         raise BadInputError(f"{file} cannot be read as a model of {directory.path}: {error}") from error

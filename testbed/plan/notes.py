@@ -1,4 +1,4 @@
-"""Notes of a plan: what of the devices is emulated in another way, or not at all."""
+"""Notes of a plan: properties of devices that are emulated differently, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.plan import memory
 from testbed.plan.catalog import Catalog
 from testbed.plan.feasibility import gib
 from testbed.plan.host import Host
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.profiles import DeviceProfile
@@ -20,51 +20,52 @@ from testbed.topology.units import format_duration, format_size
 _MIB = 2**20
 _AMPLE = 384 * _MIB
 """Bytes. Resident after 60 steps of 32 samples: 240 MiB with digits-logreg, 350 MiB with cifar10-cnn and
-8,000 images, and 40 MiB in the device's init. Some of it is code, which the kernel can drop."""
+8,000 images, and 40 MiB in the device's init. Part of this is code, which the kernel can drop."""
 
 
-def of(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> Iterator[str]:
-    """Sentences on what of the profiles in `topology` is emulated in another way, or not at all, on
-    tight limits of memory, and on evaluations after the run."""
+def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> Iterator[str]:
+    """Yield sentences on properties of profiles that are emulated differently or not at all, on tight
+    memory limits, and on evaluations after the run."""
     planned = {device.group: device for device in plan.devices}
     groups = [(group, planned[group.name]) for group in topology.devices]
     if plan.traits.cgroups:
         model = catalog.model
         side: ClientSide = topology.rule.build().client_side
-        reserved, steps = memory.reserved(model, len(plan.devices)), topology.update_steps
+        reserved, steps = memory.server_memory(model, len(plan.devices)), topology.update_steps
         for group, device in groups:
             yield from _memory_notes(group, device, catalog.profile(group), host, reserved)
         for group, device in groups:
             needed = memory.client(model, device.local, side, [*device.steps, *steps])
             if _AMPLE <= device.memory < needed:
                 yield (
-                    f"Warning: {group.name} has {format_size(device.memory)} of memory, and a client of "
-                    f"{topology.task.name} needs about {format_size(_rounded(needed))} beside its data "
-                    "and what a step computes: it would be killed. Raise memory."
+                    f"Warning: {group.name} has {format_size(device.memory)} of memory, but a client of "
+                    f"{topology.task.name} needs about {format_size(_round_up(needed))}, without its "
+                    "data and what a step computes: it would be killed. Raise memory."
                 )
     if topology.evaluate.when == "after" and not plan.traits.simulated:
         yield (
-            "Models are evaluated once the run is over (evaluate.when: after): until then none has an "
-            "accuracy, and each that is to be evaluated is kept on the disk."
+            "Models are evaluated after the run (evaluate.when: after): until then no accuracy is "
+            "known, and each model to be evaluated is kept on the disk."
         )
     if (secure := topology.secure) is not None:
         largest = secure.updates * secure.largest_weight << secure.bits
         yield (
             f"Secure aggregation: sums of {secure.updates} updates stay in the field, "
             f"{secure.updates} × {secure.largest_weight} × 2^{secure.bits} = {largest:,} of at most "
-            f"{FIELD.p:,}. Any {secure.needed} of {len(secure.clients)} clients open one; the server "
-            f"and {secure.colluding} of them together learn no single update."
+            f"{FIELD.p:,}. Any {secure.needed} of {len(secure.clients)} clients can open a sum; the "
+            f"server and {secure.colluding} clients together learn no single update."
         )
     for group, device in groups:
         if (thermal := device.thermal) is not None:
             yield (
-                f"{group.name}: {format_duration(thermal.after)} after the start of the run "
-                f"{thermal.to:g} of its cpu remains (thermal), whether it has trained until then or not."
+                f"{group.name}: {format_duration(thermal.after)} after the start of the run, its cpu "
+                f"drops to {thermal.to:g} of its value (thermal), whether it has trained until then or "
+                "not."
             )
     if plan.traits.simulated and any(group.gpu is not None for group in topology.devices):
         yield (
-            "In virtual time gpu changes nothing: how long a device takes is said by timing, gflops or "
-            "cpu; and runtime: {device: cuda} computes the trainings on this host's GPU."
+            "In virtual time gpu changes nothing: timing, gflops or cpu say how long a device takes, "
+            "and runtime: {device: cuda} computes the trainings on this host's GPU."
         )
     if plan.traits.simulated and any(group.image is not None for group in topology.devices):
         yield "In virtual time image changes nothing: trainings are computed with this host's packages."
@@ -74,12 +75,12 @@ def of(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> Iterator
     elif lines := [line for one in groups for line in _core_notes(*one, catalog.profile(one[0]))]:
         yield from lines
         yield (
-            "Cores are not emulated one by one: beside work that all of them share, what only one could "
-            "do is faster here than on the device, by up to as many times as it has cores."
+            "Cores are not emulated one by one: work that cannot be shared among cores is faster here "
+            "than on the device, by a factor of up to its number of cores."
         )
     if profiled:
         heat = "" if any(device.thermal is not None for _, device in groups) else ", heat"
-        yield f"What else a device has (GPU, caches, memory bandwidth{heat}) is not emulated."
+        yield f"Other properties of a device (GPU, caches, memory bandwidth{heat}) are not emulated."
 
 
 def _memory_notes(
@@ -92,7 +93,7 @@ def _memory_notes(
     limit = format_size(device.memory)
     if group.memory is None and group.profile is not None:
         if profile is None or profile.memory is None:
-            why = "is not known here" if profile is None else "says none"
+            why = "is unknown" if profile is None else "has none"
             yield f"{group.name}: {limit} of memory, the default: the profile {group.profile} {why}."
         elif device.memory < profile.memory:
             yield (
@@ -103,13 +104,13 @@ def _memory_notes(
     if device.memory < _AMPLE:
         yield (
             f"{group.name}: {limit} of memory is tight. A device's client and init took 280 MiB with "
-            "digits-logreg, 390 MiB with cifar10-cnn and 8,000 images; a client that needs more than it "
-            "may have is killed."
+            "digits-logreg, 390 MiB with cifar10-cnn and 8,000 images; a client that exceeds its limit "
+            "is killed."
         )
 
 
-def _rounded(size: int) -> int:
-    """In whole MiB."""
+def _round_up(size: int) -> int:
+    """Round up to whole MiB."""
     return -(-size // _MIB) * _MIB
 
 

@@ -1,8 +1,8 @@
-"""Which device goes to which node, where there are several machines. Pure.
+"""Placement of devices on nodes, for runtimes with several machines. Pure.
 
 Each node keeps its first core for what serves its devices, as a single host does; on the first node that
-is broker and aggregator as well. The devices that need most are placed first, each on the node that has
-the most cores left of those that it may be on, so that all nodes are equally busy.
+includes broker and aggregator. The devices with the largest requests are placed first, each on the
+allowed node with the most cores left, so that all nodes are equally busy.
 """
 
 from __future__ import annotations
@@ -14,36 +14,40 @@ from dataclasses import dataclass
 from testbed.host.nodes import Node
 
 SHARED_CAPACITY = 0.5
-"""Cores for the devices of a machine that has a single one, shared with what serves them."""
+"""Cores for the devices of a machine with one core, which they share with what serves them."""
 _ROUNDING = 1e-9
 """Error allowed in a sum of shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
-    """What of a node is for what."""
+    """How a node's cores and memory are divided."""
 
     id: str
+    """Id of the node in the Swarm."""
     name: str
+    """Host name of the node."""
     here: bool
+    """Whether it is this machine."""
     infrastructure: tuple[int, ...]
-    """Numbers of the CPUs of router, and where it is `here` of broker and aggregator."""
+    """Numbers of the CPUs of the router; on this machine also of broker and aggregator."""
     devices: tuple[int, ...]
-    """Those of the devices."""
+    """Numbers of the CPUs of the devices."""
     evaluation: tuple[int, ...] = ()
-    """Those of evaluations alone."""
+    """Numbers of the CPUs for evaluations only; empty: evaluations use `infrastructure`."""
     capacity: float
-    """Cores that its devices can have in all."""
+    """Cores that all its devices together can have."""
     memory: int
-    """Bytes that they can have in all."""
+    """Bytes that all its devices together can have."""
     labels: Mapping[str, str]
+    """The node's labels."""
     core: float | None = None
-    """How fast one of its cores is, in cores of this machine; None: not known."""
+    """Speed of one of its cores, relative to a core of this machine; None: unknown."""
 
 
-def planned(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
-    """What of `node` is for what; `reserved` bytes of its memory are not for devices, and `evaluating`
-    of its cores are for evaluations."""
+def divide_node(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
+    """Divide `node`: `reserved` bytes of its memory are not for devices, and `evaluating` of its cores
+    are for evaluations."""
     cores = node.cpus or tuple(range(node.cores))
     alone = len(cores) > 1
     split = len(cores) - evaluating
@@ -63,27 +67,29 @@ def planned(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a device needs of a node."""
+class NodeRequest:
+    """Request of a device for a node."""
 
     device: str
+    """Name of the device."""
     share: float
-    """Of a core, in the host's time; the most that it needs on any node."""
+    """CPU share in the host's time, in cores; the largest share that it needs on any node."""
     memory: int
+    """Bytes."""
     hosts: tuple[str, ...] = ()
-    """Names or ids of the nodes that it may be on; none: any."""
+    """Names or ids of the allowed nodes; empty: any."""
     labels: tuple[tuple[str, str], ...] = ()
-    """What its node's labels have to be."""
+    """Labels that the node must have."""
     shares: Mapping[str, float] | None = None
-    """Of a core of each node, by its id, where nodes are not equally fast; None: `share` of any."""
+    """Node's id -> CPU share there, if nodes are not equally fast; None: `share` on every node."""
 
     def share_on(self, node: str) -> float:
-        """Of a core of that node."""
+        """CPU share on the node `node`, in cores."""
         return self.share if self.shares is None else self.shares[node]
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The same for all that may be on the same nodes."""
+        """Key that is equal for devices with the same allowed nodes."""
         return self.hosts, self.labels
 
     def may_be_on(self, node: PlannedNode) -> bool:
@@ -92,24 +98,26 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Unplaced:
-    """A device that fits on no node any more."""
+class UnplacedDevice:
+    """The first device that fits on no node."""
 
-    wish: Wish
+    wish: NodeRequest
+    """Request of the device."""
     why: str
+    """Reason, to follow the device's name in a sentence."""
     by_cores: bool
-    """Whether it would fit if it needed less of a core."""
+    """Whether it would fit with a smaller CPU share."""
 
 
 def place(
-    wishes: Iterable[Wish], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
-) -> dict[str, str] | Unplaced:
-    """The id of each device's node; or the first that does not fit, with numbers of each node."""
+    wishes: Iterable[NodeRequest], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
+) -> dict[str, str] | UnplacedDevice:
+    """Return each device's node: device -> node's id; or the first device that does not fit."""
     cores = {node.id: node.capacity for node in nodes}
     memory = {node.id: node.memory for node in nodes}
     order = {node.id: number for number, node in enumerate(nodes)}
     asked = list(wishes)
-    heaps: dict[tuple[object, ...], list[tuple[float, int, str]]] = {}  # of those with the same nodes
+    heaps: dict[tuple[object, ...], list[tuple[float, int, str]]] = {}  # by kind of request
     for wish in asked:
         if wish.kind not in heaps:
             heap = [(-cores[n.id], order[n.id], n.id) for n in nodes if wish.may_be_on(n)]
@@ -122,7 +130,7 @@ def place(
         chosen = None
         while heap:
             free, number, node = heapq.heappop(heap)
-            if -free != cores[node]:  # another kind has taken some of it meanwhile
+            if -free != cores[node]:  # outdated: a device of another kind was placed there
                 heapq.heappush(heap, (-cores[node], number, node))
                 continue
             passed.append((free, number, node))
@@ -131,7 +139,7 @@ def place(
                 chosen = node
                 break
             if wish.shares is None and wish.share > cores[node] + _ROUNDING:
-                break  # the others have less
+                break  # the remaining nodes have even less
         if chosen is not None:
             passed.pop()
             cores[chosen] -= wish.share_on(chosen)
@@ -143,39 +151,39 @@ def place(
         if chosen is None:
             allowed = [node for node in nodes if wish.may_be_on(node)]
             roomy = any(wish.memory <= memory[node.id] for node in allowed)
-            return Unplaced(wish, _why(wish, allowed, nodes, cores, memory), roomy)
+            return UnplacedDevice(wish, _why(wish, allowed, nodes, cores, memory), roomy)
     return placed
 
 
 def _why(
-    wish: Wish,
+    wish: NodeRequest,
     allowed: Sequence[PlannedNode],
     nodes: Sequence[PlannedNode],
     cores: Mapping[str, float],
     memory: Mapping[str, int],
 ) -> str:
-    """What each node of `allowed` has left."""
+    """Describe what each node of `allowed` has left."""
     if not allowed:
         names = ", ".join(node.name for node in nodes)
-        return f"no node is as its hosts or placement ask; the Swarm has {names}"
+        return f"no node matches its hosts or placement; the Swarm has {names}"
     shown = [
-        f"{node.name} {_needed(wish, node)}"
+        f"{node.name} {_share_text(wish, node)}"
         f"{max(0.0, cores[node.id]):.3g} of {node.capacity:g} cores and "
         f"{memory[node.id] / 2**30:.1f} of {node.memory / 2**30:.1f} GiB"
         for node in allowed[:_SHOWN]
     ]
-    others = f", and {len(allowed) - _SHOWN} others no more" if len(allowed) > _SHOWN else ""
-    needs = f"{wish.share:.3g} cores" if wish.shares is None else "cores by the speed of each node's"
+    others = f", and {len(allowed) - _SHOWN} other nodes no more" if len(allowed) > _SHOWN else ""
+    needs = f"{wish.share:.3g} cores" if wish.shares is None else "cores by each node's speed"
     return (
-        f"needs {needs} and {wish.memory / 2**30:.1f} GiB, and with the devices before "
-        f"it the nodes have left: {'; '.join(shown)}{others}"
+        f"needs {needs} and {wish.memory / 2**30:.1f} GiB, but after the devices before it the nodes "
+        f"have left: {'; '.join(shown)}{others}"
     )
 
 
-def _needed(wish: Wish, node: PlannedNode) -> str:
-    """What it would need there, where that is not the same on all nodes."""
+def _share_text(wish: NodeRequest, node: PlannedNode) -> str:
+    """Describe the share that it needs on `node`; empty if it is the same on all nodes."""
     return "" if wish.shares is None else f"({wish.share_on(node.id):.3g} needed) "
 
 
 _SHOWN = 20
-"""Nodes with their numbers in a message."""
+"""Maximum number of nodes listed in a message."""

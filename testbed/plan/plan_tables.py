@@ -8,7 +8,7 @@ from typing import Any
 from agents.config import AccessLink, LocalTraining
 from testbed.host.cpusets import cpuset
 from testbed.plan.feasibility import gib
-from testbed.plan.planned import Plan, PlannedDevice, told_duration
+from testbed.plan.planned_devices import Plan, PlannedDevice, duration_text
 from testbed.topology.units import format_duration, format_rate, format_size
 from testbed.traits import Traits
 
@@ -18,9 +18,11 @@ _OPTIONAL = (
 )
 
 
-def describe(plan: Plan) -> list[dict[str, Any]]:
-    """A row per device with what it is given, for `testbed plan`: values that no device has get no
-    column."""
+def device_table(plan: Plan) -> list[dict[str, Any]]:
+    """Return one row per device with what it gets, for `testbed plan`.
+
+    Columns in which no device has a value are left out.
+    """
     names = {node.id: node.name for node in plan.nodes}
     rows = [
         {**_row(device, plan.traits), "node": names.get(plan.placement.get(device.name, ""))}
@@ -30,9 +32,11 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
-def by_node(plan: Plan) -> list[dict[str, Any]]:
-    """A row for each of several machines: what its devices ask for, and what it has for them; its `core`
-    is in cores of this host, where that is known."""
+def node_table(plan: Plan) -> list[dict[str, Any]]:
+    """Return one row per node: what its devices request, and what it has for them.
+
+    `core` is the speed of its cores relative to this host's, if it was measured.
+    """
     on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
     for device in plan.devices:
         on[plan.placement[device.name]].append(device)
@@ -60,9 +64,9 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "cpu": device.cpu,
         "quota": quota,
         "memory": format_size(device.memory) if traits.cgroups else None,
-        "gpu": None if device.gpu is None else device.gpu.told,
+        "gpu": None if device.gpu is None else device.gpu.summary,
         "gflops": device.gflops,
-        "timing": told_duration(device.timing),
+        "timing": duration_text(device.timing),
         "speed": None if device.speed == 1 else round(device.speed, 3),
         "up": link.up and format_rate(link.up),
         "down": link.down and format_rate(link.down),
@@ -70,7 +74,7 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "jitter": format_duration(link.jitter) if link.jitter else None,
         "loss": f"{link.loss:.3g}" if link.loss else None,
         "access": None if device.access is None else device.access.name,
-        "think": told_duration(device.think),
+        "think": duration_text(device.think),
         "local": _local(device.local),
         "compression": device.step_kind("compression"),
         "byzantine": device.step_kind("byzantine"),

@@ -1,4 +1,4 @@
-"""What happens to the devices of a run in the course of time: scenario, churn, heat and link traces."""
+"""Actions on the devices during a run: scenario, churn, heat and link traces."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator
 
 from agents.config import OUTAGE_RATE
-from testbed.plan.planned import Plan
+from testbed.plan.planned_devices import Plan
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.action_timeline import Heat, Step, timeline
 
 
 def steps(topology: Topology, plan: Plan) -> Iterator[Step]:
-    """The steps that act on the devices, in the order of their times."""
+    """Yield the steps that act on the devices, in the order of their times."""
     heat = {
         device.name: Heat(device.cpu, device.thermal)
         for device in plan.devices
@@ -29,9 +29,11 @@ def has_steps(topology: Topology, plan: Plan) -> bool:
     return next(steps(topology, plan), None) is not None
 
 
-def slowest(topology: Topology, plan: Plan) -> dict[str, float]:
-    """The least rate, in bits per second, that the path of each device has in the run, outages aside;
-    infinite where none is given. By hand (`testbed set`) it may become less."""
+def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
+    """Return the lowest rate of each device's path during the run, in bit/s, without outages.
+
+    Infinite if no rate is given. A user may lower it further (`testbed set`).
+    """
     rates: dict[str, list[float | None]] = {
         device.name: [
             *(

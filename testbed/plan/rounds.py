@@ -1,7 +1,7 @@
-"""How long a round of each device is expected to take, and whether one fits into the run.
+"""Estimate of each device's round, and whether one fits into the run.
 
-Figures are device time, with the links, shares and speeds that the run begins with, for a device that is
-alone on what it shares with others. They are means, without TCP's start and acknowledgements.
+Figures are in device time, with the links, shares and speeds at the start of the run, as if a device did
+not share its access link. They are means, without TCP's slow start and acknowledgements.
 """
 
 from __future__ import annotations
@@ -17,48 +17,53 @@ from agents import pipeline
 from agents.config import AccessLink, DrawnDuration
 from agents.device.link import burst
 from agents.timing.durations import DISTRIBUTIONS
-from testbed.errors import listed
+from testbed.errors import name_list
 from testbed.plan import costs
 from testbed.plan.costs import (
     HOPS,
     StepCost,
     StepTime,
+    bytes_on_link,
+    cached_step_time,
     goodput,
-    kept_step_time,
     message_sizes,
-    on_link,
 )
-from testbed.plan.plan_tables import describe
-from testbed.plan.planned import Plan, PlannedDevice
+from testbed.plan.plan_tables import device_table
+from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 
 _MAX_NAMED = 4
-"""A sentence that is about many devices names so many of them."""
+"""Maximum number of devices that a sentence names."""
 _PATIENCE = 20
-"""Times its mean that a round may take: an exponential duration does so once in 5e8 times."""
+"""Longest round relative to its mean: an exponential duration exceeds it once in 5e8 times."""
 
 Lack = Literal["step time", "samples", "mean"]
-"""What an estimate lacks: the time of a step, the samples that an epoch has, a finite mean of `think` or
-`timing`."""
+"""What an estimate lacks: the time of a step, the number of samples per epoch, or a finite mean of
+`think` or `timing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Of a device."""
+    """Estimate of a device's round: download of the model, training, upload of the update."""
 
     samples: int | None
-    """None: not known yet."""
+    """Number of training samples; None: not known yet."""
     transfer: float
-    """Seconds of the model down and the update up."""
+    """Seconds for the model down and the update up."""
     seconds: float
-    """All of the round that is known, `transfer` included."""
+    """Seconds of the round, without what is unknown; `transfer` included."""
     lacks: frozenset[Lack] = frozenset()
+    """Unknown parts of the estimate."""
 
 
-def expected(
+def estimate_rounds(
     topology: Topology, plan: Plan, parameters: int, samples: Mapping[str, int] | None
 ) -> dict[str, Round]:
-    """A round of each device. `parameters` of the model; `samples` of each device, if known."""
+    """Estimate a round of each device.
+
+    `parameters`: number of the model's parameters. `samples`: device -> number of its training samples;
+    None: not known yet.
+    """
     w, common = np.zeros(parameters, np.float32), topology.update_steps
     exchanged = sum(pipeline.build_step(step).exchanged_bytes(parameters) for step in common)
     sizes: dict[str, tuple[int, int]] = {}
@@ -70,14 +75,16 @@ def expected(
             sizes[repr(device.steps)] = down + exchanged, up + exchanged
     server = AccessLink() if topology.server.link is None else topology.server.link.plain()
     one_step = topology.rule.build().client_side.kind == "gradient"
-    flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the share decides
-    cost = replace(costs.of(plan.virtual, flops), time=_step_time(topology, plan))
+    flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the CPU share decides
+    cost = replace(costs.step_cost(plan.virtual, flops), time=_step_time(topology, plan))
     rounds = {}
     for device in plan.devices:
         own = None if samples is None else samples[device.name]
         training, lacks = _training(device, cost, own, one_step=one_step)
         think = _mean(device.think)
-        transfer = _transfer(device, server, sizes[repr(device.steps)], in_packets=plan.packets)
+        transfer = _transfer(
+            device, server, sizes[repr(device.steps)], in_packets=plan.simulates_packets
+        )
         rounds[device.name] = Round(
             samples=own,
             transfer=transfer,
@@ -88,20 +95,20 @@ def expected(
 
 
 def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
-    """As given, else as last measured in virtual time."""
+    """Time of a step: as given, else as last measured in virtual time; None: unknown."""
     if (own := costs.step_time(plan.virtual)) is not None:
         return own
     shares = (device for device in plan.devices if device.cpu is not None)
     first = next(shares, None)
     if first is None:
         return None
-    return kept_step_time(topology.task.build(), first.local, topology.task.frozen)
+    return cached_step_time(topology.task.build(), first.local, topology.task.frozen)
 
 
 def _training(
     device: PlannedDevice, cost: StepCost, samples: int | None, *, one_step: bool
 ) -> tuple[float, frozenset[Lack]]:
-    """Seconds of local training, as far as known, and what is not known. `timing` is the least."""
+    """Return the known seconds of local training, and what is unknown. `timing` is a minimum."""
     lacks: set[Lack] = set()
     least, computed = _mean(device.timing), 0.0
     if least is None:
@@ -120,7 +127,7 @@ def _training(
 
 
 def _mean(duration: DrawnDuration | None) -> float | None:
-    """In seconds; None where it is not finite."""
+    """Mean in seconds, 0 without a duration; None if it is not finite."""
     if duration is None:
         return 0.0
     mean = DISTRIBUTIONS[duration.distribution](**duration.params).expectation
@@ -130,15 +137,17 @@ def _mean(duration: DrawnDuration | None) -> float | None:
 def _transfer(
     device: PlannedDevice, server: AccessLink, sizes: tuple[int, int], *, in_packets: bool
 ) -> float:
-    """Seconds of the model down and the update up, whose bytes are `sizes`. `in_packets`: as in
-    `testbed.virtual.network`, after a pause."""
+    """Seconds for the model down and the update up, whose bytes are `sizes`.
+
+    `in_packets`: computed as in `testbed.virtual.network`, for links that were idle before.
+    """
     link, access = device.link or AccessLink(), device.access or AccessLink()
-    seconds = link.rtt + (2 * HOPS if in_packets and not device.direct else 0.0)
+    seconds = link.rtt + (2 * HOPS if in_packets and not device.is_direct else 0.0)
     ways = zip(
         sizes, (link.down, link.up), (access.down, access.up), (server.up, server.down), strict=True
     )
     for size, own, *shared in ways:
-        bits = 8 * (on_link(size) if in_packets else size)
+        bits = 8 * (bytes_on_link(size) if in_packets else size)
         rate = goodput(own, link.rtt, link.loss)
         at_once = 8 * burst(int(rate)) if rate and in_packets else 0
         passes = [(rate, max(0, bits - at_once)), *((each, bits) for each in shared)]
@@ -151,8 +160,11 @@ def _seconds(bits: int, rate: float) -> float:
 
 
 def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
-    """By device: for how many seconds it may be silent, whatever its rounds took. For ever, where they
-    differ by chance and their mean is not known; without an entry, its rounds have to tell."""
+    """Return for how many seconds each device may be silent.
+
+    Infinite if its rounds vary at random and their mean is unknown. No entry: the device's own past
+    rounds decide.
+    """
     found = {}
     for device in plan.devices:
         one, delays = rounds[device.name], (device.think, device.timing)
@@ -163,10 +175,10 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
     return found
 
 
-def by_device(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
-    """The rows of `testbed.plan.describe` with each device's `samples`, `transfer_s` and `round_s`, and
-    what the last one `lacks`. For programs."""
-    return [{**row, **_figures(rounds[row["device"]])} for row in describe(plan)]
+def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
+    """Return the rows of `testbed.plan.describe` with each device's `samples`, `transfer_s`, `round_s`,
+    and what the estimate `lacks`. For programs."""
+    return [{**row, **_figures(rounds[row["device"]])} for row in device_table(plan)]
 
 
 def _figures(one: Round) -> dict[str, Any]:
@@ -175,9 +187,12 @@ def _figures(one: Round) -> dict[str, Any]:
     return {"samples": one.samples, **rounded, "lacks": sorted(one.lacks)}
 
 
-def by_group(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
-    """A row per group: how many `devices`, and from which to which figure theirs go: `samples`,
-    `transfer` (both ways) and `round`; a round of which not all is known is `> 12s`. For people."""
+def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
+    """Return one row per group, for people: number of `devices`, and ranges of their figures.
+
+    These are `samples`, `transfer` (both directions) and `round`; `> 12s` if part of the round is
+    unknown.
+    """
     members: dict[str, list[Round]] = {}
     for device in plan.devices:
         members.setdefault(device.group, []).append(rounds[device.name])
@@ -198,47 +213,48 @@ def _row(own: Sequence[Round]) -> dict[str, Any]:
 
 
 def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
-    """Sentences on what is not known, then on devices that will not finish a round within the run."""
+    """Yield sentences on what is unknown, then on devices that will not finish a round within the
+    run."""
     if any(one.samples is None for one in rounds.values()):
-        yield "How many samples a device has is known once the first run has prepared the data."
+        yield "The number of samples per device is known once a run has prepared the data."
     for lack, sentence in _LACKS.items():
         if names := [name for name, one in rounds.items() if lack in one.lacks]:
-            yield sentence.format(listed(names, _MAX_NAMED))
+            yield sentence.format(name_list(names, _MAX_NAMED))
     if (end := topology.stop.build().after) is None:
         return
     links = {name: one.transfer for name, one in rounds.items() if one.transfer > end}
     late = {name: one.seconds for name, one in rounds.items() if one.seconds > end >= one.transfer}
     if links:
         yield (
-            f"Warning: {listed(list(links), _MAX_NAMED)} will not finish one round: model and update "
-            f"alone take {_span(links.values())} over the link, and the run ends after {_about(end)} "
+            f"Warning: {name_list(list(links), _MAX_NAMED)} will not finish one round: model and update "
+            f"alone take {_span(links.values())} over the link, but the run ends after {_about(end)} "
             "(stop.after). Raise stop.after or the rates."
         )
     if late:
         yield (
-            f"Warning: {listed(list(late), _MAX_NAMED)} will not finish one round: it takes about "
-            f"{_span(late.values())}, and the run ends after {_about(end)} (stop.after). Raise "
+            f"Warning: {name_list(list(late), _MAX_NAMED)} will not finish one round: it takes about "
+            f"{_span(late.values())}, but the run ends after {_about(end)} (stop.after). Raise "
             "stop.after, or give less work (task.local)."
         )
 
 
 _LACKS: Mapping[Lack, str] = {
-    "step time": "How long a step of {} takes on this host is not known: a round takes longer than "
-    "shown. Give virtual.step_time, or run it once with --runtime virtual, which measures it.",
-    "samples": "How many steps an epoch of {} has is known with the samples: a round takes longer than "
-    "shown.",
+    "step time": "The time of a step of {} on this host is unknown: a round takes longer than shown. "
+    "Give virtual.step_time, or run it once with --runtime virtual, which measures it.",
+    "samples": "The number of steps per epoch of {} is unknown until the samples are: a round takes "
+    "longer than shown.",
     "mean": "think or timing of {} has no finite mean: a round takes longer than shown.",
 }
 
 
 def _span(seconds: Collection[float]) -> str:
-    """`12s`, or `12s to 40s`."""
+    """Format a range: `12s`, or `12s to 40s`."""
     low, high = _about(min(seconds)), _about(max(seconds))
     return low if low == high else f"{low} to {high}"
 
 
 def _about(seconds: float) -> str:
-    """With three digits: `12.3s`, `45ms`."""
+    """Format seconds with three digits: `12.3s`, `45ms`."""
     if math.isinf(seconds):
         return "for ever"
     if seconds < 0.9995:

@@ -1,8 +1,8 @@
 """Shapers, which make a run's links.
 
-`netem` is the child of each tbf in the device's own network namespace; `tbf+delay` is that tbf and a
-delay line in the router between devices and broker. Rates are tbf's in both. Processes, which share
-their host's network, have a `relay` (testbed.relay).
+`netem` is the child qdisc of each tbf in the device's own network namespace. `tbf+delay` is that tbf,
+and a delay line in the router between devices and broker. In both, tbf makes the rates. Local processes
+share their host's network; they have a `relay` (testbed.relay).
 """
 
 from __future__ import annotations
@@ -17,19 +17,24 @@ from testbed.traits import Traits
 
 @dataclass(frozen=True, slots=True)
 class Shaper:
+    """The chosen shaper of a run's links."""
+
     name: str
     """`netem`, `tbf+delay` or `relay`."""
     why: str
+    """Why it was chosen."""
 
     @property
-    def netem(self) -> bool:
+    def is_netem(self) -> bool:
         return self.name == "netem"
 
 
-def choose(topology: Topology, runtime: Traits, lack: str | None) -> tuple[Shaper | None, list[Problem]]:
-    """The shaper of the links of `topology`, None where there are none; and the problems with it.
+def choose_shaper(
+    topology: Topology, runtime: Traits, lack: str | None
+) -> tuple[Shaper | None, list[Problem]]:
+    """Choose the shaper of the links of `topology`, None if there are none; also return problems.
 
-    `lack` is why the kernel's netem cannot be used; None where it can.
+    `lack`: why the kernel's netem cannot be used; None if it can.
     """
     linked = any(group.link is not None or group.access is not None for group in topology.devices)
     linked = linked or any(entry.link is not None for entry in topology.scenario)
@@ -39,7 +44,7 @@ def choose(topology: Topology, runtime: Traits, lack: str | None) -> tuple[Shape
         return Shaper(runtime.shaper, runtime.shaper_why), []
     requested = topology.runtime.shaper
     if requested == "netem" and lack is not None:
-        text = f"found netem, but {lack}: take auto or tbf+delay, or see `testbed doctor` for the fix"
+        text = f"found netem, but {lack}: use auto or tbf+delay, or see `testbed doctor` for the fix"
         return None, [topology.source.problem(("runtime", "shaper"), text)]
     if requested != "auto":
         return Shaper(requested, "asked for"), []
@@ -51,8 +56,8 @@ def choose(topology: Topology, runtime: Traits, lack: str | None) -> tuple[Shape
 
 
 def lack_of_netem() -> str | None:
-    """Why this kernel's netem cannot be used, found by trying; None where it can."""
+    """Return why this kernel's netem cannot be used, found by trying; None if it can."""
     works, answer = kernel.supports(kernel.NETEM)
     if works is None:
-        return f"whether this kernel has netem cannot be tried ({answer})"
+        return f"it cannot be tried whether this kernel has netem ({answer})"
     return None if works else f"this kernel has no netem ({answer})"

@@ -1,1 +1,1 @@
-"""The shaper of the `process` runtime: a TCP relay in userspace between the devices and the broker."""
+"""Link shaper of the `process` runtime: a TCP relay in userspace between the devices and the broker."""

@@ -1,6 +1,7 @@
 """The relay's process: `python -m testbed.relay.main CONFIG`. Runs until it is ended.
 
-It is the router of a run of processes: it logs in under that name, and gets the orders to change links.
+It is the router of a run with local processes: it logs in under that name, and gets the orders that
+change links.
 """
 
 from __future__ import annotations
@@ -27,29 +28,35 @@ from testbed.relay.sockets import Lane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
 _RECORD_SECONDS = 0.5
-"""Between two looks at what the queues have carried; the controller reads that once a second."""
+"""Seconds between two records of the queues' use; the controller reads them once per second."""
 LinkAction = SetLink | Disconnect | Reconnect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
+    """Configuration of the relay of one run."""
+
     run: str
+    """Id of the run."""
     broker: BrokerAccess
+    """Address of the broker, and the relay's login."""
     targets: tuple[int, ...]
-    """Ports of the broker's host that the devices reach through their links."""
+    """Ports on the broker's host that the devices reach through their links."""
     listeners: Mapping[str, tuple[int, ...]]
-    """For each device, the inherited file descriptor of a listening socket for each target."""
+    """Device -> inherited file descriptors of its listening sockets, one per target."""
     links: Mapping[str, AccessLink]
-    """Links of the devices that have one of their own."""
+    """Device -> its own link; only devices that have one."""
     access: Mapping[str, SharedLink]
-    """Shared access links, by device; only of devices that have one."""
+    """Device -> its shared access link; only devices that have one."""
     traffic: str
-    """Path of the traffic counters' file (testbed.relay.traffic), of the devices of `listeners`."""
+    """Path of the file with the traffic counters (testbed.relay.traffic) of the devices in
+    `listeners`."""
     seed: int
+    """Seed of the delays' jitter."""
 
 
 class OwnLink:
-    """A device's own link, without what it shares with others."""
+    """A device's own link, without the access link that it may share with others."""
 
     def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
@@ -63,7 +70,7 @@ class OwnLink:
         )
 
     def apply(self, action: LinkAction) -> None:
-        """Change the link, in the relay's thread."""
+        """Change the link. Called in the relay's thread."""
         now = time.monotonic()
         if isinstance(action, SetLink):
             self.link = self.link.with_changes(action.changes)
@@ -81,13 +88,13 @@ class OwnLink:
 
 
 def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
-    """The directions of `link`: up and down."""
+    """Return the shapes of the two directions of `link`: up and down."""
     up, down = (Shape(rate, link.rtt / 2, link.jitter) for rate in (link.up, link.down))
     return up, down
 
 
 def shared_lanes(access: Mapping[str, SharedLink]) -> dict[str, tuple[list[Lane], list[Lane]]]:
-    """The lanes of shared access links, up and down, that each device's traffic passes."""
+    """Return, for each device, the lanes of its shared access link: up and down."""
     made: dict[tuple[str, str], Lane] = {}
 
     def lanes(shared: SharedLink, direction: str, rate: int | None) -> list[Lane]:
@@ -111,7 +118,7 @@ def main() -> None:
         for name in cfg.listeners
     }
     for name, link in own.items():
-        # The shared access first, both ways: what it has no room for is not even read.
+        # The shared access link comes first in both directions: no byte is read before it has room.
         up, down = shared.get(name, ([], []))
         routes = [*up, link.up], [*down, link.down]
         for listener, port in zip(cfg.listeners[name], cfg.targets, strict=True):
@@ -128,11 +135,11 @@ def main() -> None:
         connection.publish(names.telemetry(ROUTER), messages.encode(found))
 
     def apply(event: ReceivedMessage) -> None:
-        """Carry out an order, in paho's thread; one that is not valid is reported."""
+        """Carry out an order, in paho's thread; report an invalid one."""
         try:
             order = messages.decode(names, event.topic, event.payload)
             if not isinstance(order, messages.DeviceOrder) or order.device not in own:
-                raise messages.MessageError("the relay takes orders about the devices of its run")
+                raise messages.MessageError("the relay takes orders about the devices of its run only")
             action = order.action
             if not isinstance(action, LinkAction):
                 raise messages.MessageError("the relay changes links only")
@@ -154,7 +161,7 @@ def main() -> None:
         sys.exit(f"relay: {error}")
     disturbances.watch(report_standstill)
     relay.repeat(_RECORD_SECONDS, record_uses)
-    realtime()  # else a busy aggregator on the same core makes it some milliseconds late
+    realtime()  # otherwise a busy aggregator on the same core delays it by some milliseconds
     relay.serve()
 
 

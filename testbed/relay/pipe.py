@@ -1,8 +1,7 @@
-"""One direction of a shaped link: bytes go in, and come out when they are due. Pure: time is an
-argument.
+"""One direction of a shaped link: bytes enter, and leave when they are due. Pure: time is an argument.
 
-As in the kernel, a token bucket on the bytes on the wire comes first, behind a queue; what has passed it
-is under way for the link's delay. The order is kept, and nothing is lost.
+As in the kernel, a queue and a token bucket, which counts bytes on the wire, come first; then each item
+is in flight for the link's delay. Order is kept, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ T = TypeVar("T")
 SEGMENT = 1448
 """Bytes of payload in a full packet."""
 _HEADERS = 66
-"""Bytes that Ethernet, IP and TCP add to each."""
+"""Bytes that Ethernet, IP and TCP add to each packet."""
 _PACKET = SEGMENT + _HEADERS
 _QUEUE_SECONDS = 0.2
-"""Length of the queue at the link's rate, as in the kernel's queue (agents.device.link)."""
+"""Seconds of traffic at the link's rate that the queue holds, as in the kernel (agents.device.link)."""
 _MIN_QUEUE_BYTES = 12 * _PACKET
 _MAX_PIECE_BYTES = 64 * 1024
-"""Of one piece, however fast the link."""
+"""Largest piece to hand over at a time, however fast the link is."""
 _MAX_BYTES = 64 * 2**20
-"""What may be in the pipe, under way included, where no rate sets a bound."""
+"""Most bytes in the pipe, in flight included, if no rate limits them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +37,31 @@ class Shape:
     """Properties of one direction of a link."""
 
     rate: int | None = None
-    """bit/s on the wire, headers included."""
+    """Rate on the wire, headers included, in bit/s; None: unlimited."""
     delay: float = 0.0
     """Seconds."""
     jitter: float = 0.0
-    """Seconds: each piece's delay is uniform in delay ± jitter, and never negative."""
+    """Seconds. Each piece's delay is uniform in delay ± jitter, and at least 0."""
 
 
 def on_wire(size: int) -> int:
-    """Bytes that `size` bytes of TCP payload are on the wire: in full packets, each with its headers."""
+    """Return the bytes on the wire for `size` bytes of TCP payload: full packets, each with its
+    headers."""
     return size + _HEADERS * -(-size // SEGMENT)
 
 
-class _Entry(NamedTuple, Generic[T]):
+class _QueuedItem(NamedTuple, Generic[T]):
     item: T
     size: int
     """Bytes of payload."""
     at: float
-    """When it arrived in the queue, or is due where it is under way."""
+    """Seconds: arrival in the queue; for an item in flight, when it is due."""
 
 
-class Pipe(Generic[T]):
-    """Items of some payload each, in order. `uniform` gives random numbers in [0, 1).
+class LinkPipe(Generic[T]):
+    """Queue of items with a payload size each. `uniform` returns random numbers in [0, 1).
 
-    Times are seconds of a clock that never goes back. Items should not be larger than `piece`.
+    Times are seconds of a monotonic clock. Items should not be larger than `piece`.
     """
 
     def __init__(
@@ -73,23 +73,23 @@ class Pipe(Generic[T]):
         self._count = count
         self._backlog = Backlog()
         self._passed = 0
-        """Bytes on the wire that have passed the bucket."""
-        self._waiting: deque[_Entry[T]] = deque()
+        """Total bytes on the wire that have passed the bucket."""
+        self._waiting: deque[_QueuedItem[T]] = deque()
         self._queued = 0
         """Bytes on the wire in the queue."""
         self._held = 0
-        """Bytes of payload of all that is in the pipe."""
-        self._under_way: deque[_Entry[T]] = deque()
+        """Bytes of payload in the pipe, in flight included."""
+        self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
-        """When the bucket would have been empty, had it filled ever since."""
+        """When the bucket would have been empty if it had been filling ever since."""
         self._open = True
         self._opened = float("-inf")
         self._last = float("-inf")
-        """When what last passed the bucket is due."""
+        """When the item that last passed the bucket is due."""
 
     @property
     def rate(self) -> int | None:
-        """bit/s; None: unlimited."""
+        """Rate in bit/s; None: unlimited."""
         return self._shape.rate
 
     @property
@@ -100,8 +100,8 @@ class Pipe(Generic[T]):
         return min(burst(self._shape.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)
 
     @property
-    def full(self) -> bool:
-        """Whether the sender has to wait: for room, or for an outage to end."""
+    def is_full(self) -> bool:
+        """Whether the sender has to wait, for room or for the end of an outage."""
         if not self._open:
             return True
         rate = self._shape.rate
@@ -112,17 +112,17 @@ class Pipe(Generic[T]):
 
     @property
     def use(self) -> QueueUse:
-        """Traffic that passed while something waited."""
+        """Traffic that passed while items were waiting."""
         return self._backlog.use
 
     def put(self, item: T, size: int, now: float) -> None:
-        """`size` bytes of payload arrive; 0 for what takes no time, as the end of a stream."""
-        self._waiting.append(_Entry(item, size, now))
+        """Add an item of `size` bytes of payload; size 0 if it takes no time, such as a stream's end."""
+        self._waiting.append(_QueuedItem(item, size, now))
         self._queued += on_wire(size)
         self._held += size
 
-    def take(self, now: float) -> list[T]:
-        """Remove and return the items that have come out by `now`, in order."""
+    def pop_due(self, now: float) -> list[T]:
+        """Remove and return the items that are due by `now`, in order."""
         self._advance(now)
         found = []
         while self._open and self._under_way and self._under_way[0].at <= now:
@@ -132,17 +132,17 @@ class Pipe(Generic[T]):
         return found
 
     def next_due(self) -> float | None:
-        """When there is something to do: an item comes out, or passes the bucket and makes room. None
-        while nothing will."""
+        """Time of the next event: an item is due, or passes the bucket and makes room. None: no
+        event."""
         if not self._open:
             return None
         times = [self._under_way[0].at] if self._under_way else []
         if self._waiting:
-            times.append(self._passes(self._waiting[0]))
+            times.append(self._pass_time(self._waiting[0]))
         return max(min(times), self._opened) if times else None
 
     def change(self, shape: Shape, now: float) -> None:
-        """What waits goes on at the new rate; what is under way is due as before."""
+        """Change the shape: waiting items use the new rate, items in flight are due as before."""
         self._advance(now)
         if shape.rate is not None:
             depth = float(burst(shape.rate))
@@ -152,29 +152,28 @@ class Pipe(Generic[T]):
                 )
             self._empty_at = now - 8 * depth / shape.rate
         self._shape = shape
-        self._look(now)
+        self._count_passed(now)
 
     def cut(self, now: float) -> None:
-        """Let nothing pass any more; what is in the pipe stays there."""
+        """Start an outage: nothing passes, and items stay in the pipe."""
         self._advance(now)
         self._backlog.pause()
         self._open = False
 
     def mend(self, now: float) -> None:
-        """Let traffic pass again; what fell due meanwhile comes out at once, as a retransmission
-        would."""
+        """End an outage: items that became due meanwhile come out at once, as if retransmitted."""
         if not self._open:
             self._open, self._opened = True, now
 
-    def _passes(self, first: _Entry[T]) -> float:
-        """When the first item of the queue passes the bucket."""
+    def _pass_time(self, first: _QueuedItem[T]) -> float:
+        """Return when the first item of the queue passes the bucket."""
         earliest = max(first.at, self._opened)
         if self._shape.rate is None:
             return earliest
         return max(earliest, self._empty_at + 8 * on_wire(first.size) / self._shape.rate)
 
     def _advance(self, now: float) -> None:
-        while self._open and self._waiting and (passes := self._passes(self._waiting[0])) <= now:
+        while self._open and self._waiting and (passes := self._pass_time(self._waiting[0])) <= now:
             item, size, _ = self._waiting.popleft()
             wire = on_wire(size)
             self._queued -= wire
@@ -182,17 +181,17 @@ class Pipe(Generic[T]):
             if self._count is not None:
                 self._count(wire)
             if (rate := self._shape.rate) is not None:
-                # No more than a bucket is saved up; a piece that a slower rate found here may be larger.
+                # The bucket saves up at most its depth, or one item that is larger after a slowdown.
                 depth = max(burst(rate), wire)
                 self._empty_at = max(self._empty_at, passes - 8 * depth / rate) + 8 * wire / rate
             self._last = max(passes + self._delay(), self._last)
-            self._under_way.append(_Entry(item, size, self._last))
+            self._under_way.append(_QueuedItem(item, size, self._last))
         if self._open:
-            self._look(now)
+            self._count_passed(now)
 
-    def _look(self, now: float) -> None:
-        """Count what has passed. Nothing leaves the queue between two calls of `_advance`, so what waits
-        after one waits until the next."""
+    def _count_passed(self, now: float) -> None:
+        """Count what has passed. Nothing leaves the queue between two calls of `_advance`, so an item
+        that waits after one call waits until the next."""
         self._backlog.look(now, self._passed, math.inf if self._waiting else 0, self._shape.rate)
 
     def _delay(self) -> float:

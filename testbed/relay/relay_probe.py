@@ -1,12 +1,12 @@
 """Measurement of a relay's link, before any client uses it.
 
-The device's side opens a connection and sends a line that says what for:
+The device's side opens a connection and sends one line, which says what follows:
 
-- `echo`: a byte comes, then every byte that is sent comes back;
-- `down SIZE`: so many bytes come;
-- `up SIZE`: so many bytes follow, and the receiver's measure comes back as a line of JSON.
+- `echo`: the server sends one byte, then returns every byte that it gets;
+- `down SIZE`: the server sends SIZE bytes;
+- `up SIZE`: the client sends SIZE bytes, and the server answers with its measurement, a line of JSON.
 
-A rate is that of payload between its first and its last arrival: neither delay nor handshake counts.
+A rate is measured between the first and the last arrival of payload: neither delay nor handshake counts.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from agents.wire.messages import LinkFigures
 from testbed.relay.pipe import SEGMENT, on_wire
 
 _TRANSFER_SECONDS = 1.0
-"""Duration of a transfer at the requested rate."""
+"""Seconds that a transfer at the requested rate takes."""
 _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
-"""Enough packets to measure a rate, and no more than start-up has time for."""
+"""Bounds of a transfer: enough packets to measure a rate, but not too long for start-up."""
 _CHUNK_BYTES = 1 << 16
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
-"""Bytes on the wire per byte of payload, which is what is measured."""
+"""Bytes on the wire per byte of payload; payload is what is measured."""
 _SILENCE_TIMEOUT_SECONDS = 30.0
-"""Until the next byte must come, beside the link's delay."""
+"""Seconds, in addition to the link's delay, within which the next byte must arrive."""
 
 
 def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
-    """Measure a link, requested as `requested`, through its `port` to the server of `answering`: `rtt`
-    in seconds, `jitter` (standard deviation of round trips); `up` and `down` in bit/s on the wire where
-    rates are requested. Raises OSError.
+    """Measure the link `requested` through its `port` to the server of `probe_server`.
+
+    `rtt` is in seconds; `jitter` is the standard deviation of round trips, in seconds; `up` and `down`
+    are bit/s on the wire, measured if a rate is requested. Raises OSError.
     """
     count, interval = pace(requested, on_wire(1))
     trips = round_trips(host, port, count, interval, _SILENCE_TIMEOUT_SECONDS + requested.rtt)
@@ -53,16 +54,16 @@ def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
 
 
 def round_trips(host: str, port: int, count: int, interval: float, timeout: float) -> list[float]:
-    """Seconds of each of `count` single bytes to the server and back, one sent every `interval` seconds.
-    Raises OSError, after `timeout` seconds without one."""
-    with _connected(host, port, "echo", timeout) as sock:
+    """Send `count` single bytes to the server, one every `interval` seconds; return the seconds until
+    each came back. Raises OSError if none comes back for `timeout` seconds."""
+    with _connect(host, port, "echo", timeout) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _receive(sock, 1)
         sent: list[float] = []
         begin = time.monotonic()
 
         def send() -> None:
-            with suppress(OSError):  # the receiver below meets the error too
+            with suppress(OSError):  # the receiver below gets the error, too
                 for number in range(count):
                     time.sleep(max(0.0, begin + number * interval - time.monotonic()))
                     sent.append(time.monotonic())
@@ -77,36 +78,36 @@ def round_trips(host: str, port: int, count: int, interval: float, timeout: floa
 
 
 def size(rate: int) -> int:
-    """Bytes to measure a link of `rate` bit/s with."""
+    """Return the number of bytes with which to measure a link of `rate` bit/s."""
     return min(max(_MIN_BYTES, int(rate / 8 * _TRANSFER_SECONDS)), _MAX_BYTES)
 
 
 def upload(host: str, port: int, rate: int) -> float:
-    """bit/s of payload from here to the server. Raises OSError."""
-    with _connected(host, port, f"up {size(rate)}") as sock:
+    """Measure the rate of payload from here to the server, in bit/s. Raises OSError."""
+    with _connect(host, port, f"up {size(rate)}") as sock:
         sock.sendall(bytes(size(rate)))
         answer = sock.makefile("rb").readline()
     if not answer:
-        raise ConnectionError("the link has gone")
+        raise ConnectionError("the link was closed")
     return _rate(*json.loads(answer))
 
 
 def download(host: str, port: int, rate: int) -> float:
-    """bit/s of payload from the server to here. Raises OSError."""
-    with _connected(host, port, f"down {size(rate)}") as sock:
+    """Measure the rate of payload from the server to here, in bit/s. Raises OSError."""
+    with _connect(host, port, f"down {size(rate)}") as sock:
         return _rate(*_drain(sock, size(rate)))
 
 
 def listen(host: str, port: int = 0) -> socketserver.TCPServer:
-    """The server at the other end, running in threads until `shutdown`; port 0: any."""
-    server = _Server((host, port), _ProbeHandler)
+    """Start the measurement server, in threads that run until `shutdown`. Port 0: any free port."""
+    server = _RelayProbeServer((host, port), _RelayProbeHandler)
     threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
     return server
 
 
 @contextmanager
-def answering(host: str) -> Iterator[int]:
-    """Run the server meanwhile; yields its port."""
+def probe_server(host: str) -> Iterator[int]:
+    """Run the measurement server within the context; yield its port."""
     with listen(host) as server:
         try:
             yield int(server.server_address[1])
@@ -114,19 +115,19 @@ def answering(host: str) -> Iterator[int]:
             server.shutdown()
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class _RelayProbeServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
 
 
-class _ProbeHandler(socketserver.StreamRequestHandler):
-    rbufsize = 0  # what follows the line is to be timed, not read ahead
+class _RelayProbeHandler(socketserver.StreamRequestHandler):
+    rbufsize = 0  # what follows the line must be timed, not read ahead
     disable_nagle_algorithm = True
     timeout = _SILENCE_TIMEOUT_SECONDS
 
     def handle(self) -> None:
-        with suppress(OSError, ValueError):  # the device has given up
+        with suppress(OSError, ValueError):  # the device has closed the connection
             match self.rfile.readline(64).split():
                 case [b"echo"]:
                     data = b"!"
@@ -140,7 +141,7 @@ class _ProbeHandler(socketserver.StreamRequestHandler):
                     self.wfile.write(json.dumps(measured).encode() + b"\n")
 
 
-def _connected(
+def _connect(
     host: str, port: int, request: str, timeout: float = _SILENCE_TIMEOUT_SECONDS
 ) -> socket.socket:
     sock = socket.create_connection((host, port), timeout)
@@ -149,15 +150,17 @@ def _connected(
 
 
 def _receive(sock: socket.socket, most: int) -> int:
-    """Number of bytes that arrive next. Raises ConnectionError at the stream's end."""
+    """Wait for data; return the number of bytes. Raises ConnectionError at the stream's end."""
     if not (count := len(sock.recv(most))):
-        raise ConnectionError("the link has gone")
+        raise ConnectionError("the link was closed")
     return count
 
 
 def _drain(sock: socket.socket, count: int) -> tuple[int, float]:
-    """Bytes after the first arrival, and the seconds that they took to arrive. Raises ConnectionError
-    where there are fewer than `count`."""
+    """Receive `count` bytes; return the bytes after the first arrival and the seconds that they took.
+
+    Raises ConnectionError if fewer arrive.
+    """
     first = received = _receive(sock, _CHUNK_BYTES)
     begin = end = time.monotonic()
     while received < count:

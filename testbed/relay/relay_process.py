@@ -1,6 +1,7 @@
 """Start of a run's relay: its listening sockets, its configuration, and the measurement of its links.
 
-The sockets are opened here and passed on, so that no port has to be guessed or waited for.
+The sockets are opened by the controller and inherited by the relay, so no port has to be guessed or
+waited for.
 """
 
 from __future__ import annotations
@@ -28,40 +29,42 @@ from testbed.relay.traffic import Traffic
 _BROKER, _PROBES = range(2)
 """Indices of the targets, and of a device's listening sockets."""
 _START_TIMEOUT_SECONDS = 30.0
-"""Until the relay must serve; more than any round trip."""
+"""Seconds within which the relay must serve; longer than any round trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedRelay:
-    """The ports of a started relay, and the measurements of its links."""
+    """Ports of a started relay, and the measurements of its links."""
 
     ports: Mapping[str, int]
-    """Each device's port, which leads to the broker."""
+    """Device -> port that leads to the broker."""
     probes: Sequence[LinkProbe]
+    """Measurements of the links."""
     traffic: Traffic
-    """Counters of all traffic, that of the measurement included."""
+    """Counters of all traffic, including that of the measurements."""
 
 
-def needed(spec: RunSpec) -> bool:
-    """Whether devices have links, get them later, or lose their network."""
+def is_needed(spec: RunSpec) -> bool:
+    """Return whether any device has a link, gets one later, or loses its network."""
     return (
-        spec.plan.routed
+        spec.plan.is_routed
         or any(entry.disconnect is not None for entry in spec.topology.scenario)
         or any(group.availability is not None for group in spec.topology.devices)
     )
 
 
-def launch(
+def launch_relay(
     spec: RunSpec, broker: BrokerAccess, port: int, spawn: Callable[[Sequence[int]], None]
 ) -> StartedRelay:
-    """Have `spawn` start the relay with the file descriptors that it inherits, and measure the links.
+    """Start the relay, and measure the links.
 
-    `broker` is the relay's login, `port` the broker's for clients. Raises OSError where no relay
-    answers, HostError where a link cannot be measured.
+    `spawn` starts the process; it gets the file descriptors that the process inherits. `broker`: the
+    relay's login. `port`: the broker's port for clients. Raises OSError if no relay answers, HostError
+    if a link cannot be measured.
     """
     devices = spec.plan.devices
     host = broker.host
-    with relay_probe.answering(host) as probe_port, ExitStack() as opened:
+    with relay_probe.probe_server(host) as probe_port, ExitStack() as opened:
         listeners = {
             device.name: [opened.enter_context(socket.create_server((host, 0))) for _ in range(2)]
             for device in devices
@@ -80,30 +83,30 @@ def launch(
         traffic = Traffic(Path(cfg.traffic), cfg.listeners)
         config.dump(cfg, spec.directory.config(ROUTER))
         spawn([fd for fds in cfg.listeners.values() for fd in fds])
-        opened.close()  # only the relay keeps them open: they close where it ends
-        # It serves as soon as a byte comes back.
+        opened.close()  # only the relay keeps the sockets open, so they close when it ends
+        # The relay serves as soon as a byte comes back.
         relay_probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
-        found = _measured(host, ports, [d for d in devices if not d.direct])
+        found = _measure_links(host, ports, [d for d in devices if not d.is_direct])
     at = time.monotonic()
     probes = [LinkProbe(device, at, figures) for device, figures in found.items()]
     return StartedRelay({name: own[_BROKER] for name, own in ports.items()}, probes, traffic)
 
 
-def _measured(
+def _measure_links(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, LinkFigures]:
-    """Measure the path of each of `devices`: all at once, but those that share a part of it in turn.
-    Raises HostError."""
+    """Measure the path of each of `devices`: all at once, except for those that share a part of it,
+    which take turns. Raises HostError."""
     sharing: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:
-        sharing[device.shared].append(device)
+        sharing[device.shared_name].append(device)
 
     def measure(device: PlannedDevice) -> LinkFigures:
         try:
             return relay_probe.measure(
                 device.host_end_to_end or AccessLink(), host, ports[device.name][_PROBES]
             )
-        except OSError as error:  # fail closed
+        except OSError as error:  # an unmeasured link fails the run
             raise HostError(
                 f"the link of {device.name} cannot be measured ({error}), so the run does not start."
             ) from error
@@ -115,4 +118,4 @@ def _measured(
     try:
         return dict(ChainMap(*pool.map(in_turn, sharing.values())))
     finally:
-        pool.shutdown(wait=False)  # where we are interrupted they end with the relay
+        pool.shutdown(wait=False)  # if the controller is interrupted, the threads end with the relay

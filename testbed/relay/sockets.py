@@ -1,6 +1,6 @@
 """The relay's sockets: each device's connections, each direction through the pipes of its route.
 
-One thread, loopback only. The relay reads little further ahead than a pipe has room, so that memory is
+One thread, loopback only. The relay reads only a little more than a pipe has room for, so its memory is
 bounded and the sender feels the rate.
 """
 
@@ -15,22 +15,24 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
-from testbed.relay.pipe import Pipe, Shape
+from testbed.relay.pipe import LinkPipe, Shape
 
 _MAX_BACKLOG_BYTES = 256 * 1024
-"""What may wait for a receiver that does not read, beyond what its kernel holds."""
+"""Most bytes that may wait for a receiver that does not read, in addition to its kernel's buffer."""
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES = 16 * 1024, 128 * 1024
-"""Bounds of the kernel's receive buffers, which hold a second of the rate. The sender takes for
-delivered what the kernel reads ahead of the relay, and has to see that a slow transfer progresses."""
+"""Bounds of the kernel's receive buffers, which hold one second at the link's rate. What the kernel
+reads ahead of the relay looks delivered to the sender, who has to see that a slow transfer
+progresses."""
 _READ_AHEAD_BYTES = 4 * 1024
-"""With more than twice this in its own buffer, the relay leaves what arrives to the kernel."""
+"""asyncio's read limit: with more than twice this in its own buffer, the relay stops reading."""
 _CONNECT_TIMEOUT_SECONDS = 1.0
 
 
-class Lane(Pipe[Callable[[], None]]):
-    """One direction of a link, which all connections behind it share: calls its items as they come out.
+class Lane(LinkPipe[Callable[[], None]]):
+    """One direction of a link, shared by all connections behind it. Its items are functions, called when
+    due.
 
-    Used in the relay's thread alone.
+    Used only in the relay's thread.
     """
 
     def __init__(
@@ -41,30 +43,32 @@ class Lane(Pipe[Callable[[], None]]):
         self._room = asyncio.Event()
 
     def advance(self) -> None:
-        """Call what is due, now and from now on; to be called after each change of the pipe."""
+        """Call the items that are due, and schedule the next; call this after each change of the
+        pipe."""
         if self._timer is not None:
             self._timer.cancel()
-        for deliver in self.take(time.monotonic()):
+        for deliver in self.pop_due(time.monotonic()):
             deliver()
         due = self.next_due()
         loop = asyncio.get_running_loop()
         self._timer = None if due is None else loop.call_at(due, self.advance)
-        if not self.full:
-            self._room.set()  # wakes all who wait, in the order they came
+        if not self.is_full:
+            self._room.set()  # wakes all waiters, in the order in which they came
             self._room.clear()
 
-    async def room(self) -> None:
-        """Wait until it had room, which another may have taken meanwhile."""
+    async def wait_for_room(self) -> None:
+        """Wait until the pipe had room; another waiter may have used it meanwhile."""
         await self._room.wait()
 
 
 class Relay:
-    """Moves bytes between sockets; `serve` runs in one thread, all else may be called from any."""
+    """Mover of bytes between sockets. `serve` runs in one thread; all else may be called from any."""
 
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop(_PreciseSelector())
         self._connections: set[asyncio.Task[None]] = set()
-        """Kept here, as asyncio refers weakly to a task whose device has closed its end."""
+        """References to the tasks: asyncio alone holds only weak ones once a device has closed its
+        end."""
 
     def listen(
         self,
@@ -73,8 +77,10 @@ class Relay:
         up: Sequence[Lane],
         down: Sequence[Lane],
     ) -> None:
-        """Connect whoever connects to `listener` with `target`, each direction through lane after
-        lane."""
+        """Accept connections on `listener`, and connect each with `target`.
+
+        Each direction passes its lanes one after the other.
+        """
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _buffer(up))
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,11 +92,11 @@ class Relay:
         asyncio.run_coroutine_threadsafe(server, self._loop)
 
     def submit(self, change: Callable[[], None]) -> None:
-        """Have `change`, of lanes, called between two packets."""
+        """Call `change`, which changes lanes, between two packets."""
         self._loop.call_soon_threadsafe(change)
 
     def repeat(self, seconds: float, call: Callable[[], None]) -> None:
-        """Have `call` called every `seconds`, between two packets."""
+        """Call `call` every `seconds`, between two packets."""
 
         def again() -> None:
             call()
@@ -104,8 +110,7 @@ class Relay:
 
 
 class _PreciseSelector(selectors.DefaultSelector):
-    """Waits by `select`, which counts in microseconds, on its own file, as epoll counts in
-    milliseconds."""
+    """Selector that waits by `select`, precise to microseconds; epoll is precise to milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         select.select([self.fileno()], [], [], timeout)
@@ -121,7 +126,7 @@ async def _accept(
 ) -> None:
     """Serve a new connection of a device until it ends."""
     try:
-        reader, writer = await _connected(target, _buffer(down))
+        reader, writer = await _connect(target, _buffer(down))
     except OSError:
         device_writer.close()
         return
@@ -133,15 +138,15 @@ async def _accept(
 
 
 def _buffer(route: Sequence[Lane]) -> int:
-    """Bytes that the kernel may read ahead of `route`."""
+    """Return the bytes that the kernel may read ahead of `route`."""
     second = min((lane.rate / 8 for lane in route if lane.rate is not None), default=_MAX_BUFFER_BYTES)
     return max(_MIN_BUFFER_BYTES, min(round(second), _MAX_BUFFER_BYTES))
 
 
-async def _connected(
+async def _connect(
     target: tuple[str, int], buffer: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to `target`. Raises OSError."""
+    """Connect to `target`. Raises OSError."""
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -160,18 +165,18 @@ async def _move(
     route: Sequence[Lane],
     source: socket.socket,
 ) -> None:
-    """Move one direction of a connection, which is read from `source`, through `route`, until its end
-    has been delivered."""
+    """Move one direction of a connection, read from `source`, through `route`, until its end has been
+    delivered."""
     writer.transport.set_write_buffer_limits(_MAX_BACKLOG_BYTES)
     ended = asyncio.Event()
 
     def deliver(data: bytes) -> None:
-        if writer.is_closing():  # what is for one that has closed is dropped
+        if writer.is_closing():  # drop what is meant for a closed receiver
             ended.set()
         elif data:
             writer.write(data)
         else:
-            with suppress(OSError):  # reset, and nobody has noticed yet
+            with suppress(OSError):  # the connection was reset
                 writer.write_eof()
             ended.set()
 
@@ -182,17 +187,17 @@ async def _move(
                 source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             await writer.drain()
             data = await reader.read(min(lane.piece for lane in route))
-        except OSError:  # reset: to the other side, an end
+        except OSError:  # a reset is an end to the other side
             data = b""
-        while full := next((lane for lane in route if lane.full), None):
-            await full.room()
+        while full := next((lane for lane in route if lane.is_full), None):
+            await full.wait_for_room()
         _pass(data, route, deliver)
-        await asyncio.sleep(0)  # those who wait for the same room come first
+        await asyncio.sleep(0)  # let other waiters for the same room go first
     await ended.wait()
 
 
 def _pass(data: bytes, route: Sequence[Lane], deliver: Callable[[bytes], None]) -> None:
-    """Let `data` through `route`, lane by lane, then `deliver` it; no bytes are the stream's end."""
+    """Pass `data` through `route`, lane by lane, then `deliver` it. Empty data is the stream's end."""
     if route:
         first, *others = route
         first.put(partial(_pass, data, others, deliver), len(data), time.monotonic())

@@ -1,6 +1,6 @@
 """Counters of each device's traffic and queues, written by the relay and read by the controller.
 
-Both map the same file: counting costs the relay an addition, and reading costs it nothing.
+Both map the same file: counting costs the relay one addition, and reading costs it nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ _COUNTER_BYTES = 8
 COUNTED = ("sent", "received")
 _QUEUES = ("uplink", "downlink")
 _COUNTERS = len(COUNTED) + 3 * len(_QUEUES)
-"""Counters of a device in the order of the file: bytes; then for each queue the fields of QueueUse, with
-µs."""
+"""Number of counters per device. Order in the file: bytes sent and received; then for each queue the
+fields of QueueUse, with its time in µs."""
 
 
 class Traffic:
-    """Bytes on the wire of each device, since the relay's start."""
+    """Bytes on the wire per device since the relay's start, and the use of its queues."""
 
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
-        """`path` is made if it is not there; all who map it name the same `devices`, in one order."""
+        """Map the file `path`; make it if it is missing.
+
+        All who map it name the same `devices` in the same order.
+        """
         self._places = {name: _COUNTERS * number for number, name in enumerate(devices)}
         size = _COUNTER_BYTES * _COUNTERS * len(self._places)
         with path.open("ab+") as file:
@@ -32,7 +35,7 @@ class Traffic:
             self._counts = memoryview(mmap.mmap(file.fileno(), size)).cast("Q")
 
     def counter(self, device: str, counted: str) -> Callable[[int], None]:
-        """A function that adds to the bytes that `device` has `sent` or `received`."""
+        """Return a function that adds to the bytes that `device` has `sent` or `received`."""
         counts, place = self._counts, self._places[device] + COUNTED.index(counted)
 
         def count(size: int) -> None:
@@ -41,15 +44,16 @@ class Traffic:
         return count
 
     def record(self, device: str, uses: Sequence[QueueUse]) -> None:
-        """Set what the queues of the device's link, up and down, have carried."""
+        """Set the use of the queues of the device's link: up, then down."""
         place = self._places[device] + len(COUNTED)
         for use in uses:
             self._counts[place] = round(1e6 * use.busy)
             self._counts[place + 1], self._counts[place + 2] = use.left, use.allowed
             place += 3
 
-    def of(self, device: str) -> dict[str, Any]:
-        """Fields of a telemetry sample of `device`; of a queue that has carried something alone."""
+    def telemetry_fields(self, device: str) -> dict[str, Any]:
+        """Return the telemetry fields of `device`; a queue is included only if it has carried
+        traffic."""
         place = self._places[device]
         counts = self._counts[place : place + _COUNTERS]
         fields: dict[str, Any] = dict(zip(COUNTED, counts[: len(COUNTED)], strict=True))

@@ -1,1 +1,1 @@
-"""A run from its topology to its end, and what can be done with it then."""
+"""One run from its topology to its end, and what users can do with it afterwards."""

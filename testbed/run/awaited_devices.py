@@ -1,4 +1,4 @@
-"""Devices that are to come back after a restart or a join, and whether they do so in time."""
+"""Devices that must come back after a restart or a join, and whether they do so in time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agents.device_actions import Crash, Join, Leave, Restart
 
 
 class AwaitedDevices:
-    """Follows the records of a run; times are readings of one clock, in seconds."""
+    """Devices expected back, from the records of a run. Times are readings of one clock, in seconds."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -26,9 +26,9 @@ class AwaitedDevices:
             case events.ClientStatus():
                 self._present.discard(record.client)
             case events.Acted():
-                self._acted(record, now)
+                self._record_action(record, now)
 
-    def _acted(self, record: events.Acted, now: float) -> None:
+    def _record_action(self, record: events.Acted, now: float) -> None:
         match record.action:
             case Crash() | Leave():
                 self._present.discard(record.device)
@@ -37,7 +37,7 @@ class AwaitedDevices:
                 self._deadlines[record.device] = now + self._timeout_s
 
     def overdue(self, now: float) -> Iterator[str]:
-        """A sentence on each device that has not come back in time, once."""
+        """Yield one sentence per device that did not come back in time; each device once."""
         late = [device for device, deadline in self._deadlines.items() if deadline <= now]
         for device in late:
             del self._deadlines[device]

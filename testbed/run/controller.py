@@ -1,6 +1,7 @@
 """Controller of one run: starts the runtime, waits at the start barrier, follows the run, takes it down.
 
-It takes no part in FL: once the run clock goes, the aggregator and the clients need nothing from it.
+It takes no part in the learning: once the run clock has started, aggregator and clients need nothing
+from it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Never
 
-from agents import events, own_code
+from agents import events, user_code
 from agents.config import LOGGED, AccessLink, BrokerAccess
 from agents.device_actions import Crash, DeviceState, SetCpu
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
@@ -27,7 +28,7 @@ from agents.wire import messages
 from agents.wire.messages import AddressedOrder, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.fidelity import Clock, measure, requested
+from testbed.fidelity import SegmentClock, measure, requested
 from testbed.fidelity.figures import RATES
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
@@ -38,7 +39,7 @@ from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.planned_actions import steps
 from testbed.run.awaited_devices import AwaitedDevices
-from testbed.run.scenario_player import ScenarioPlayer, parsed
+from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir.commands import CommandFolder
 from testbed.rundir.tail import Follower, Samples
 from testbed.runtimes import Runtime
@@ -47,27 +48,28 @@ from testbed.view import View
 _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
 _OTHER_HOSTS_INTERVAL_SECONDS = 10.0
-"""Between two looks at other hosts with devices."""
+"""Seconds between two readings of other hosts with devices."""
 _MESSAGE_RATE = 100, 10.0
-"""At once, and a second: messages on one topic. A device's init sends a sample a second."""
+"""Limit of messages per topic: burst size, and messages per second. A device sends one sample per
+second."""
 _INBOX_BYTES = 8 * 2**20
-"""Bytes of messages that may wait to be handled."""
+"""Limit of the messages that wait to be handled, in bytes."""
 _END_TIMEOUT_SECONDS = 3.0
-"""What a container has to end after its client."""
+"""Time for a container to end after its client."""
 _TRACEBACK_LINES = 40
-"""Lines of a log that show what own code has raised."""
+"""Lines of a log that are shown if own code has raised."""
 _ASKING_INTERVAL_SECONDS, _LIMITS_TIMEOUT_SECONDS = 0.5, 3.0
-"""Time between two requests to read the limits of a device's container, and time after which limits that
-are not as requested are an error."""
+"""Interval of requests to read the limits of a device's container, and time after which wrong limits are
+an error."""
 _LOSSY = 0.05
-"""Loss from which on a connection may be silent for some seconds by chance."""
+"""Packet loss (share) above which a connection may be silent for some seconds by chance."""
 _MAX_RESTARTS = 3
-"""So often in a run broker or aggregator are started again."""
+"""Maximum number of restarts of broker and aggregator in a run."""
 _STOP_TIMEOUT_SECONDS = 4.0
-"""What the aggregator has to finish its records when a run is interrupted."""
+"""Time for the aggregator to finish its records when a run is interrupted."""
 
 _NETWORK_HINT = (
-    ". If testbed runs in a container, that needs the network of the engine's host: --network host"
+    ". If testbed runs in a container, give that container the host's network: --network host"
 )
 
 
@@ -76,11 +78,11 @@ class Timings:
     """Durations of start-up and tear-down, in seconds of wall time."""
 
     launch: float = 0.0
-    """Until every process or container was started."""
+    """From the start until every process or container was started."""
     ready: float = 0.0
-    """From there until every client was ready."""
+    """From `launch` until every client was ready."""
     down: float = 0.0
-    """Until everything was gone."""
+    """From the end of the run until everything was removed."""
 
     def as_dict(self) -> dict[str, float]:
         return {name: round(value, 2) for name, value in dataclasses.asdict(self).items()}
@@ -97,6 +99,8 @@ _RECORDS_OF_A_RUN = (
 
 
 class Controller:
+    """Controller of one run of `spec` in `runtime`, shown by `view`."""
+
     def __init__(self, spec: RunSpec, runtime: Runtime, view: View) -> None:
         self._spec = spec
         self._runtime = runtime
@@ -105,27 +109,27 @@ class Controller:
         self._inbox: Inbox[Never] = Inbox(_INBOX_BYTES)
         self._devices = {device.name for device in spec.plan.devices}
         self._awaited = self._devices - spec.plan.absent
-        """Devices that the run clock waits for."""
+        """Devices that must be ready before the run clock starts."""
         self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
-        """Current shares of a core, by device."""
-        self._unmeasured = set(spec.plan.probed)
+        """Device -> its current CPU share, in cores."""
+        self._unmeasured = set(spec.plan.probed_devices)
         """Devices whose link has not been measured yet."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
-        """Limits of each device's container as planned; None where no cgroup limits it."""
+        """Device -> planned limits of its container; None if no control group limits it."""
         self._limited: dict[str, float] = {}
-        """When each device was put under its limits, on the monotonic clock."""
+        """Device -> when its limits were applied, on the monotonic clock."""
         self._limits: dict[str, messages.LimitsRead] = {}
-        """Limits of each device's container as last read from the kernel."""
+        """Device -> limits of its container, as last read from the kernel."""
         self._asked: dict[str, float] = {}
-        """When each device's init was last asked to read them, on the monotonic clock."""
+        """Device -> when its init was last asked to read the limits, on the monotonic clock."""
         self._status: dict[str, str] = {}
         self._exit_codes: dict[str, int] = {}
         self._connection: Connection | None = None
-        """While the run clock goes."""
+        """Connection while the run clock goes; None before."""
         self._restarts = 0
         self._postponed: list[AddressedOrder] | None = None
-        """Orders to the aggregator while it, or the broker, is started again, or while a client floods
-        it: a broker would drop them; None: it is there."""
+        """Orders held back for the aggregator while a restart or a flood would lose them; None: orders
+        are sent at once."""
         self._follower = Follower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
@@ -142,9 +146,9 @@ class Controller:
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
-        """States of the devices on which something was done."""
+        """Device -> its state, if something was done to it."""
         self._stopped_since: dict[str, float] = {}
-        """Since when somebody else has stopped a process of the run, on the monotonic clock."""
+        """Process of the run that somebody else has stopped -> since when, on the monotonic clock."""
         self._disturbances = Ongoing()
         self._refusals = messages.Refusals(self._note)
         for remark in spec.remarks:
@@ -152,15 +156,15 @@ class Controller:
         self._rate_limit = RateLimit(*_MESSAGE_RATE)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
-        """One sample a second while the run clock goes."""
+        """One sample per second while the run clock goes."""
         self.failures: list[str] = []
-        """Sentences on actions on devices that failed."""
+        """One sentence per action on a device that failed."""
         self.clocks: dict[str, float] = {}
-        """By how many seconds at most the times of each other host were off, at any time of the run."""
+        """Other host -> largest error of its converted times so far, in seconds."""
         self.other_samples: dict[str, list[HostSample]] = {}
-        """The same of each other host with devices, less often."""
+        """Other host with devices -> load samples, less often than once per second."""
         self._used: dict[str, float] = {}
-        """CPU seconds of each device, by its last sample."""
+        """Device -> CPU seconds in its last sample."""
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
@@ -173,7 +177,7 @@ class Controller:
         )
 
     def run(self) -> events.RunEnded:
-        """Run to the end and remove everything, also after an error or Ctrl-C.
+        """Run to the end, then remove everything, also after an error or Ctrl-C.
 
         Raises RunFailedError or HostError.
         """
@@ -181,10 +185,10 @@ class Controller:
             ended = self._run()
         except BaseException as error:
             if isinstance(error, HostError) and self.epoch is not None:
-                self.failures.insert(0, str(error))  # such as that a node has left: the verdict names it
+                self.failures.insert(0, str(error))  # for example a node that left: the verdict names it
             try:
                 self._take_down()
-            except HostError as also:  # this is not why the run has ended
+            except HostError as also:  # this is not why the run ended
                 self._report_left(also)
             raise
         self._take_down()
@@ -198,7 +202,7 @@ class Controller:
             self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
 
     def _report_left(self, error: HostError) -> None:
-        """Report that something of a run that fails for another reason could not be removed."""
+        """Report that a run that failed for another reason could not be removed completely."""
         run = self._spec.directory.run
         self._view.progress(f"Not everything could be removed ({error}). Try: testbed down {run}")
 
@@ -230,7 +234,7 @@ class Controller:
         except KeyboardInterrupt:
             if self._status.get(AGGREGATOR) in ("ready", "over"):
                 self._view.progress("Stopping: the aggregator finishes its records")
-                self._inbox.close()  # nothing is taken any more, and all that is to be sent must be
+                self._inbox.close()  # handle no more messages, but send everything
                 self._send(connection, (AGGREGATOR, messages.StopOrder()))
                 self._await_aggregator(_STOP_TIMEOUT_SECONDS)
             raise
@@ -259,10 +263,10 @@ class Controller:
             connection.publish(self._topics.control(component), payload)
 
     def _hold_barrier(self, connection: Connection) -> None:
-        """Wait until all living devices are ready, or a quorum when the time is over.
+        """Wait until all living devices are ready, or a quorum at the timeout.
 
-        Each gets its CPU limit as soon as it is ready, and must then have it by the kernel's own files.
-        Raises RunFailedError, at once where too many have ended.
+        Each device gets its CPU limit as soon as it is ready; the kernel's files must then show that
+        limit. Raises RunFailedError; at once if too many devices have ended.
         """
         start = self._spec.topology.start
         needed = max(1, math.ceil(start.quorum * len(self._awaited)))
@@ -287,8 +291,8 @@ class Controller:
                 self._fail_late(ready)
 
     def _await_limits(self, ready: set[str], connection: Connection) -> set[str]:
-        """Return the devices of `ready` whose limits are not confirmed yet, and ask them. Raises
-        RunFailedError if the engine has set other limits."""
+        """Return the devices of `ready` whose limits are not confirmed yet, and ask these devices to
+        read them. Raises RunFailedError if the engine has set other limits."""
         now = time.monotonic()
         waiting = set()
         for name in sorted(ready):
@@ -300,7 +304,7 @@ class Controller:
             if read is not None and read.at > self._limited[name] + _LIMITS_TIMEOUT_SECONDS:
                 raise RunFailedError(
                     f"the engine has set other limits for {name}'s container: {'; '.join(wrong)}. The "
-                    "run does not start, as its devices would not be those of the topology. See "
+                    "run does not start, because its devices would not be those of the topology. See "
                     "`testbed doctor`."
                 )
             if now >= self._asked.get(name, 0.0) + _ASKING_INTERVAL_SECONDS:
@@ -309,7 +313,8 @@ class Controller:
         return waiting
 
     def _wrong_limits(self, device: str) -> list[str]:
-        """Return each limit of the device that is not as requested; none without a control group."""
+        """Return each limit of the device that is not as requested; empty if no control group limits
+        it."""
         if (wanted := self._requested_limits[device]) is None:
             return []
         if (read := self._limits.get(device)) is None:
@@ -317,24 +322,30 @@ class Controller:
         return list(differences(wanted, read.limits))
 
     def _skip_earlier_records(self) -> None:
-        """Records of earlier segments of the run are no news. They are read only now: an aggregator that
-        goes on from a checkpoint takes those away that came after it, before it is ready."""
+        """Pass records of the run's earlier segments to the view, without acting on them.
+
+        They are read only when the aggregator is ready: before that, an aggregator that resumes from a
+        checkpoint removes the records after it.
+        """
         records = self._new_records()
         new = [*takewhile(lambda one: not isinstance(one, _RECORDS_OF_A_RUN), reversed(records))]
         self._view.past(records[: len(records) - len(new)])
         self._process_records(reversed(new))
 
     def _check_links(self) -> str | None:
-        """A sentence on links that were measured farther off than is valid. Raises RunFailedError where
-        a rate is too far off to start at all."""
+        """Return a sentence on links whose measurement deviates more than a valid run allows; None if
+        none.
+
+        Raises RunFailedError if a rate deviates too much to start at all.
+        """
         dilation = self._spec.plan.dilation
         samples = [in_device_time(one, dilation) for one in self._probes.read()]
-        before_the_start = Clock(0.0, begin=math.inf)
+        before_the_start = SegmentClock(0.0, begin=math.inf)
         found = measure(requested.devices(self._spec, ()), samples, before_the_start, {})
         if (why := link_doubt(found, FAILED_LINK_PERCENT, RATES)) is not None:
             raise RunFailedError(
-                f"{why}, as measured before the run clock started. Ask for a link that this host can "
-                "make, or try again when it is less busy."
+                f"{why}, as measured before the run clock started. Request a link that this host can "
+                "emulate, or try again when the host is less busy."
             )
         return link_doubt(found)
 
@@ -357,14 +368,14 @@ class Controller:
     def _follow(self, connection: Connection) -> events.RunEnded:
         for _ in self._ticks():
             self._read_records()
-            if self.epoch is not None:  # before, there is no time to record an action with
+            if self.epoch is not None:  # before, an action has no time to be recorded with
                 self._commands.serve(self._execute)
-            if not self._over:
+            if not self._is_over:
                 self._player.play()
                 for failure in self._returning.overdue(time.monotonic()):
                     self._record_failure(failure)
             orders = self._orders.copy()
-            self._orders.clear()  # the scenario player has this list
+            self._orders.clear()  # not a new list: the scenario player appends to this one
             for order in orders:
                 if self._postponed is not None and order[0] == AGGREGATOR:
                     self._postponed.append(order)
@@ -378,19 +389,19 @@ class Controller:
         if self._ended is None:
             raise RunFailedError(f"the aggregator ended before the run did.{self._log_tail(AGGREGATOR)}")
         if self._ended.reason == "no clients left":
-            if own_code.is_own(self._spec.topology.task.name):
+            if user_code.is_own(self._spec.topology.task.name):
                 self._await_devices(_END_TIMEOUT_SECONDS)
             raise RunFailedError(f"no clients left. See {self._spec.directory.logs}.")
         return self._ended
 
     def _ticks(self) -> Iterator[None]:
-        """Yield some times a second; in between, handle the inbox and check the processes."""
+        """Yield several times per second; in between, handle the inbox and check the processes."""
         supervise = lateness = 0.0
         look = time.monotonic() + _OTHER_HOSTS_INTERVAL_SECONDS
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
                 for message in self._inbox.drain(0.0):
-                    self._received(message, telemetry.write)
+                    self._handle_message(message, telemetry.write)
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
                     for sample in self._runtime.meter.telemetry():
@@ -414,7 +425,7 @@ class Controller:
                     self._orders.append((AGGREGATOR, disrupt))
 
     def _sample_other_hosts(self) -> None:
-        """Compare the clocks of other hosts with devices with this one's, and sample their load."""
+        """Sample the clock and the load of each other host with devices."""
         at = 0.0 if self.epoch is None else (time.monotonic() - self.epoch) / self._dilation
         for host, reading in self._runtime.meter.other_hosts(at, self._used).items():
             if reading.load is not None:
@@ -423,12 +434,12 @@ class Controller:
             self.clocks[host] = max(off, self.clocks.get(host, 0.0))
 
     def _sample_host(self, lateness: float) -> None:
-        if self.epoch is not None and not self._over:
+        if self.epoch is not None and not self._is_over:
             sample = self._sampler.sample((time.monotonic() - self.epoch) / self._dilation, lateness)
             if sample is not None:
                 self.host_samples.append(sample)
 
-    def _received(self, event: ReceivedMessage, write_telemetry: Callable[[str], object]) -> None:
+    def _handle_message(self, event: ReceivedMessage, write_telemetry: Callable[[str], object]) -> None:
         try:
             now = time.monotonic()
             if not self._rate_limit.admits(event.topic, now):
@@ -439,13 +450,13 @@ class Controller:
                     | messages.LinkProbe(at=at)
                     | messages.LimitsRead(at=at)
                     | messages.Disturbance(at=at)
-                ) if at > now:  # the clock is the same
-                    raise MessageError(f"at: {at:g} s is yet to come")
+                ) if at > now:  # both clocks are the same
+                    raise MessageError(f"at: {at:g} s is in the future")
                 case messages.UsageSample() as sample:
                     self._used[sample.device] = sample.cpu
                     write_telemetry(_line(sample))
                 case messages.LinkProbe(device) as probe:
-                    if device in self._unmeasured:  # else it was retained: a reconnect brought it again
+                    if device in self._unmeasured:  # else it is a retained message, sent again
                         self._unmeasured.discard(device)
                         write_telemetry(_line(probe))
                 case messages.LimitsRead(device) as read:
@@ -458,7 +469,7 @@ class Controller:
                 case messages.Disturbance(_, at, since, reason):
                     self._orders.append((AGGREGATOR, messages.DisruptOrder(at, since, reason)))
                 case messages.Failure(component, reason):
-                    self._record_failure(f"{component} could not do as it was told: {reason}")
+                    self._record_failure(f"{component} could not carry out an order: {reason}")
                 case messages.Status(component, state):
                     self._status[component] = state
                     if (component, state) == (AGGREGATOR, "ready") and self._postponed is not None:
@@ -471,11 +482,11 @@ class Controller:
                     raise MessageError("it is not for the controller")
         except MessageError as error:
             first = self._refusals.add(event.topic, error) == 1
-            if first and event.topic.startswith(self._topics.failure("")):  # an action failed, whichever
-                self.failures.append(f"something that {event.topic} cannot say: {error}")
+            if first and event.topic.startswith(self._topics.failure("")):  # some action has failed
+                self.failures.append(f"invalid message on {event.topic}: {error}")
 
     def _record_failure(self, what: str) -> None:
-        """Note a failed action: the run goes on, but is not valid."""
+        """Record a failed action: the run continues, but is not valid."""
         self.failures.append(what)
         self._note(what)
 
@@ -483,14 +494,17 @@ class Controller:
         self._orders.append((AGGREGATOR, NoteOrder(what)))
 
     def _check_processes(self) -> None:
-        """Check for ended processes: devices may end; broker and aggregator are started again while the
-        run clock goes, a few times; else the run ends."""
+        """Check for ended processes.
+
+        Devices may end. Broker and aggregator are restarted a few times while the run clock goes;
+        otherwise the run ends.
+        """
         for name, code in self._runtime.ended().items():
             if name in self._exit_codes:
                 continue
-            if code == own_code.FAILED:
-                what, told = self._own_code_on(name), self._log_tail(name, _TRACEBACK_LINES)
-                raise RunFailedError(f"{what} failed on {name}, and so the run ends.{told}")
+            if code == user_code.FAILED:
+                what, told = self._user_code_on(name), self._log_tail(name, _TRACEBACK_LINES)
+                raise RunFailedError(f"{what} failed on {name}, so the run ends.{told}")
             if name in (BROKER, ROUTER, MPS) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
@@ -504,7 +518,7 @@ class Controller:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
 
     def _check_stopped(self) -> None:
-        """Record what somebody else has stopped for a while, and again when it goes on."""
+        """Record processes that somebody else has stopped, and again when they continue."""
         now, known = time.monotonic(), self._stopped_since
         self._stopped_since = {name: known.get(name, now) for name in self._runtime.meter.stopped()}
         lasting = {
@@ -518,7 +532,7 @@ class Controller:
             self._orders.append((AGGREGATOR, messages.DisruptOrder(now, since, reason)))
 
     def _is_cut(self, device: str) -> bool:
-        """Whether the device's link is ordered to lose so much that nothing may come back for long."""
+        """Whether the device's link is ordered to be cut, or so lossy that it may be silent for long."""
         state, planned = self._states.get(device, DeviceState()), self._planned[device].link
         link = (planned or AccessLink()).with_changes(state.link)
         return state.is_held or link.is_outage or link.loss > _LOSSY
@@ -530,17 +544,20 @@ class Controller:
         relayed = component == ROUTER and not self._spec.plan.traits.images
         return "the relay" if relayed else f"the {component}"
 
-    def _own_code_on(self, component: str) -> str:
-        """The names of the user's classes that run there."""
+    def _user_code_on(self, component: str) -> str:
+        """Return the names of the user's classes that run in `component`."""
         task, rule = self._spec.topology.task.name, self._spec.topology.rule.name
         names = (task,) if component in self._devices else (task, rule)
-        return " or ".join(filter(own_code.is_own, names)) or "own code"
+        return " or ".join(filter(user_code.is_own, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:
-        """Start broker or aggregator again, if the run can go on with it. What an aggregator without a
-        log told the clients last, a new one does not know."""
+        """Restart broker or aggregator if the run can continue after it; return whether it was
+        restarted.
+
+        An aggregator without an input log does not know what it last told the clients.
+        """
         keeps_all = self._spec.topology.durability in LOGGED
-        if self._connection is None or self.epoch is None or self._over:
+        if self._connection is None or self.epoch is None or self._is_over:
             return False
         if name in (ROUTER, MPS) or (name == AGGREGATOR and not keeps_all):
             return False
@@ -554,7 +571,7 @@ class Controller:
         at = (time.monotonic() - self.epoch) / self._dilation
         what = f"the {name} ended with exit code {code} at {at:.1f} s and was started again"
         if not keeps_all:
-            what += "; updates that were under way may be lost"
+            what += "; updates in flight may be lost"
         self._record_failure(what)
         self._view.progress(what)
         return True
@@ -572,7 +589,7 @@ class Controller:
                 state = self._states.get(record.device, DeviceState())
                 self._states[record.device] = state.with_action(record.action)
             if isinstance(record, events.Acted) and record.source == AGGREGATOR:
-                self._shut_out(record.device)
+                self._end_flooding_client(record.device)
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since
@@ -580,23 +597,27 @@ class Controller:
             if isinstance(record, events.RunEnded):
                 self._ended = record
 
-    def _shut_out(self, device: str) -> None:
-        """End the client of `device`, which floods the aggregator. What the aggregator is to know of it
-        waits until it says that the flood is over: the flood could crowd it out."""
+    def _end_flooding_client(self, device: str) -> None:
+        """End the client of `device`, which floods the aggregator.
+
+        Messages to the aggregator wait until it reports the end of the flood, which could crowd them
+        out.
+        """
         self._postponed = self._postponed or []
         self._orders += self._runtime.act(device, Crash())
-        self._record_failure(f"{device} sent far more than it may, and its client was ended")
+        self._record_failure(f"{device} sent far more than allowed, and its client was ended")
 
     @property
-    def _over(self) -> bool:
-        """Whether the run is over but for its last evaluation: nothing happens to its devices."""
+    def _is_over(self) -> bool:
+        """Whether the run is over except for its last evaluation: nothing happens to its devices any
+        more."""
         return self._status.get(AGGREGATOR) == "over"
 
     def _execute(self, command: dict[str, Any]) -> None:
-        """Carry out a user's command in mid-run. Raises BadInputError."""
-        device, action = parsed(command)
-        if self._over:
-            raise BadInputError(f"{self._spec.directory.run} is over but for its last evaluation.")
+        """Carry out a user's command during the run. Raises BadInputError."""
+        device, action = parse_command(command)
+        if self._is_over:
+            raise BadInputError(f"{self._spec.directory.run} is over except for its last evaluation.")
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
         if isinstance(action, SetCpu):
@@ -607,7 +628,8 @@ class Controller:
         self._player.execute(device, action)
 
     def _await_devices(self, seconds: float) -> None:
-        """Until all have ended, as their clients have. Raises RunFailedError where own code did it."""
+        """Wait until all devices have ended, as their clients have. Raises RunFailedError if own code
+        failed."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._devices <= self._exit_codes.keys():
             time.sleep(_TICK_SECONDS)
@@ -625,19 +647,20 @@ class Controller:
             time.sleep(_TICK_SECONDS)
 
     def _log_tail(self, name: str, lines: int = 12) -> str:
-        """The end of a process's log, for an error message; stopping first saves the logs."""
+        """Return the end of a process's log, for an error message; the runtime is stopped first, which
+        saves the logs."""
         try:
             self._runtime.stop()
-        except HostError as error:  # it must not take the place of the message
+        except HostError as error:  # report it beside the message, not instead of it
             self._report_left(error)
         return self._spec.directory.log_tail(name, lines)
 
 
 def _line(sample: messages.Telemetry | messages.GpuSample) -> str:
-    """A line of `telemetry.jsonl`."""
+    """Format a line of `telemetry.jsonl`."""
     return messages.encode(sample).decode() + "\n"
 
 
 def _hint(codes: set[int]) -> str:
-    """A hint where a process was killed, as the kernel does when memory runs out: 137 or -9."""
+    """Return a hint if a process was killed (137 or -9), as the kernel does when memory runs out."""
     return " Killed: perhaps it needs more memory." if codes & {137, -9} else ""

@@ -1,4 +1,4 @@
-"""The verdict on an emulated run: what its devices got, held against what was requested."""
+"""The verdict on an emulated run: what its devices got, compared with what was requested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agents import events
 from agents.timing.clock import in_device_time
-from testbed.fidelity import Clock, measure, requested
+from testbed.fidelity import SegmentClock, measure, requested
 from testbed.fidelity.validity import Judgement, Validity, verdict
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.tail import Samples
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from testbed.run.controller import Controller
 
 
-def judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
-    """The fidelity of the run's last segment, saved in the run directory; the validity of the whole run;
-    and of how many segments it is, each from a start of the run clock."""
+def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
+    """Judge a run: return the judgement, and the number of segments (starts of the run clock) it covers.
+
+    The fidelity is that of the last segment, and is saved in the run directory; the validity is that of
+    the whole run. `epoch`: reading of the monotonic clock at device time 0.
+    """
     records = list(events.read(spec.directory.events))
     begins = [record.at for record in records if isinstance(record, events.RunStarted)]
     begin = begins[-1] if begins else 0.0
@@ -30,7 +33,7 @@ def judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgeme
     fidelity = measure(
         devices,
         (in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
-        Clock(epoch / dilation, begin=begin, end=end),
+        SegmentClock(epoch / dilation, begin=begin, end=end),
         trainings,
     )
     fidelity = replace(fidelity, clocks=controller.clocks)

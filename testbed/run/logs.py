@@ -1,4 +1,4 @@
-"""Logs of a run's components: from the run directory, or from the engine while they live."""
+"""Logs of a run's components: from the run directory, or from the engine while they are alive."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from collections.abc import Iterator
 from agents import events
 from agents.texts import make_printable
 from analysis.client_story import story as story_of
-from testbed.errors import BadInputError, listed
+from testbed.errors import BadInputError, name_list
 from testbed.run import live_runs
-from testbed.rundir.directory import RunDirectory, tail_of
+from testbed.rundir.directory import RunDirectory, last_log_lines
 from testbed.runtimes import emulator
 from testbed.traits import is_simulated
 
 _MAX_LINE = 10_000
-"""Characters of a line that are shown: a device may have written it."""
+"""Maximum number of characters shown of a line: a device may have written it."""
 
 
 def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[tuple[str, str]]:
-    """Name and last `tail` lines of each component of a run, or of `component` alone, which may be a
-    group of devices. Raises BadInputError where there is no such component."""
+    """Yield name and last `tail` lines of each component of a run.
+
+    `component`: only this one, or only the devices of the group of that name; None: all. Raises
+    BadInputError if the run has no such component.
+    """
     name = directory.run
-    live = next((found for found in live_runs.find() if found.run == name), None)
-    texts = {path.stem: tail_of(path, tail) for path in directory.logs.glob("*.log")}
+    live = next((found for found in live_runs.find_live_runs() if found.run == name), None)
+    texts = {path.stem: last_log_lines(path, tail) for path in directory.logs.glob("*.log")}
     if live is not None and live.runtime is not None:
         texts |= emulator(live.runtime).logs(name, tail)
     if not texts and is_simulated(directory.read_manifest().get("runtime")):
         raise BadInputError(
-            f"{name} has no logs: in virtual time no process writes any; `testbed watch {name}` and "
-            f"`testbed logs {name} DEVICE --story` tell what happened"
+            f"{name} has no logs: in virtual time no process writes any. See `testbed watch {name}` and "
+            f"`testbed logs {name} DEVICE --story`"
         )
     wanted = sorted(texts)
     if component is not None and component in texts:
@@ -39,18 +42,22 @@ def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[
             each for each, facts in devices.items() if facts["group"] == component and each in texts
         ]
     if component is not None and not wanted:
-        raise BadInputError(f"{name} has no log of {component}; it has {listed(sorted(texts))}")
+        raise BadInputError(f"{name} has no log of {component}; it has {name_list(sorted(texts))}")
     for each in wanted:
         lines = (make_printable(line, _MAX_LINE, keep="\t") for line in texts[each])
         yield each, "\n".join(lines)
 
 
 def story(directory: RunDirectory, device: str) -> str:
-    """What happened to `device`, a line each, by the records so far. Raises BadInputError for a name
-    that is no device of the run."""
+    """Return what happened to `device`, one line per event in the records so far.
+
+    Raises BadInputError if the run has no such device.
+    """
     devices = directory.read_manifest().get("devices", {})
     if device not in devices:
-        raise BadInputError(f"{directory.run} has no device {device}; it has {listed(sorted(devices))}")
+        raise BadInputError(
+            f"{directory.run} has no device {device}; it has {name_list(sorted(devices))}"
+        )
     if not directory.events.is_file():
         return ""
     moments = story_of(events.read(directory.events), device)

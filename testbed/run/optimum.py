@@ -1,16 +1,17 @@
 """Final model of a run of the quadratic task, compared with its optimum, which is known exactly.
 
-f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run heads for another point, its
-*surrogate optimum*. Where all devices do the same local training, that is known of two kinds of rule:
+f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run converges to another point, its
+*surrogate optimum*. If all devices do the same local training, that point is known for two kinds of
+rules:
 
-- Those that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), head for Σ q̃_i c_i, with q̃_i the
-  share of client i in all weight that was given (Fraboni et al. 2023, for small steps).
-- AREA adds residuals. As x + u = Σ p_i y_i, what a client counts for is p_i, however often it is heard
-  (Iakovidou & Kim 2024): with all clients there it heads for Σ p_i c_i, the optimum.
+- Rules that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), converge to Σ q̃_i c_i, where q̃_i is
+  client i's share of the sum of all weights applied (Fraboni et al. 2023, for small steps).
+- AREA adds residuals. Because x + u = Σ p_i y_i, a client counts with p_i, however often it reports
+  (Iakovidou & Kim 2024): while all clients are present, it converges to Σ p_i c_i, the optimum.
 
-Rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`) are not of these: a model
-made from an old version also takes the global model back towards that version, and the logged weights do
-not tell where that leads.
+For rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`) there is no such
+result: a model made from an old version also moves the global model back towards that version, and the
+logged weights do not determine where that ends.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from agents.wire import payloads
 from analysis.load import Run
 
 _SHOWN = 4
-"""Elements of a vector that are shown."""
+"""Number of elements of a vector that are shown."""
 _ADDED = {"delta", "gradient"}
 """Kinds of updates that are added to w."""
 _OF_ONE_VERSION = {"fedavg"}
-"""Rules that mix models of the version that they were made from: the same as to add their deltas."""
+"""Rules that mix models made from the current version: this is the same as adding their deltas."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """Vectors of shape (d,), in float64."""
+class OptimumComparison:
+    """Final model and optimum of a run: vectors of shape (d,), float64."""
 
     final: Vector
     optimum: Vector
     surrogate: Vector | None
-    """Where the run heads by theory; None where there is none."""
+    """Point to which the run converges by theory; None if no theory applies."""
 
     @property
     def distance(self) -> float:
@@ -48,20 +49,20 @@ class Ending:
         return float(np.linalg.norm(self.final - self.optimum))
 
     def lines(self) -> list[str]:
-        """A report in plain text."""
+        """Return a report in plain text."""
         lines = [
-            f"final model       {_shown(self.final)}  {self.distance:.3g} from the optimum",
-            f"optimum           {_shown(self.optimum)}",
+            f"final model       {_format_vector(self.final)}  {self.distance:.3g} from the optimum",
+            f"optimum           {_format_vector(self.optimum)}",
         ]
         if self.surrogate is not None:
             off = float(np.linalg.norm(self.surrogate - self.optimum))
-            heading = f"{_shown(self.surrogate)}  {off:.3g} from it, where the run heads by theory"
-            lines.append(f"surrogate optimum {heading}")
+            heading = f"{_format_vector(self.surrogate)}  {off:.3g} from it"
+            lines.append(f"surrogate optimum {heading}, where the run converges by theory")
         return lines
 
 
-def ending(run: Run) -> Ending | None:
-    """None for a run of another task, or one that has no final model."""
+def compare_with_optimum(run: Run) -> OptimumComparison | None:
+    """Compare a run's final model with the optimum; None for another task, or without a final model."""
     task = run.topology.get("task", {})
     path = run.path / "models" / "final.safetensors"
     if task.get("name") != "quadratic" or not path.is_file():
@@ -70,15 +71,15 @@ def ending(run: Run) -> Ending | None:
     devices: Mapping[str, Mapping[str, float]] = run.manifest["devices"]
     centers = np.array(task["centers"], np.float64)
     importance = np.array([device["importance"] for device in devices.values()])
-    weights = _counted(run, importance)
+    weights = _center_weights(run, importance)
     surrogate = None if weights is None else weights @ centers / weights.sum()
-    return Ending(final.astype(np.float64), importance @ centers, surrogate)
+    return OptimumComparison(final.astype(np.float64), importance @ centers, surrogate)
 
 
-def _counted(run: Run, importance: Vector) -> Vector | None:
-    """Weight of each device's center by theory, in the plan's order; None where no theory holds."""
+def _center_weights(run: Run, importance: Vector) -> Vector | None:
+    """Weight of each device's center by theory, in the plan's order; None if no theory applies."""
     kinds = set(run.updates["kind"])
-    if not kinds or not _trained_alike(run):
+    if not kinds or not _is_same_training(run):
         return None
     if "residual" in kinds:
         return importance if _all_present(run) else None
@@ -88,7 +89,7 @@ def _counted(run: Run, importance: Vector) -> Vector | None:
     return given.to_numpy(np.float64)
 
 
-def _trained_alike(run: Run) -> bool:
+def _is_same_training(run: Run) -> bool:
     """Whether each update is the result of the same local training."""
     locals_ = [group["local"] for group in run.topology["devices"]]
     alike = all(local == locals_[0] for local in locals_) and _is_linear(locals_[0])
@@ -96,19 +97,22 @@ def _trained_alike(run: Run) -> bool:
 
 
 def _is_linear(local: Mapping[str, Any]) -> bool:
-    """Whether the progress that a client makes is linear in its distance from its center, with one
-    factor: SGD whose steps are not clipped, decayed, or of a size that changes with the version."""
+    """Whether a client's progress is its distance from its center times a constant factor.
+
+    That is SGD without clipping and weight decay, and with a step size that does not change with the
+    version.
+    """
     others = ("clip", "clip_gradient", "weight_decay", "lr_by_version")
     return local.get("optimizer", "sgd") == "sgd" and not any(local.get(name) for name in others)
 
 
 def _all_present(run: Run) -> bool:
-    """Whether all clients are present at the end: AREA's mean is wrong about an absent one."""
+    """Whether all clients are present at the end: AREA's mean is wrong about an absent client."""
     states = dict.fromkeys(run.started.missing if run.started else (), "offline")
     states |= dict(zip(run.statuses["client"], run.statuses["state"], strict=True))
     return set(states.values()) <= {"ready"}
 
 
-def _shown(vector: Vector) -> str:
+def _format_vector(vector: Vector) -> str:
     more = " …" if len(vector) > _SHOWN else ""
     return "(" + ", ".join(f"{value:.6g}" for value in vector[:_SHOWN]) + more + ")"

@@ -1,4 +1,4 @@
-"""What a user chooses for a run."""
+"""Options of a run that are not in its topology."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user chooses for a run beside its topology."""
+    """Options of a run, from the command line or from Python."""
 
     runtime: str | None = None
-    """Overrides the topology's runtime."""
+    """Overrides the topology's runtime; None: the topology's."""
     oversubscribe: bool = False
+    """Whether devices may request more CPU than the host has."""
     data_root: Path | None = None
+    """Folder of the datasets; None: they are downloaded."""
     resume: bool = False
-    """Continue an earlier run in its directory."""
+    """Whether to resume an earlier run in its directory."""
     dashboard: int | None = None
-    """The port of the page to show it on, 0 for a free one; None: no page."""
+    """Port of the dashboard, 0 for any free port; None: no dashboard."""
     metrics: int | None = None
-    """The same for the Prometheus metrics."""
+    """Port of the Prometheus metrics, 0 for any free port; None: no metrics."""
     track: tuple[str, ...] = ()
-    """Experiment trackers (`testbed.tracking`) that are told of it."""
+    """Experiment trackers (`testbed.tracking`) that get the run's records."""
     nodes: Path | None = None
-    """File that describes the machines to plan for; None: those that there are."""
+    """File that describes the machines to plan for; None: the existing machines."""
     verbose: bool = False
-    """Have clients log each round."""
+    """Whether clients log each round."""

@@ -1,5 +1,5 @@
-"""What a run needs before anything is started: its data, its code, and what its directory holds from the
-start."""
+"""Preparation of a run, before anything is started: its data, its code, and the first files of its
+directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError
 from testbed.plan import Plan, model_check
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import provenance, unchanged
+from testbed.run import provenance, resume_check
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, yamlfile
@@ -22,9 +22,8 @@ from testbed.view import View
 def prepare(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> tuple[RunSpec, Prepared]:
-    """Partition the data and write what the run directory holds from the start. Raises
-    TestbedError."""
-    if options.resume and (why := plan.traits.unresumable):
+    """Partition the data, and write the first files of the run directory. Raises TestbedError."""
+    if options.resume and (why := plan.traits.unresumable_reason):
         raise BadInputError(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"
@@ -32,14 +31,14 @@ def prepare(
     if options.resume:
         check_code(topology, directory)
     else:
-        write(topology, plan, directory)
+        write_inputs(topology, plan, directory)
         directory.write_manifest(run=directory.run, created=time.time())
-        if topology.task.initial is not None or model_check.freezes(topology):
+        if topology.task.initial is not None or model_check.has_frozen_parameters(topology):
             from testbed.plan import models
 
             models.write_start(topology, directory)
         if not plan.traits.simulated:
-            unchanged.keep(directory)
+            resume_check.save(directory)
     directory.claim()
     task = topology.task
     chosen = datasets.source(topology)
@@ -53,36 +52,42 @@ def prepare(
     for remark in prepared.remarks:
         view.progress(remark)
     samples = {client: len(own) for client, own in prepared.indices.items()}
-    spec = RunSpec(directory, topology, plan, samples, options.verbose, odd_updates(directory))
+    spec = RunSpec(
+        directory, topology, plan, samples, options.verbose, set_aside_invalid_updates(directory)
+    )
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
-    own = own_data(topology, directory, view)
+    own = data_entries(topology, directory, view)
     described = provenance.describe(spec, preparation.label_counts(prepared))
     directory.write_manifest(**described, **remarks, **own)
     return spec, prepared
 
 
-def odd_updates(directory: RunDirectory) -> tuple[str, ...]:
-    """Set aside what is no update among those that the clients of an earlier segment had finished; in
-    words."""
+def set_aside_invalid_updates(directory: RunDirectory) -> tuple[str, ...]:
+    """Set aside the invalid files among the updates that clients of an earlier segment had finished.
+
+    Returns one sentence on each.
+    """
     return tuple(told for folder in sorted(directory.disks.glob("*")) for told in set_aside(folder))
 
 
-def own_data(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
-    """What the manifest has of the run's own data files; `view` is told where a run goes on with others
-    than it began with. Raises BadInputError."""
-    files = datasets.own_files(topology)
+def data_entries(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
+    """Return the manifest's entries on the run's own data files.
+
+    Warns if a resumed run's files differ from those that it began with. Raises BadInputError.
+    """
+    files = datasets.own_files_digest(topology)
     if directory.read_manifest().get("data_files", files) != files:
         view.progress(
-            "Warning: the data files have other sizes, or times of change, than when the run began; if "
-            "their content is another, too, start a new run"
+            "Warning: sizes or modification times of the data files have changed since the run began; "
+            "if their content has changed, too, start a new run"
         )
     return {"data_files": files} if files else {}
 
 
-def write(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
-    """Write what repeats the run: the topology, the profiles that it names, what was measured for it,
+def write_inputs(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
+    """Write what is needed to repeat the run: the topology, the profiles and measurements that it uses,
     and a copy of its own code."""
-    code = topology.own_code
+    code = topology.user_code
     if code is not None:
         code.copy(directory.code)
         directory.write_manifest(code=code.digest)
@@ -95,7 +100,7 @@ def write(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
 
 
 def check_code(topology: Topology, directory: RunDirectory) -> None:
-    """Raise BadInputError where the run's own code was changed since it began."""
-    code = topology.own_code
+    """Raise BadInputError if the run's own code has changed since the run began."""
+    code = topology.user_code
     if code is not None and directory.read_manifest().get("code") != code.digest:
-        raise BadInputError(f"{directory.code} was changed since the run began: start a new run with it")
+        raise BadInputError(f"{directory.code} has changed since the run began: start a new run with it")

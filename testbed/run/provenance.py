@@ -1,4 +1,4 @@
-"""Manifest of a run, for reproducing it: versions, host, images, seeds, the plan."""
+"""Manifest of a run, to reproduce it: versions, host, images, seeds, the plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "d
 
 
 def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
-    """The manifest's entries that are known before the start; `labels` counts each client's classes."""
+    """Return the manifest's entries that are known before the start.
+
+    `labels`: client -> number of its samples of each class.
+    """
     weights = importance(spec.topology, spec.samples)
     return {
         "format": events.FORMAT,
@@ -60,7 +63,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def _cpus(plan: Plan) -> dict[str, Any] | None:
-    """Assignment of this host's CPUs; None where devices are simulated."""
+    """Return the assignment of this host's CPUs; None if devices are simulated."""
     if plan.traits.simulated:
         return None
     return {
@@ -73,20 +76,22 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
 
 
 def _shaper(plan: Plan) -> dict[str, str | None]:
-    """The links' shaper, and why it was chosen."""
+    """Return the links' shaper, and why it was chosen."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
-    linked = plan.traits.simulated and not all(device.direct for device in plan.devices)
+    linked = plan.traits.simulated and not all(device.is_direct for device in plan.devices)
     return {"shaper": plan.traits.shaper if linked else None}
 
 
 def _clock(plan: Plan) -> dict[str, float]:
-    """Wall-clock time at 0 of the host's monotonic clock, which telemetry uses, in this segment of the
-    run."""
+    """Return the wall-clock time (seconds since 1970) at 0 of the host's monotonic clock.
+
+    Telemetry of this segment of the run uses that clock. Empty if devices are simulated.
+    """
     return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
 
 
-@functools.cache  # a sweep describes thousands of runs, all of the code that this process has loaded
+@functools.cache  # a sweep describes thousands of runs, all with the same loaded code
 def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
 
@@ -104,11 +109,12 @@ def host() -> dict[str, Any]:
 
 @functools.cache
 def git_commit() -> str | None:
-    """The commit that the product runs from; `+` where files differ from it; None if unknown."""
+    """Return the commit that the program runs from, with `+` if files differ from it; None if
+    unknown."""
     if bundle.COMMIT.is_file():  # a wheel
         return bundle.COMMIT.read_text(encoding="ascii").strip()
     try:
-        # This file may lie untracked in another project's checkout.
+        # This file may be an untracked file in another project's checkout.
         _git("ls-files", "--error-unmatch", __file__)
         commit = _git("rev-parse", "HEAD").strip()
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")

@@ -1,7 +1,7 @@
-"""`testbed replay`: gives a run's recorded inputs to a fresh aggregator, which must do the same.
+"""`testbed replay`: repeats a run from its recorded inputs, with a new aggregator, and compares the two.
 
-All models that the run kept are compared bit by bit, and so are all records that the aggregator's core
-wrote to `events.jsonl`: they show where between two models the first difference is.
+All saved models are compared bit by bit, and all records that the aggregator's core wrote to
+`events.jsonl`: these show where between two models the first difference is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agents import events, own_code
+from agents import events, user_code
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, recording
 from agents.aggregator.core import AggregatorCore, Setup
@@ -29,17 +29,21 @@ _MAX_MODEL_BYTES = 2**33
 
 
 @dataclass(slots=True)
-class Replayed:
-    """Counts of what was found to be the same."""
+class ReplayResult:
+    """Counts of what the replay found to be equal."""
 
     rule: str = ""
+    """Name of the rule."""
     updates: int = 0
-    """Applied."""
+    """Number of applied updates."""
     version: int = 0
+    """Version of the final model."""
     models: int = 0
+    """Number of models."""
     records: int = 0
-    checksums: bool = True
-    """Whether the recording has checksums; one of version 0.2.0 has none."""
+    """Number of records."""
+    has_checksums: bool = True
+    """Whether the recording has checksums; recordings of version 0.2.0 have none."""
 
     def __str__(self) -> str:
         models, records = quantity(self.models, "model"), quantity(self.records, "record")
@@ -50,67 +54,67 @@ class _DifferenceError(Exception):
     """The replay differs from the run; the text says where."""
 
 
-def replay(directory: RunDirectory) -> Replayed:
+def replay(directory: RunDirectory) -> ReplayResult:
     """Replay the run in `directory`.
 
-    Raises BadInputError where there is no recording of an ended run, or it cannot be read;
-    RunFailedError, naming the first difference, where the replay differs from the run, or where the
-    final model is missing.
+    Raises BadInputError if there is no recording of an ended run, or it cannot be read; RunFailedError,
+    with the first difference, if the replay differs from the run or the final model is missing.
     """
     if not directory.inputs.is_file():
         raise BadInputError(
-            f"{directory.path} holds no recording: run its topology again with `durability: recording`"
+            f"{directory.path} has no recording: run its topology again with `durability: recording`"
         )
     if directory.controller() is not None:
-        raise BadInputError(f"{directory.run} is still going: replay it once it has ended")
+        raise BadInputError(f"{directory.run} is still running: replay it after its end")
     replay = _Replay(directory)
-    own_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
+    user_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
     try:
         return replay.run()
     except (RecordingError, payloads.WireError, ValueError, OSError) as error:
         raise BadInputError(f"cannot replay {directory.run}: {error}") from error
     except _DifferenceError as error:
         raise RunFailedError(
-            f"the replay is not as the run was: {error}. Until then nothing differs: {replay.same}."
+            f"the replay differs from the run: {error}. Equal until then: {replay.same}."
         ) from error
 
 
-_PASSED_OVER = (events.Acted, events.EvaluatedPart, events.Note)
-"""Records that are not the core's alone."""
+_SKIPPED_RECORDS = (events.Acted, events.EvaluatedPart, events.Note)
+"""Records that are not written by the core alone."""
 
 
 @dataclass(slots=True)
 class _Replay:
     directory: RunDirectory
-    same: Replayed = field(default_factory=Replayed)
+    same: ReplayResult = field(default_factory=ReplayResult)
     _logged: Iterator[tuple[int, events.Record]] = field(init=False)
     _final: tuple[Vector, Buffers] | None = None
-    """The final model, once the run has ended; a resumed one does so more than once."""
+    """The final model; None before the run has ended. A resumed run may end more than once."""
 
     def __post_init__(self) -> None:
         self._logged = (
             (number, record)
             for number, record in events.read_numbered(self.directory.events)
-            if not isinstance(record, _PASSED_OVER)
+            if not isinstance(record, _SKIPPED_RECORDS)
         )
 
-    def run(self) -> Replayed:
+    def run(self) -> ReplayResult:
         core: AggregatorCore | None = None
-        self.same.checksums = recording.has_checksums(self.directory.inputs)
+        self.same.has_checksums = recording.has_checksums(self.directory.inputs)
         for number, entry in enumerate(recording.read(self.directory.inputs)):
             match entry:
                 case Setup():
                     core, server = self._begin(entry)
                 case Torn(at):
                     raise _DifferenceError(
-                        f"{self.directory.inputs.name} is torn at byte {at}, where the run was cut short"
+                        f"{self.directory.inputs.name} is torn at byte {at}, where the run was "
+                        "interrupted"
                     )
                 case recording.Cut():
                     pass
                 case _ if core is not None:
-                    self._carry_out(self._handled(core, entry, number), server)
+                    self._carry_out(self._handle(core, entry, number), server)
                 case _:
-                    raise RecordingError(f"{self.directory.inputs} does not say what it begins with")
+                    raise RecordingError(f"{self.directory.inputs} does not begin with the run's setup")
         if self._final is None:
             raise _DifferenceError("the recording ends before the run did, without a final model")
         self._compare("final", *self._final)
@@ -120,19 +124,19 @@ class _Replay:
 
     def _begin(self, setup: Setup) -> tuple[AggregatorCore, Server]:
         self.same.rule = setup.rule.name
-        model, buffers = self._kept(act.Save(0).name)
+        model, buffers = self._load_model(act.Save(0).name)
         try:
             return setup.core(model.copy(), buffers)
         except (TypeError, LookupError, ImportError) as error:
-            raise RecordingError(f"{self.directory.inputs} names no rule of ours: {error}") from error
+            raise RecordingError(f"{self.directory.inputs} names an unknown rule: {error}") from error
 
-    def _handled(self, core: AggregatorCore, event: inputs.Input, number: int) -> act.Actions:
+    def _handle(self, core: AggregatorCore, event: inputs.Input, number: int) -> act.Actions:
         try:
             return core.handle(event)
         except Exception as error:
             raise RecordingError(
-                f"{self.directory.inputs}: entry {number}, {type(event).__name__}, cannot follow those "
-                f"before it ({error!r}): entries are missing, in another order, or changed"
+                f"{self.directory.inputs}: entry {number}, {type(event).__name__}, is impossible after "
+                f"the entries before it ({error!r}): entries are missing, reordered, or changed"
             ) from error
 
     def _carry_out(self, actions: act.Actions, server: Server) -> None:
@@ -142,40 +146,40 @@ class _Replay:
                     self._final = server.w.copy(), server.buffers
                 case act.Save() as save:
                     self._compare(save.name, server.w, server.buffers)
-                case act.Log(record) if not isinstance(record, _PASSED_OVER):
+                case act.Log(record) if not isinstance(record, _SKIPPED_RECORDS):
                     self._expect(record)
         self.same.version = server.version
 
     def _expect(self, record: events.Record) -> None:
-        """Check that the run has logged the same record, to the digits that a line keeps."""
+        """Check that the run has logged the same record, to the precision of a line in the file."""
         replayed = events.from_line(events.to_line(record))
         number, found = next(self._logged, (0, None))
         if found is None:
             raise _DifferenceError(f"events.jsonl ends before {replayed}")
-        if repr(replayed) != repr(found):  # equal even where both have NaN
+        if repr(replayed) != repr(found):  # repr: NaN equals NaN
             raise _DifferenceError(f"events.jsonl:{number} has {found}, the replay {replayed}")
         self.same.records += 1
         self.same.updates += isinstance(record, events.UpdateApplied)
 
     def _compare(self, name: str, w: Vector, buffers: Buffers) -> None:
-        kept, kept_buffers = self._kept(name)
+        kept, kept_buffers = self._load_model(name)
         if kept.shape != w.shape:
             raise _DifferenceError(f"models/{name} has {kept.size} parameters, the replay {w.size}")
         differ = np.flatnonzero(kept.view(np.uint32) != w.astype("<f4").view(np.uint32))
         if len(differ):
             at = differ[0]
             raise _DifferenceError(
-                f"models/{name} differs in {len(differ)} of {w.size} parameters, first in the one at "
-                f"{at}: {kept[at]!r}, and {w[at]!r} in the replay"
+                f"models/{name} differs in {len(differ)} of {w.size} parameters; the first is number "
+                f"{at}: {kept[at]!r}, in the replay {w[at]!r}"
             )
         if not kept_buffers.equals(buffers):
             raise _DifferenceError(f"models/{name} has other buffers than the replay")
         self.same.models += 1
 
-    def _kept(self, name: str) -> tuple[Vector, Buffers]:
-        """The run's model `name`."""
+    def _load_model(self, name: str) -> tuple[Vector, Buffers]:
+        """Load the run's model `name`."""
         path = self.directory.models / f"{name}.safetensors"
         if not path.is_file():
-            raise _DifferenceError(f"models/{name} is not there")
+            raise _DifferenceError(f"models/{name} is missing")
         w, _, buffers = payloads.unpack(files.read(path, _MAX_MODEL_BYTES))
         return w, buffers

@@ -1,6 +1,8 @@
-"""Scenario player: carries out the scenario's steps on a run's devices, and users' commands in mid-run.
+"""Scenario player: carries out the scenario's steps on a run's devices, and users' commands during a
+run.
 
-Every action goes into the run's events with its lateness, the time between due and done.
+Each action is recorded in the run's events with its lateness: seconds from when it was due to when it
+was done.
 """
 
 from __future__ import annotations
@@ -18,28 +20,31 @@ from testbed.topology.action_timeline import Step
 
 
 class Actuator(Protocol):
-    """What acts on devices: one side of a runtime."""
+    """The part of a runtime that acts on devices."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Do what the runtime does of `action`; return the orders for the processes that do the rest.
+        """Carry out the runtime's part of `action`; return the orders for the processes that do the
+        rest.
 
-        An action that changes nothing (a pause of what is paused) is no error. Raises BadInputError for
-        what this run cannot do (a user may ask for anything), HostError.
+        An action without effect, such as a pause of a paused device, is no error. Raises BadInputError
+        for an action that this run cannot do (a user may order anything), HostError.
         """
 
 
-def parsed(command: Mapping[str, Any]) -> tuple[str, Action]:
-    """The device and the action of a user's command: the action's JSON form and `device`. Raises
-    BadInputError."""
+def parse_command(command: Mapping[str, Any]) -> tuple[str, Action]:
+    """Return the device and the action of a user's command.
+
+    The command is the action's JSON form with the key `device`. Raises BadInputError.
+    """
     action = from_json({key: value for key, value in command.items() if key != "device"})
     if action is None:
         name = command.get("action")
-        raise BadInputError(f"the controller knows no action {name!r}: is it of another version?")
+        raise BadInputError(f"the controller has no action {name!r}: is the command of another version?")
     return str(command.get("device")), action
 
 
 def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
-    """The fewest actions that bring each device from its state at the start of a run to its state after
+    """Return the fewest actions that lead each device from its initial state to its state after
     `steps`."""
     states: dict[str, DeviceState] = {}
     joined = set()
@@ -56,15 +61,15 @@ def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
 
 
 def _only_ends(action: Action) -> bool:
-    """Whether it has no effect on a device that was present at the start and is as it was then."""
+    """Whether it has no effect on a device that was present at the start and has its initial state."""
     return isinstance(action, Switching) and not any(holds(action).values())
 
 
 class ScenarioPlayer:
-    """Plays `steps`, which are in the order of their times, on the devices of `actuator`.
+    """Player of `steps`, in the order of their times, on the devices of `actuator`.
 
-    `send` takes the orders for other processes, `failed` a sentence on each step that failed; `dilation`
-    is how many seconds of the host make one of device time.
+    `send` takes the orders for other processes; `failed` takes a sentence on each step that failed;
+    `dilation` is host seconds per second of device time.
     """
 
     def __init__(
@@ -84,8 +89,11 @@ class ScenarioPlayer:
         self._epoch: float | None = None
 
     def start(self, epoch: float, begin: float = 0.0) -> None:
-        """Begin: the run clock showed 0 when the monotonic clock showed `epoch`. A resumed run goes on
-        from `begin`, in seconds; of the steps before, only the remaining effects are done again."""
+        """Start: the run clock showed 0 when the monotonic clock showed `epoch`.
+
+        A resumed run continues at `begin`, in seconds; of the steps before, only the remaining effects
+        are repeated.
+        """
         self._epoch = epoch
         for device, action in remaining_effects(self._until(from_seconds(begin))):
             self._play(device, action, begin)
@@ -97,23 +105,23 @@ class ScenarioPlayer:
 
     @property
     def next_due(self) -> float:
-        """When the next step is due, on the monotonic clock; infinity where nothing is planned."""
+        """When the next step is due, on the monotonic clock; infinity if there is none."""
         if self._next is None or self._epoch is None:
             return float("inf")
         return self._epoch + to_seconds(self._next.at) * self._dilation
 
     def play(self) -> None:
-        """Do the steps that are due."""
+        """Carry out the steps that are due."""
         while (step := self._next) is not None and time.monotonic() >= self.next_due:
             self._next = next(self._steps, None)
             self._play(step.device, step.action, to_seconds(step.at))
 
     def execute(self, device: str, action: Action) -> None:
-        """Do at once the action of a user's command. Raises BadInputError, HostError."""
+        """Carry out the action of a user's command at once. Raises BadInputError, HostError."""
         self._do(device, action, None)
 
     def _play(self, device: str, action: Action, planned: float) -> None:
-        """Do a step; one that the devices no longer allow does not end the run."""
+        """Carry out a step; one that the device's state does not allow does not end the run."""
         try:
             self._do(device, action, planned)
         except BadInputError as error:

@@ -17,12 +17,14 @@ _CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
 
 
 def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
-    """Make one run over CPU shares and one over links, in folders in `runs`. Lossy links are left out
-    where the runtime cannot lose packets. Return their directories. Raises TestbedError."""
+    """Run a grid of CPU shares and a grid of links, in folders in `runs`; return the run directories.
+
+    Lossy links are left out if the runtime cannot lose packets. Raises TestbedError.
+    """
     refuse_simulated(runtime)
     made = []
     options = Options(runtime)
-    lossless = traits(planning.chosen_runtime(options)).lossless
+    lossless = traits(planning.choose_runtime(options)).lossless_reason
     for grid in (_CPU, _LINKS):
         topology = load(grid)
         if lossless:

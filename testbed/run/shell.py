@@ -1,4 +1,4 @@
-"""A shell, or one command, in a device's container: as its client's user, within its limits."""
+"""Shell, or a single command, in a device's container: as its client's user, within its limits."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from testbed.plan.agent_configs import CLIENT_USER
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL
-from testbed.traits import RUNTIMES, those
+from testbed.traits import RUNTIMES, runtime_names
 
 _SHELL = ("sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")
 
 
 def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
-    """Give the user a shell in `device` of a run, or in the only one of the group of that name, or run
-    `command` there; return its exit code.
+    """Open a shell in `device` of a run, or run `command` there; return its exit code.
 
-    Raises BadInputError where there is no such device, or it has no container here.
+    `device`: a device, or a group with one device. Raises BadInputError if the run has no such device,
+    or the device has no container on this host.
     """
     manifest = directory.read_manifest()
     runtime = manifest.get("runtime")
     first, *others = directory.devices(device)
     if others:
         raise BadInputError(
-            f"{device} is a group of {1 + len(others)} devices of {directory.run}: name one, such as "
-            f"{first}"
+            f"{device} is a group of {1 + len(others)} devices of {directory.run}: name a device, such "
+            f"as {first}"
         )
     device = first
     if runtime not in RUNTIMES or not RUNTIMES[runtime].images:
         raise BadInputError(
-            f"{directory.run} ran in the {runtime} runtime, whose devices are no containers: there is "
-            f"nothing to get into. Use the {those(lambda t: t.images)} runtime"
+            f"{directory.run} ran in the {runtime} runtime, whose devices have no containers to open a "
+            f"shell in. Use the {runtime_names(lambda t: t.images)} runtime"
         )
-    if not command and not remote_terminal.is_here():
+    if not command and not remote_terminal.is_interactive():
         raise BadInputError(
             "a shell needs a terminal; or give a command, as in testbed shell RUN nano ip a"
         )
-    with docker_engine.if_present() as client, executor.as_host_error(f"get into {device}"):
+    with docker_engine.connect_if_present() as client, executor.as_host_error(f"get into {device}"):
         if client is None:
-            raise HostError("No Docker engine answers: `testbed doctor` tells the fix")
+            raise HostError("No Docker engine answers: see `testbed doctor` for the fix")
         found = [
             one
             for one in executor.containers(client, directory.run)
@@ -51,8 +51,8 @@ def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
         ]
         if not found:
             node = manifest.get("nodes", {}).get(manifest.get("placement", {}).get(device), {})
-            where = f"; it was placed on {node['name']}, where this has to be run" if node else ""
-            raise BadInputError(f"{device} of {directory.run} does not run here now{where}")
+            where = f"; it was placed on {node['name']}: run this command there" if node else ""
+            raise BadInputError(f"{device} of {directory.run} does not run on this host now{where}")
         return _execute(client.api, found[0]["Id"], command)
 
 

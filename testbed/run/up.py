@@ -1,4 +1,4 @@
-"""A run of a plan, from its directory to its end."""
+"""Execution of a plan, from the run's directory to its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed import broker as brokers
 from testbed.broker import BROKER
 from testbed.data import preparation
 from testbed.data.preparation import Prepared
-from testbed.errors import BadInputError, of_os
+from testbed.errors import BadInputError, from_os_error
 from testbed.fidelity import host_load
 from testbed.fidelity.host_load import FreeCores
 from testbed.host.cpu_latency import keep_awake
@@ -31,11 +31,10 @@ from testbed.view import View
 def run(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> events.RunEnded:
-    """Execute the plan in `directory`; return how it ended.
+    """Execute the plan in `directory`; return how the run ended.
 
-    Raises TestbedError where it cannot or does not end well, KeyboardInterrupt when interrupted. In
-    either case nothing is left running, the directory is readable, and what the devices got is judged
-    if the run clock has started.
+    Raises TestbedError if the run fails, KeyboardInterrupt if it is interrupted. In all cases nothing is
+    left running, the directory is readable, and if the run clock had started, the run is judged.
     """
     entries: dict[str, Any] = {"outcome": "interrupted"}
     try:
@@ -49,7 +48,7 @@ def run(
         ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
         entries["outcome"] = ended.reason
         if topology.differential is not None:
-            from analysis import privacy  # with pandas, as what follows
+            from analysis import privacy  # imports pandas, as does the next line
             from analysis.load import load as load_run
 
             entries["privacy"] = privacy.record(load_run(directory.path))
@@ -57,13 +56,13 @@ def run(
             directory.remove_state()
         return ended
     except OSError as error:
-        entries |= {"outcome": "failed", "error": str(failure := of_os(error, directory.path))}
+        entries |= {"outcome": "failed", "error": str(failure := from_os_error(error, directory.path))}
         raise failure from error
     except Exception as error:
         entries |= {"outcome": "failed", "error": str(error)}
         raise
     finally:
-        with uninterrupted(), suppress(OSError, BadInputError):  # the directory may be what failed
+        with uninterrupted(), suppress(OSError, BadInputError):  # the directory itself may have failed
             directory.remove_work()
             directory.write_manifest(**entries)
 
@@ -78,8 +77,8 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 
 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
-    """Run in wall time, on devices that a runtime starts and ends."""
-    from testbed.run.controller import Controller  # with MQTT, of which virtual time has no use
+    """Run in wall-clock time, on devices that a runtime starts and ends."""
+    from testbed.run.controller import Controller  # imports MQTT, which virtual time does not use
 
     preparation.write(prepared, spec.directory)
     preparation.write_device_set(prepared, spec.topology, spec.directory)
@@ -91,9 +90,9 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
         controller = Controller(spec, runtime, view)
         try:
             return controller.run()
-        finally:  # interrupted once more, a run has no verdict
+        finally:  # a second interruption leaves the run without a verdict
             entries["timings"] = controller.timings.as_dict()
-            if refused := _refused(spec):
+            if refused := _refused_requests(spec):
                 entries["refused"] = refused
                 view.progress(
                     f"The broker refused {quantity(sum(refused.values()), 'request')}: see "
@@ -101,14 +100,14 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
                 )
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
-                    judgement, segments = judging.judged(spec, controller, controller.epoch)
+                    judgement, segments = judging.judge(spec, controller, controller.epoch)
                     entries["host_load"] = host_load.summary(controller.host_samples)
                     entries |= {"validity": judgement.validity.as_dict(), "judged_segments": segments}
                     view.judged(judgement)
 
 
-def _refused(spec: RunSpec) -> dict[str, int]:
-    """How much the broker refused, by login."""
+def _refused_requests(spec: RunSpec) -> dict[str, int]:
+    """Return the number of requests that the broker refused, per login."""
     try:
         log = spec.directory.log(BROKER).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

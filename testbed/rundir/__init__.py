@@ -1,1 +1,1 @@
-"""The run directory: its files, reading them as they grow, commands in it."""
+"""The run directory: its files, reading them as they grow, users' commands to a live run."""

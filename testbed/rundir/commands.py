@@ -1,6 +1,6 @@
-"""Users' commands to the controller of a running run, handed over as small files in a folder.
+"""Users' commands to the controller of a live run, passed as small files in a folder.
 
-Whoever may write into the run's `work/` may give commands; it is closed to other users.
+Whoever may write into the run's `work/` may give commands; the folder is closed to other users.
 """
 
 from __future__ import annotations
@@ -20,41 +20,44 @@ from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
 
 _ANSWER_TIMEOUT_SECONDS = 5.0
-"""For each order."""
+"""Time for the answer to each command."""
 _LOOK_SECONDS = 0.02
+"""Interval of looking for an answer."""
 
 
 def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
-    """Have the run's controller carry out `orders`, one after the other. Raises BadInputError where
-    there is none, or it refuses any (the others are carried out), RunFailedError where it does not
-    answer."""
+    """Have the run's controller carry out `orders`, one after the other.
+
+    Raises BadInputError if the run has no controller, or it refuses an order (the others are carried
+    out); RunFailedError if the controller does not answer.
+    """
     folder = run.orders
     if run.controller() is None:
         raise BadInputError(f"{run.run} is not running. See: testbed runs")
     if is_simulated(run.read_manifest().get("runtime")):
-        raise BadInputError(f"{run.run} is in virtual time, where the scenario alone changes devices")
+        raise BadInputError(f"{run.run} is in virtual time, where only the scenario changes devices")
     if not folder.is_dir():
-        raise BadInputError(f"{run.run} has not started its devices yet: give the command again then")
+        raise BadInputError(f"{run.run} has not started its devices yet: repeat the command once it has")
     sender = secrets.token_hex(8)
     waiting = {folder / f"{sender}-{place:06}.order": order for place, order in enumerate(orders)}
     for path, order in waiting.items():
         with files.atomic_write(path) as partial:
             partial.write_text(json.dumps(order), encoding="utf-8")
     try:
-        answers = [_answer(path.with_suffix(".answer")) for path in waiting]
+        answers = [_await_answer(path.with_suffix(".answer")) for path in waiting]
     except TimeoutError:
         for path in waiting:
             path.unlink(missing_ok=True)
         raise RunFailedError(
-            f"the controller of {run.run} does not answer: look at testbed logs {run.run} controller, "
-            f"or end the run with testbed down {run.run}"
+            f"the controller of {run.run} does not answer: see testbed logs {run.run} controller, or "
+            f"end the run with testbed down {run.run}"
         ) from None
     if problem := next(filter(None, answers), None):
         raise BadInputError(problem)
 
 
-def _answer(path: Path) -> str | None:
-    """What was wrong with an order, or None. Raises TimeoutError."""
+def _await_answer(path: Path) -> str | None:
+    """Wait for the answer to an order: what was wrong with it; None if nothing. Raises TimeoutError."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
@@ -66,14 +69,14 @@ def _answer(path: Path) -> str | None:
 
 
 class CommandFolder:
-    """The controller's side: reads commands and writes the answers."""
+    """The controller's side of the folder: reads commands and writes answers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(exist_ok=True)
 
     def serve(self, execute: Callable[[dict[str, Any]], None]) -> None:
-        """Carry out the commands that have come. A TestbedError that `execute` raises is the answer."""
+        """Carry out the waiting commands. A TestbedError that `execute` raises is the answer."""
         with os.scandir(self._folder) as entries:
             commands = sorted(entry.path for entry in entries if entry.name.endswith(".order"))
         for path in map(Path, commands):
@@ -81,7 +84,7 @@ class CommandFolder:
             try:
                 execute(json.loads(path.read_text(encoding="utf-8")))
             except FileNotFoundError:
-                continue  # its sender has given up
+                continue  # its sender has withdrawn it
             except TestbedError as error:
                 problem = str(error)
             with files.atomic_write(path.with_suffix(".answer")) as partial:

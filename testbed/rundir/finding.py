@@ -1,4 +1,4 @@
-"""Which run directory a user means: by a run's id, by its path, or by the beginning of either."""
+"""Look-up of run directories by a run's id, by a path, or by the beginning of either."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ MANIFEST = "manifest.json"
 
 
 def runs_in(folder: Path) -> dict[str, Path]:
-    """The run directories in `folder`, by the ids of their runs."""
+    """Return the run directories in `folder`: run id -> path."""
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))}
 
 
 def folder_of_runs(name: str, runs: Path) -> Path | None:
-    """The folder of runs, such as a sweep's, that `name` is: a path, or a folder in `runs`."""
+    """Return the folder of runs (such as a sweep's) called `name`: a path, or a folder in `runs`; None
+    if it does not exist."""
     return next((path for path in (Path(name), runs / name) if _holds_runs(path)), None)
 
 
 def folders_of_runs(runs: Path) -> list[Path]:
-    """The folders of runs in `runs`."""
+    """Return the folders of runs in `runs`."""
     return [path for path in sorted(runs.glob("*/")) if _holds_runs(path)]
 
 
@@ -31,19 +32,23 @@ def _holds_runs(path: Path) -> bool:
     return path.is_dir() and not (path / MANIFEST).exists() and any(path.glob(f"*/{MANIFEST}"))
 
 
-def exactly(run: str, runs: Path) -> Path | None:
-    """The directory of `run`, which is a run id in `runs` or a path; one that this user may not look at
-    counts as none."""
+def find_exact(run: str, runs: Path) -> Path | None:
+    """Return the directory of `run`, a run id in `runs` or a path.
+
+    None if there is none, or this user may not read it.
+    """
     paths = (runs / run, Path(run))
     # Path.is_file would raise PermissionError.
     return next((path for path in paths if os.path.isfile(path / MANIFEST)), None)  # noqa: PTH113
 
 
-def whole_id(
+def complete_id(
     run: str, known: Collection[str], preferred: Callable[[str], bool] = lambda _: False
 ) -> str | None:
-    """The one of the ids in `known` that `run` is, or begins; None where there is none. Raises
-    BadInputError where it begins several, unless one alone of them is `preferred`."""
+    """Return the id in `known` that equals `run` or begins with it; None if there is none.
+
+    Raises BadInputError if several begin with it, unless exactly one of these is `preferred`.
+    """
     if run in known:
         return run
     found = sorted(one for one in known if run and one.startswith(run))
@@ -55,15 +60,21 @@ def whole_id(
     return found[0] if found else None
 
 
-def found(run: str, runs: Path, preferred: Callable[[Path], bool] = lambda _: False) -> Path | None:
-    """The directory of `run`: an id in `runs`, a path, or the beginning of one where it begins no other,
-    or no other that is `preferred`. None where there is none. Raises BadInputError where it begins
-    several."""
-    if (path := exactly(run, runs)) is not None or not Path(run).name:
+def find_directory(
+    run: str, runs: Path, preferred: Callable[[Path], bool] = lambda _: False
+) -> Path | None:
+    """Return the directory of `run`: an id in `runs`, a path, or an unambiguous beginning of either.
+
+    `preferred`: decides among several directories if it holds for exactly one. None if there is none.
+    Raises BadInputError if several begin with `run`.
+    """
+    if (path := find_exact(run, runs)) is not None or not Path(run).name:
         return path
-    return next(filter(None, (_beginning(place, preferred) for place in (runs / run, Path(run)))), None)
+    return next(
+        filter(None, (_find_by_beginning(place, preferred) for place in (runs / run, Path(run)))), None
+    )
 
 
-def _beginning(place: Path, preferred: Callable[[Path], bool]) -> Path | None:
+def _find_by_beginning(place: Path, preferred: Callable[[Path], bool]) -> Path | None:
     known = runs_in(place.parent)
-    return known.get(whole_id(place.name, known, lambda one: preferred(known[one])) or "")
+    return known.get(complete_id(place.name, known, lambda one: preferred(known[one])) or "")

@@ -1,4 +1,4 @@
-"""The last of a run's records, without reading all of them: what a list of many runs shows of each."""
+"""The latest figures of a run, from the end of its records: for lists of many runs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from agents import events
 from agents.disk import files
 
 _FIRST_BYTES, _MAX_BYTES = 2**14, 2**21
-"""That are read of the end of the file; between two evaluations are the records of many updates."""
+"""Bytes read from the end of the file, at first and at most: many records may follow an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatestFigures:
-    """None is what the end of the file does not tell."""
+    """Latest figures of a run; None: not in the part of the file that was read."""
 
     at: float | None = None
     """Device time of the last record, in seconds."""
     accuracy: float | None = None
-    """Of the last evaluation, from 0 to 1, as is `loss`."""
+    """Accuracy in the last evaluation, from 0 to 1."""
     loss: float | None = None
+    """Loss in the last evaluation."""
 
 
 def latest_figures(path: Path) -> LatestFigures:
-    """Of `events.jsonl`. What cannot be read tells nothing."""
+    """Read the latest figures from `events.jsonl`; None for what cannot be read."""
     size = _FIRST_BYTES
     with suppress(OSError), files.open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
@@ -50,8 +51,9 @@ def _in_tail(tail: bytes) -> LatestFigures:
 
 
 def _backwards(tail: bytes, begin: bytes) -> Iterator[events.Record]:
-    """The records whose line begins so, the last one first; lines that are none are passed over."""
-    end = tail.rfind(b"\n")  # what follows is still being written
+    """Yield the records whose line begins with `begin`, the last first; skip lines that are not
+    records."""
+    end = tail.rfind(b"\n")  # the line after it may be incomplete
     while end > 0:
         start = tail.rfind(b"\n" + begin, 0, end)
         if start < 0 and not tail.startswith(begin):

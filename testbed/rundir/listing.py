@@ -1,4 +1,4 @@
-"""The run directories of a folder as a list: facts for programs, words for people."""
+"""List of the runs in a folder: values for programs, texts for people."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ SORTS = (
     "outcome",
     "verdict",
 )
-"""What a list can be sorted by."""
+"""Keys that a list can be sorted by."""
 
 
-def listing(runs: Path) -> list[dict[str, Any]]:
-    """One row for each run directory in `runs`, oldest first."""
+def list_runs(runs: Path) -> list[dict[str, Any]]:
+    """Return one row per run directory in `runs`, oldest first."""
     found = runs.glob("*/manifest.json") if runs.is_dir() else []
-    rows = [row(RunDirectory(path.parent)) for path in sorted(found)]
+    rows = [run_row(RunDirectory(path.parent)) for path in sorted(found)]
     return sorted(rows, key=lambda row: row["created"] or "")
 
 
-def row(directory: RunDirectory) -> dict[str, Any]:
-    """Name, outcome, verdict (None of a run that has not ended) and other facts of one run: `duration`
-    in seconds of device time so far, `accuracy` (0 to 1) and `loss` of its last evaluation. None is what
-    is not known."""
+def run_row(directory: RunDirectory) -> dict[str, Any]:
+    """Return the facts of one run; None: unknown.
+
+    `duration`: device time so far, in seconds. `accuracy` (0 to 1) and `loss`: of the last evaluation.
+    `verdict`: None until the run has ended.
+    """
     last = LatestFigures()
     try:
         entries = directory.read_manifest()
@@ -64,8 +66,8 @@ def row(directory: RunDirectory) -> dict[str, Any]:
     }
 
 
-def told(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row for people. Where a task has no accuracy, the loss is told instead."""
+def text_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """Format a row for people. If the task has no accuracy, the loss is shown instead."""
     accuracy, loss = row["accuracy"], row["loss"]
     quality = None if loss is None else f"loss {loss:.4g}"
     facts = {
@@ -83,14 +85,17 @@ def told(row: Mapping[str, Any]) -> dict[str, str]:
     return {name: "–" if fact is None else str(fact) for name, fact in facts.items()}
 
 
-def arranged(
+def select_rows(
     rows: Sequence[dict[str, Any]], sort: str = "started", matching: str = ""
 ) -> list[dict[str, Any]]:
-    """Rows with every word of `matching` in what they tell people, sorted by one of `SORTS`, the lowest
-    first; first those of which it is not known."""
+    """Select and sort rows.
+
+    Each word of `matching` must occur in the row's text for people. `sort`: one of `SORTS`, lowest value
+    first; rows without that value come before all others.
+    """
     words = matching.casefold().split()
     found = [
-        row for row in rows if all(word in " ".join(told(row).values()).casefold() for word in words)
+        row for row in rows if all(word in " ".join(text_row(row).values()).casefold() for word in words)
     ]
     key = {"started": "created"}.get(sort, sort)
     return sorted(found, key=lambda row: (row[key] is not None, row[key] if row[key] is not None else 0))

@@ -1,4 +1,4 @@
-"""Reads the files of a run directory while they grow."""
+"""Read the files of a run directory while they grow."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from agents import events
 from agents.disk import files
 
 _JUST_NOW = 2**20
-"""Bytes: more than a run writes in some tenths of a second."""
+"""Bytes: more than a run writes within some tenths of a second."""
 
 
 class _Lines:
-    """Reads the lines of a growing file."""
+    """Reader of the lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
 
     def skip_to_last(self, size: int) -> None:
-        """Leave out the lines that begin before the last `size` bytes."""
+        """Skip the lines that begin before the last `size` bytes."""
         with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(max(0, self.path.stat().st_size - size))
             if file.tell():
@@ -29,7 +29,7 @@ class _Lines:
             self._offset = file.tell()
 
     def read(self, most: int = -1) -> list[str]:
-        """The lines that are new, in `most` bytes at the most; one still being written waits."""
+        """Return the new lines, from at most `most` bytes (-1: all); an incomplete line waits."""
         lines = b""
         with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(self._offset)
@@ -41,7 +41,7 @@ class _Lines:
 
 
 def last_start(path: Path) -> events.RunStarted | None:
-    """When the newest segment of the run began, whose `events.jsonl` is `path`, if it did just now."""
+    """Return the start of the run's newest segment, from its `events.jsonl`; None if not just now."""
     lines = _Lines(path)
     lines.skip_to_last(_JUST_NOW)
     for line in reversed(lines.read()):
@@ -54,16 +54,16 @@ def last_start(path: Path) -> events.RunStarted | None:
 
 
 class Follower:
-    """Reads a growing `events.jsonl`."""
+    """Reader of a growing `events.jsonl`."""
 
     def __init__(self, path: Path) -> None:
         self._lines = _Lines(path)
 
     def read(self, most: int = -1) -> list[events.Record]:
-        """The records that are new since the last call, in `most` bytes (more than a line has; -1: all)
-        at the most; a line still being written waits for the next call.
+        """Return the records added since the last call; an incomplete line waits for the next call.
 
-        Raises ValueError, naming the file, for a line that is no record.
+        `most`: maximum number of bytes to read, more than one line has; -1: all. Raises ValueError, with
+        the file's name, for a line that is not a record.
         """
         try:
             records = [events.from_line(line) for line in self._lines.read(most)]
@@ -73,18 +73,20 @@ class Follower:
 
 
 class Samples:
-    """Reads a growing `telemetry.jsonl`."""
+    """Reader of a growing `telemetry.jsonl`."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
-        """From the last `last` bytes on; None: from the start."""
+        """`last`: begin this many bytes before the end; None: begin at the start."""
         self._lines = _Lines(path)
         if last is not None:
             self._lines.skip_to_last(last)
         self._zero: float | None = None
 
     def read(self) -> list[dict[str, Any]]:
-        """The new samples, each with `device` and `at`, by the host's clock in the newest segment of the
-        run; what is no sample is passed over."""
+        """Return the new samples, each with `device` and `at`; skip other lines.
+
+        `at` is on the host's clock in the newest segment of the run.
+        """
         samples: list[dict[str, Any]] = []
         for line in self._lines.read():
             with suppress(ValueError):

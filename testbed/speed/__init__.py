@@ -1,1 +1,1 @@
-"""How fast this host and other machines are in the work that training consists of."""
+"""Speed of this host and of other machines in the kinds of work that training consists of."""

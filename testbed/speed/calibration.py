@@ -1,10 +1,10 @@
-"""Calibration: the speeds of a core of this host, which turn a device profile's into a CPU share.
+"""Calibration: the speeds of one core of this host, with which a device profile becomes a CPU share.
 
-Of each kind of work that training consists of, a small piece is timed here; a profile's speeds are
-fitted to published training times (`python -m benchmarks.profiles`). A profile without these has gflops,
-of High-Performance Linpack, which spends its time in products of double-precision matrices; so these are
-measured too. Differences of some per cent remain: Linpack loses a little around its products, and a
-host's core may be slower when all are busy.
+Training consists of a few kinds of work; a small piece of each is timed here. A profile's speeds are
+fitted to published training times (`python -m benchmarks.profiles`). A profile without such speeds has
+gflops of High-Performance Linpack, which spends its time in products of double-precision matrices, so
+these are timed here, too. Differences of some per cent remain: Linpack loses a little outside its
+products, and a host's core may be slower while all cores are busy.
 """
 
 from __future__ import annotations
@@ -25,41 +25,47 @@ from testbed.host.nodes import Node
 from testbed.speed import device_benchmark
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology.fields import Count, Model, Positive
-from testbed.topology.profiles import DeviceProfile, Training
+from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
 
 _STEADY_SHARE = 0.8
-"""Of the highest speed: where the median is below it, other work disturbed most products."""
+"""Share of the highest speed. If the median is lower, other work disturbed most products."""
 
 
-class Host(Model):
+class CalibratedHost(Model):
     """The host that a calibration is valid for."""
 
     cpu: str
     """Model of the processor."""
     cores: Count
+    """Number of logical cores."""
     torch: str
-    """Version: another one brings another matrix library."""
+    """Version of PyTorch: another version brings another matrix library."""
 
 
 class Calibration(Model):
-    """Gflop/s (FP64) of one core of `host`, on one thread."""
+    """Speeds of one core of `host`, with one thread, in Gflop/s (FP64)."""
 
-    host: Host
+    host: CalibratedHost
+    """The host that was measured."""
     low: Positive
+    """Slowest product of matrices."""
     median: Positive
+    """Median of the products."""
     high: Positive
+    """Fastest product."""
     products: Count
-    """How many were timed."""
-    training: Training
-    """Speeds of the core in each kind of work, medians too."""
+    """Number of products that were timed."""
+    training: TrainingSpeeds
+    """Speed of the core in each kind of work: medians, in Gflop/s (FP32), memory in GB/s."""
     measured: AwareDatetime
+    """Time of the measurement."""
 
     @property
     def gflops(self) -> float:
-        """Of one core: the median.
+        """Speed of one core in Gflop/s: the median.
 
-        The highest comes from moments of a faster clock, and a device works for longer. Of eight
-        calibrations on one host, the medians lay within 0.6 % and the highest within 10 %.
+        The highest speed comes from moments of a faster clock, but a device works for longer. In eight
+        calibrations on one host, the medians differed by at most 0.6 %, the highest speeds by 10 %.
         """
         return self.median
 
@@ -69,18 +75,18 @@ class Calibration(Model):
         return self.median >= _STEADY_SHARE * self.high
 
     def scaled(self, factor: float) -> Calibration:
-        """Of a core that is `factor` times as fast, in every kind of work."""
+        """Return the calibration of a core that is `factor` times as fast in every kind of work."""
         speeds = {kind: getattr(self.training, kind) * factor for kind in KINDS}
         found = {name: getattr(self, name) * factor for name in ("low", "median", "high")}
-        return self.model_copy(update={**found, "training": Training(**speeds)})
+        return self.model_copy(update={**found, "training": TrainingSpeeds(**speeds)})
 
     def as_dict(self) -> dict[str, Any]:
-        """In one level, for programs."""
+        """Return the values as a flat mapping, for programs."""
         values = self.model_dump(mode="json", exclude={"training": {"error"}})
         return {"gflops": self.gflops, **values.pop("host"), **values, "steady": self.is_steady}
 
     def summary(self) -> str:
-        """In a few lines, for people."""
+        """Return a few lines for people."""
         lines = [
             f"One core of this host: {self.gflops:.1f} Gflop/s in double precision",
             f"    {self.products} products: lowest {self.low:.1f}, median {self.median:.1f}, "
@@ -92,35 +98,37 @@ class Calibration(Model):
             f"    measured on {self.measured:%Y-%m-%d %H:%M %Z}",
         ]
         if not self.is_steady:
-            lines.append(
-                "The speed varied: other work, or a clock that changes, got in the way. Measure again."
-            )
+            lines.append("The speed varied: other programs ran, or the clock changed. Measure again.")
         return "\n".join(lines)
 
 
-class _OfNode(Model):
-    """Of another machine of a Swarm."""
+class _NodeCalibration(Model):
+    """Calibration of another machine of a Swarm."""
 
     node: str
-    """Its id."""
+    """Id of the node."""
     image: str
-    """What it was measured with: the tag of the libraries' image."""
+    """Tag of the libraries' image that it was measured with."""
     calibration: Calibration
 
 
 class _Cache(Model):
     format: Literal[2] = 2
+    """Content of the cache's file."""
+
     calibrations: tuple[Calibration, ...] = ()
-    """One for each host: a home directory may be shared by many."""
-    nodes: tuple[_OfNode, ...] = ()
+    """One per host: many hosts may share a home directory."""
+    nodes: tuple[_NodeCalibration, ...] = ()
+    """One per node of a Swarm."""
 
 
 def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
-    """This host's calibration: from the cache, else (or with `refresh`) measured for `seconds`.
+    """Return this host's calibration, from the cache; measure if it is missing, or if `refresh`.
 
-    It is kept for this host and this torch, unless the folder of the cache cannot be written.
+    `seconds`: duration of the products. The result is cached for this host and this version of PyTorch,
+    unless the cache's folder is not writable.
     """
-    kept, host = _read(), this_host()
+    kept, host = _read(), calibrated_host()
     for calibration in kept.calibrations if not refresh else ():
         if calibration.host == host:
             return calibration
@@ -130,8 +138,8 @@ def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
     return new
 
 
-def kept_of_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
-    """The calibrations of other machines that were measured with `image`, by the node's id."""
+def cached_for_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
+    """Return the cached calibrations of other machines that were measured with `image`, by node id."""
     cores = {node.id: node.cores for node in nodes}
     return {
         one.node: one.calibration
@@ -140,21 +148,21 @@ def kept_of_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
     }
 
 
-def keep_of_nodes(found: Mapping[str, Calibration], image: str) -> None:
-    """Keep the calibrations of other machines, by the node's id, for later plans."""
+def cache_for_nodes(found: Mapping[str, Calibration], image: str) -> None:
+    """Cache the calibrations of other machines, by node id, for later plans."""
     kept = _read()
     others = (one for one in kept.nodes if one.node not in found)
-    new = (_OfNode(node=node, image=image, calibration=one) for node, one in found.items())
+    new = (_NodeCalibration(node=node, image=image, calibration=one) for node, one in found.items())
     _keep(kept.model_copy(update={"nodes": (*others, *new)}))
 
 
 def measure(seconds: float = 2.0) -> Calibration:
-    """Measure one core of this host on one thread, for about twice as many `seconds`."""
-    return of_core(device_benchmark.core(seconds), this_host())
+    """Measure one core of this host with one thread; takes about twice `seconds`."""
+    return from_core(device_benchmark.core(seconds), calibrated_host())
 
 
-def of_core(found: Mapping[str, Any], host: Host) -> Calibration:
-    """Of what `device_benchmark.core` has found on a core of `host`."""
+def from_core(found: Mapping[str, Any], host: CalibratedHost) -> Calibration:
+    """Make a calibration from `device_benchmark.core`'s result on a core of `host`."""
     speeds = found["gflops"]
     return Calibration(
         host=host,
@@ -162,47 +170,50 @@ def of_core(found: Mapping[str, Any], host: Host) -> Calibration:
         median=statistics.median(speeds),
         high=max(speeds),
         products=len(speeds),
-        training=Training(**found["training"]),
+        training=TrainingSpeeds(**found["training"]),
         measured=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
     )
 
 
-def share(
+def cpu_share(
     name: str, profile: DeviceProfile, calibration: Calibration, work: Work | None = None
 ) -> float:
-    """Cores of this host that are as fast as the whole device of the profile called `name`, in steps of
-    this `work`; by double-precision products where that or the profile's training is not known.
+    """Return how many cores of this host are as fast as the whole device of the profile `name`.
 
-    Raises BadInputError where the profile has no speed.
+    Speeds are compared for training steps of this `work`; if that or the profile's training speeds are
+    unknown (None), for double-precision products. Raises BadInputError if the profile has no speed.
     """
     if profile.training is not None and work is not None:
         speeds = profile.training
         if speeds.matrix is None and profile.gflops is not None:
             matrix = _matrix(calibration.training) * profile.gflops / calibration.gflops
             speeds = speeds.model_copy(update={"matrix": matrix})
-        return sum(seconds(work, calibration.training).values()) / sum(seconds(work, speeds).values())
+        return sum(work_seconds(work, calibration.training).values()) / sum(
+            work_seconds(work, speeds).values()
+        )
     if profile.gflops is None:
         raise BadInputError(
-            f"the profile {name} has no gflops, so what share of a core here is as fast is not known: "
-            "give cpu, such as cpu: 0.25, or the profile's gflops in a profiles.yaml"
+            f"the profile {name} has no gflops, so the CPU share that is as fast is unknown: give cpu, "
+            "such as cpu: 0.25, or the profile's gflops in a profiles.yaml"
         )
     return profile.gflops / calibration.gflops
 
 
-def seconds(work: Work, speeds: Training) -> dict[str, float]:
-    """How long each kind of `work` takes at these speeds."""
+def work_seconds(work: Work, speeds: TrainingSpeeds) -> dict[str, float]:
+    """Return the seconds that each kind of `work` takes at these speeds."""
     own = {**speeds.model_dump(), "matrix": _matrix(speeds)}
     return {kind: getattr(work, kind) / own[kind] for kind in KINDS}
 
 
-def _matrix(speeds: Training) -> float:
+def _matrix(speeds: TrainingSpeeds) -> float:
     if speeds.matrix is None:
         raise ValueError("these speeds have no matrix")
     return speeds.matrix
 
 
-def this_host() -> Host:
-    return Host(
+def calibrated_host() -> CalibratedHost:
+    """Describe this host."""
+    return CalibratedHost(
         cpu=device_benchmark.processor(),
         cores=os.cpu_count() or 1,
         torch=importlib.metadata.version("torch"),
@@ -218,9 +229,9 @@ def _keep(all_of_it: _Cache) -> None:
 
 
 def _read() -> _Cache:
-    """From the cache; nothing where the file is damaged, or another program's or version's."""
+    """Read the cache's file; empty if it is missing, damaged, or of another version."""
     try:
-        # Not strict, as JSON has neither tuples nor dates.
+        # Not strict: JSON has neither tuples nor dates.
         return _Cache.model_validate_json(_path().read_bytes(), strict=False)
     except (OSError, ValueError):
         return _Cache()

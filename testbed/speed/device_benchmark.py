@@ -1,12 +1,13 @@
-"""How fast a machine is in the kinds of work that training consists of, and in a step of training.
+"""Speed of a machine in the kinds of work that training consists of, and in a training step.
 
-This file needs nothing of the testbed, only Python 3.9 or newer and PyTorch: copy it to a Raspberry Pi
-or a laptop and run it there (`testbed profiles --script FILE` writes it out). It takes about a minute.
+This file needs only Python 3.9 or newer and PyTorch, nothing of the testbed. Copy it to a Raspberry Pi
+or a laptop and run it there (`testbed profiles --script FILE` writes it to FILE). It takes about a
+minute.
 
-    python3 device_benchmark.py my-pi      prints an entry for profiles.yaml, and writes my-pi.yaml
+    python3 device_benchmark.py my-pi      prints an entry for profiles.yaml, and writes it to my-pi.yaml
 
-Back on the testbed's machine `testbed profiles --add my-pi.yaml` adds it to the profiles.yaml beside a
-topology. All cores work at once, as they do in training; close other programs meanwhile.
+Then, on the testbed's machine, `testbed profiles --add my-pi.yaml` adds the entry to the profiles.yaml
+beside a topology. All cores work at once, as they do in training; close other programs first.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
     import torch
 
 SIZE = 1024
-"""Rows of a matrix: three of 8 MB each do not fit into the caches that a core has for itself."""
+"""Rows of a matrix. Three matrices of 8 MB each do not fit into the caches of one core."""
 LEAST_RUNS = 3
-"""Of a piece of work, however long one takes."""
+"""Minimum number of runs of a piece of work, however long one takes."""
 KIND_PART = 0.25
-"""Of the seconds for the double-precision products of a core, for each kind of work in training."""
+"""Time for each kind of work, as a share of the time for the double-precision products of a core."""
 _QUIET = 0.3
-"""Other programs, on average, that are not worth a word."""
+"""Load of other programs, in cores, up to which no remark is made."""
 _STEADY = 1.1
-"""How many times as long a step may take at the end as at the beginning."""
+"""Ratio of step times, end to beginning, up to which no remark is made."""
 _DISTURBED = 0.5
-"""Relative error of the predicted step above which something came between the measurements."""
+"""Relative error of the predicted step above which something disturbed the measurements."""
 
 WORK = {
     "convolution": 3 * 2 * (4 * 128 * 28 * 28) * (128 * 3 * 3) / 1e9,
@@ -45,13 +46,14 @@ WORK = {
     "matrix": 3 * 2 * SIZE**3 / 1e9,
     "memory": 0.12845,
 }
-"""Of each kind in its piece, forward and backward: Gflop, of memory GB (`testbed.speed.kinds`)."""
+"""Amount of each kind in its piece, forward and backward: Gflop; memory in GB
+(`testbed.speed.kinds`)."""
 STEP = {"convolution": 5.6938, "depthwise": 0.056623, "matrix": 0.025657, "memory": 0.15871}
-"""The same of one step of `step`."""
+"""Amount of each kind in one training step (the function `step`), in the same units."""
 
 
 def piece(kind: str) -> Callable[[], object]:
-    """A piece of work of that `kind`, as a network's training has it, to be called again and again."""
+    """Return a function that does a piece of work of this `kind`, as in a network's training."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -77,11 +79,11 @@ def piece(kind: str) -> Callable[[], object]:
         return backward(
             lambda x, w: functional.relu(functional.batch_norm(x, None, None, w, training=True)), x, w
         )
-    raise ValueError(f"there is no kind of work called {kind}")
+    raise ValueError(f"unknown kind of work {kind}: expected one of {', '.join(WORK)}")
 
 
 def double_product() -> Callable[[], object]:
-    """A product of matrices in double precision, of 2 × SIZE³ operations."""
+    """Return a function that multiplies two double-precision matrices: 2 × SIZE³ operations."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -91,7 +93,10 @@ def double_product() -> Callable[[], object]:
 
 
 def step() -> Callable[[], object]:
-    """A training step of a small network, with 16 images of 64 × 64, which has all kinds of work."""
+    """Return a function that does a training step of a small network with all kinds of work.
+
+    A batch has 16 images of 64 × 64.
+    """
     import torch
     from torch import nn
 
@@ -130,8 +135,8 @@ def step() -> Callable[[], object]:
 def times(
     run: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """What each of the runs takes, by `clock`, of those that fit into `seconds`."""
-    run()  # sets the library up
+    """Run `run` again and again for `seconds`; return the time that each run took by `clock`."""
+    run()  # initializes the library
     found: list[float] = []
     end = time.monotonic() + seconds
     while len(found) < LEAST_RUNS or time.monotonic() < end:
@@ -142,7 +147,12 @@ def times(
 
 
 def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
-    """The figures of this machine, all its cores at once, with about `seconds` for each kind of work."""
+    """Measure this machine with all its cores, for about `seconds` per kind of work.
+
+    `tell` gets a line on each result. Units: `memory` in bytes, `gflops` in Gflop/s, `speeds` in Gflop/s
+    (memory in GB/s), `step` and `predicted` in seconds, `busy` in cores; `slower` is the ratio of step
+    times, end to beginning.
+    """
     import torch
 
     affinity = getattr(os, "sched_getaffinity", None)
@@ -156,7 +166,7 @@ def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
             speeds[kind] = amount / statistics.median(times(piece(kind), seconds))
             tell(f"{kind}: {speeds[kind]:.3g} {'GB/s' if kind == 'memory' else 'Gflop/s'}")
         gflops = 2 * SIZE**3 / 1e9 / statistics.median(times(double_product(), seconds))
-        tell(f"products in double precision: {gflops:.3g} Gflop/s")
+        tell(f"double-precision products: {gflops:.3g} Gflop/s")
         took = times(step(), seconds)
     finally:
         torch.set_num_threads(threads)
@@ -178,12 +188,13 @@ def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
 
 
 def core(seconds: float) -> dict[str, Any]:
-    """The speeds of one core, on one thread: Gflop/s of each of the products in double precision, which
-    take about `seconds`, and of each kind of work in training.
+    """Measure one core with one thread.
 
-    In CPU time, as that is what a device gets a share of: work of others on this machine does not count.
+    `gflops`: Gflop/s of each double-precision product; the products take about `seconds`. `training`:
+    speed in each kind of work, in Gflop/s (memory in GB/s). Times are CPU times, because a device gets a
+    share of CPU time: other work on this machine does not count.
     """
-    import torch  # late: a second, that a calibration from the cache does not need
+    import torch  # late: takes a second, and a cached calibration does not need it
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -200,8 +211,8 @@ def core(seconds: float) -> dict[str, Any]:
     }
 
 
-def entry(name: str, found: dict[str, Any]) -> str:
-    """What `measure` has found, as the text of a profiles file with one device."""
+def profile_text(name: str, found: dict[str, Any]) -> str:
+    """Format the result of `measure` as a profiles file with one device."""
     training = ", ".join(f"{kind}: {speed:.3g}" for kind, speed in found["speeds"].items())
     today = datetime.datetime.now(datetime.timezone.utc).date()  # noqa: UP017  (Python before 3.11)
     lines = [
@@ -212,42 +223,42 @@ def entry(name: str, found: dict[str, Any]) -> str:
         f"    cores: {found['cores']}",
         *([f"    memory: {found['memory'] >> 20}MiB"] if found["memory"] else []),
         f"    training: {{{training}, error: {_error(found):.2g}}}",
-        f"    source: measured, {today}, PyTorch {found['torch']}, {found['cores']} threads. A step",
-        f"      of training took {1e3 * found['step']:.3g} ms, and {1e3 * found['predicted']:.3g} ms by "
-        "these speeds. gflops",
+        f"    source: measured, {today}, PyTorch {found['torch']}, {found['cores']} threads. A training",
+        f"      step took {1e3 * found['step']:.3g} ms; these speeds predict "
+        f"{1e3 * found['predicted']:.3g} ms. gflops",
         "      are of double-precision products in PyTorch, not of HPL",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _error(found: dict[str, Any]) -> float:
-    """Of the predicted step, relative; above 1 where work of others came in between."""
+    """Return the relative error of the predicted step; above 1 if other work disturbed a measurement."""
     return float(abs(found["predicted"] / found["step"] - 1))
 
 
 def remarks(found: dict[str, Any]) -> list[str]:
-    """Sentences on what speaks against the figures."""
+    """Return sentences on what makes the figures doubtful."""
     said = []
     if found["busy"] > _QUIET:
         said.append(
-            f"Other programs ran on {found['busy']:.1f} cores just before, so the figures are too low: "
+            f"Other programs used {found['busy']:.1f} cores just before, so the figures are too low: "
             "measure again without them."
         )
     if found["slower"] > _STEADY:
         said.append(
             f"Steps took {found['slower']:.2f} times as long at the end as at the beginning: heat, or "
-            "other work. If it is heat, add thermal: {after: ..., to: ...}; else measure again."
+            "other programs. If it is heat, add thermal: {after: ..., to: ...}; else measure again."
         )
     if (error := _error(found)) > _DISTURBED:
         said.append(
-            f"The time of a step that these speeds predict is off by {error:.0%}: other work, or heat, "
-            "came between the measurements. Measure again, for longer (--seconds)."
+            f"These speeds predict a step time that is off by {error:.0%}: other programs, or heat, "
+            "disturbed the measurements. Measure again, for longer (--seconds)."
         )
     return said
 
 
 def _load() -> float:
-    """Programs that ran or wanted to in the last minute, on average."""
+    """Average number of programs that ran or waited for a core in the last minute; 0 if unknown."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):  # not on Windows
@@ -255,7 +266,7 @@ def _load() -> float:
 
 
 def model() -> str:
-    """What the machine is: the board where the kernel names it, else the processor."""
+    """Name of the machine: the board's if the kernel knows it, else the processor's."""
     board = Path("/proc/device-tree/model")
     if board.is_file():
         return board.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
@@ -263,7 +274,7 @@ def model() -> str:
 
 
 def processor() -> str:
-    """As the kernel calls it; on Arm the kernel names the board, if anything."""
+    """Name of the processor, from the kernel; on Arm the kernel may name only the board."""
     facts: dict[str, str] = {}
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -277,7 +288,7 @@ def processor() -> str:
 
 
 def memory() -> int:
-    """Bytes of the machine, 0 where they are not known."""
+    """Memory of the machine in bytes; 0 if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -286,11 +297,11 @@ def memory() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure this machine for a device profile.")
-    parser.add_argument("--core", action="store_true", help="one core alone, as JSON")
+    parser.add_argument("--core", action="store_true", help="measure one core only, and print JSON")
     parser.add_argument(
-        "name", nargs="?", help="of the profile: lower-case letters, digits and -, such as my-pi"
+        "name", nargs="?", help="name of the profile: lower-case letters, digits and -, such as my-pi"
     )
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each kind of work (8)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds per kind of work (8)")
     chosen = parser.parse_args()
     if chosen.core:
         sys.stdout.write(json.dumps(core(chosen.seconds)) + "\n")
@@ -298,7 +309,7 @@ def main() -> None:
     if chosen.name is None:
         parser.error("name the profile")
     found = measure(chosen.seconds, lambda line: print(line, file=sys.stderr))  # noqa: T201
-    text = entry(chosen.name, found)
+    text = profile_text(chosen.name, found)
     Path(f"{chosen.name}.yaml").write_text(text, encoding="utf-8")
     for line in remarks(found):
         print(line, file=sys.stderr)  # noqa: T201

@@ -1,21 +1,21 @@
-"""The kinds of work that training consists of, and how much of each a step takes."""
+"""The kinds of work that training consists of, and the amount of each in a training step."""
 
 from __future__ import annotations
 
 from testbed.topology.fields import Model, NotNegative
 
 KINDS = ("convolution", "depthwise", "matrix", "memory")
-"""Of work. Each has a speed of its own on a device, and on this host."""
+"""Kinds of work. A device, and this host, has a different speed for each."""
 
 
 class Work(Model):
-    """How much of each kind."""
+    """Amount of each kind of work."""
 
     convolution: NotNegative
-    """Gflop of convolutions, depthwise ones excepted."""
+    """Gflop of convolutions, except depthwise ones."""
     depthwise: NotNegative
-    """Gflop of convolutions in groups, depthwise ones above all."""
+    """Gflop of convolutions in groups, mainly depthwise ones."""
     matrix: NotNegative
-    """Gflop of products of matrices."""
+    """Gflop of matrix products."""
     memory: NotNegative
     """GB that all other operations read and write."""

@@ -1,6 +1,6 @@
-"""Sweeps: a file with what changes from run to run (`cells`); its runs, one after another or
-side by side (`sweeping`, `worker`)."""
+"""Sweeps: a file with what changes from run to run (`cells`), and its runs, one after another or in
+parallel (`sweeping`, `worker`)."""
 
-from testbed.sweeps.cells import Cell, Sweep, SweepFile, load, of, parse_path
+from testbed.sweeps.cells import Sweep, SweepCell, SweepFile, from_mapping, load, parse_path
 
-__all__ = ["Cell", "Sweep", "SweepFile", "load", "of", "parse_path"]
+__all__ = ["Sweep", "SweepCell", "SweepFile", "from_mapping", "load", "parse_path"]

@@ -1,21 +1,22 @@
-"""A sweep: one topology, and what changes from run to run (`testbed sweep`). Pure but for reading.
+"""A sweep: one topology, and what changes from run to run (`testbed sweep`). Pure except for reading
+files.
 
-    topology: base.yaml                         # beside the sweep file
+    topology: base.yaml                         # path from the sweep file's folder
     variants:                                   # optional: named sets of changes
       fedavg: {rule: {name: fedavg}}
       fedbuff: {rule: {name: fedbuff, buffer_size: 3}, task.local.lr: 0.05}
     grid:                                       # optional: every combination of these
       "devices[0].cpu": [0.1, 0.25]
       seed: [1, 2, 3]
-    target: 80%                                 # accuracy whose cost the table at the end shows
-    repeat_invalid: 1                           # how often a run that is not valid is repeated at most
+    target: 80%                                 # accuracy whose cost the final table shows
+    repeat_invalid: 1                           # maximum number of repeats of a run that is not valid
 
-`of` reads the same from a mapping, and `sweeping.run` runs either:
+`from_mapping` reads the same from a mapping, and `sweeping.run` runs either:
 
-    study = of({"topology": "base.yaml", "grid": {"seed": [1, 2]}}, "study", Path(), options)
+    study = from_mapping({"topology": "base.yaml", "grid": {"seed": [1, 2]}}, "study", Path(), options)
     runs = [analysis.load.load(one.path) for one in sweeping.run(study, options, Path("runs/study"))]
 
-A cell is one variant with one combination of the grid. Errors in a cell point at the sweep's file.
+A cell is one variant with one combination of the grid. Errors in a cell point to the sweep's file.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem,
 _MAX_CELLS = 10_000
 _STEP = re.compile(r"([A-Za-z_]\w*)((?:\[\d+\])*)")
 _MAX_VALUE_CHARACTERS = 24
-"""The most that a label has of a value."""
+"""Maximum number of characters of a value in a label."""
 
 
 def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -53,40 +54,52 @@ def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class SweepFile(Model):
-    """The file as it is written."""
+    """The keys of a sweep file."""
 
     topology: str
+    """Path of the topology, from the sweep file's folder."""
     variants: dict[str, dict[str, Any]] = Field(default={})
+    """Name of a variant -> its changes: path of a key -> value."""
     grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_not_empty)]] = Field(default={})
+    """Path of a key -> its values; the sweep runs every combination."""
     target: PositiveShare | None = None
+    """Accuracy whose cost the final table shows; None: no such table."""
     repeat_invalid: Annotated[int, Field(ge=0), expecting("a whole number from 0 on")] = 1
+    """Maximum number of repeats of a run that is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeyChange:
+    """One key of the topology that a cell sets to another value."""
+
     path: str
+    """The key as the user wrote it, such as `devices[0].cpu`."""
     where: Where
     """`path`, parsed."""
     value: Any
+    """The new value."""
     at: Where
     """Place of the value in the sweep's file."""
     words: str
-    """The value in the cell's label; empty for a variant's."""
+    """Text of the value in the cell's label; empty for a variant's change."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SweepCell:
     """One run of a sweep."""
 
     label: str
-    """What makes it differ from the others, without the seed."""
+    """Description of how the cell differs from the others, without the seed."""
     variant: str
-    """Its name; empty where the sweep has none."""
-    changes: tuple[Change, ...]
+    """Name of its variant; empty if the sweep has no variants."""
+    changes: tuple[KeyChange, ...]
+    """Changes to the base topology."""
     topology: Topology
+    """The changed topology."""
     plan: Plan
+    """Plan of the changed topology."""
     fingerprint: str
-    """A hash of topology, own code and own data files, and runtime."""
+    """Hash of topology, own code, own data files and runtime."""
 
     @property
     def name(self) -> str:
@@ -95,26 +108,30 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
+    """A sweep with its cells, planned on this host."""
+
     name: str
+    """Name of the sweep."""
     target: float | None
-    """Accuracy, as a share."""
-    cells: tuple[Cell, ...]
+    """Accuracy whose cost is shown, from 0 to 1; None: not shown."""
+    cells: tuple[SweepCell, ...]
+    """The cells, in the order of the file."""
     repeat_invalid: int
-    """How often a run that is not valid is repeated at most; in virtual time there are none."""
+    """Maximum number of repeats of a run that is not valid. Runs in virtual time are always valid."""
 
 
 def load(path: Path, options: Options) -> Sweep:
     """Read a sweep and plan each of its cells on this host.
 
-    Raises BadInputError that lists all that is wrong with the file, and with any cell, and where.
+    Raises BadInputError that lists everything wrong with the file and with any cell, and where.
     """
     return _read(yamlfile.read(path), path.stem, path.parent, options)
 
 
-def of(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
-    """`load` of a mapping with a file's keys; `topology` is a path from `folder`.
+def from_mapping(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
+    """Read a sweep from a mapping with a file's keys; `topology` is a path from `folder`.
 
-    Raises BadInputError as `load` does, of `mapping` written as YAML.
+    Raises BadInputError as `load` does; its places are those in `mapping` written as YAML.
     """
     return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
 
@@ -122,7 +139,7 @@ def of(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) ->
 def _read(document: Document, name: str, folder: Path, options: Options) -> Sweep:
     if isinstance(document.data, dict) and "devices" in document.data:
         source = document.source
-        message = f"this is a topology, and no sweep: testbed up {source.name}"
+        message = f"this is a topology, not a sweep: run testbed up {source.name}"
         raise source.error([source.problem((), message)])
     sweep_file = validation_errors.validated(SweepFile, document)
     base = _base(folder, sweep_file, document)
@@ -140,14 +157,14 @@ def _read(document: Document, name: str, folder: Path, options: Options) -> Swee
 def _base(folder: Path, sweep_file: SweepFile, document: Document) -> Document:
     file = folder / sweep_file.topology
     if not file.is_file():
-        message = f"there is no file {file}; name a topology by its path from the sweep's folder"
+        message = f"the file {file} does not exist; give the topology's path from the sweep's folder"
         raise document.source.error([document.source.problem(("topology",), message)])
-    topology.load(file)  # errors of its own have its own places
+    topology.load(file)  # its own errors point to this file
     return yamlfile.read(file)
 
 
 def _path_problems(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
-    """Invalid paths, paths with two values, and values that are listed twice."""
+    """Yield invalid paths, paths with two values, and values that are listed twice."""
     settings: list[Where] = [("grid", path) for path in sweep_file.grid]
     settings += [
         ("variants", name, path) for name, paths in sweep_file.variants.items() for path in paths
@@ -155,10 +172,10 @@ def _path_problems(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
     for at in settings:
         path = str(at[-1])
         if parse_path(path) is None:
-            message = "is no path to a field, expected one such as rule.buffer_size or devices[0].cpu"
+            message = "is not a path to a key, expected one such as rule.buffer_size or devices[0].cpu"
             yield source.problem(at, message, at_key=True)
         elif at[0] == "variants" and path in sweep_file.grid:
-            yield source.problem(at, "the grid has values for this too; keep one of them", at_key=True)
+            yield source.problem(at, "the grid has values for this, too; keep one of them", at_key=True)
     for path, values in sweep_file.grid.items():
         for index, value in enumerate(values):
             if any(type(value) is type(other) and value == other for other in values[:index]):
@@ -166,7 +183,7 @@ def _path_problems(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
 
 
 def parse_path(path: str) -> Where | None:
-    """`devices[0].cpu` is ("devices", 0, "cpu"); None where `path` is invalid."""
+    """Parse `devices[0].cpu` into ("devices", 0, "cpu"); None if `path` is invalid."""
     where: list[str | int] = []
     for step in path.split("."):
         match = _STEP.fullmatch(step)
@@ -182,9 +199,9 @@ def _cells(
     document: Document,
     path_problems: Iterable[Problem],
     options: Options,
-) -> tuple[Cell, ...]:
-    """Raises FaultyFileError with `path_problems`, and all that is wrong with any cell."""
-    cells: list[Cell] = []
+) -> tuple[SweepCell, ...]:
+    """Plan all cells. Raises FaultyFileError with `path_problems` and everything wrong with any cell."""
+    cells: list[SweepCell] = []
     problems = list(path_problems)
     for label, variant, changes in _combinations(sweep_file):
         changed, misplaced = _apply(base, changes, document.source)
@@ -192,26 +209,26 @@ def _cells(
         try:
             read = topology.checked(changed)
             plan = planning.plan_topology(read, options)
-            files = datasets.own_files(read)
-        except FaultyFileError as error:  # its places are the sweep's
+            files = datasets.own_files_digest(read)
+        except FaultyFileError as error:  # its places are in the sweep's file
             problems += error.problems
         else:
             fingerprint = _fingerprint(read, plan, files)
-            cells.append(Cell(label, variant, changes, read, plan, fingerprint))
+            cells.append(SweepCell(label, variant, changes, read, plan, fingerprint))
     if problems:
         raise document.source.error(problems)
     return tuple(_distinct_labels(cells))
 
 
 def _fingerprint(read: Topology, plan: Plan, files: str) -> str:
-    code = read.own_code  # what is in it counts, and not where it is
+    code = read.user_code  # its content counts, not its path
     text = read.to_yaml(None if code is None else code.digest)
     facts = f"{plan.runtime}\n{text}{files}{plan.profiles!r}{plan.measured!r}"
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
-def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[Change, ...]]]:
-    """Label, variant and changes of each cell."""
+def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[KeyChange, ...]]]:
+    """Yield label, variant and changes of each cell."""
     grid = [
         [
             _change(path, value, ("grid", path, i), _label_part(path, value, i) * (len(values) > 1))
@@ -226,8 +243,8 @@ def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[Chang
             yield ", ".join(filter(None, words)), name, (*own, *chosen)
 
 
-def _change(path: str, value: Any, at: Where, words: str = "") -> Change:
-    return Change(path, parse_path(path) or (), value, at, words)
+def _change(path: str, value: Any, at: Where, words: str = "") -> KeyChange:
+    return KeyChange(path, parse_path(path) or (), value, at, words)
 
 
 def _label_part(path: str, value: Any, index: int) -> str:
@@ -242,10 +259,12 @@ def _label_part(path: str, value: Any, index: int) -> str:
     return f"{key} {str(value)[:_MAX_VALUE_CHARACTERS]}"
 
 
-def _apply(base: Document, changes: Iterable[Change], source: Source) -> tuple[Document, list[Problem]]:
-    """`base` with `changes`, larger parts first, and what is wrong with those that cannot be made.
+def _apply(
+    base: Document, changes: Iterable[KeyChange], source: Source
+) -> tuple[Document, list[Problem]]:
+    """Apply `changes` to `base`, larger parts first; return the result, and what was wrong.
 
-    The place of what is not changed is that of the sweep's `topology`.
+    Unchanged keys have the place of `topology` in the sweep's file.
     """
     data = base.data
     values: dict[Where, Place] = {(): source.place(("topology",))}
@@ -269,8 +288,9 @@ def _apply(base: Document, changes: Iterable[Change], source: Source) -> tuple[D
     return Document(data, Source(base.source.name, (), values, keys), ()), problems
 
 
-def _distinct_labels(cells: list[Cell]) -> Iterator[Cell]:
-    """The cells, numbered where those of one label differ in more than their seed."""
+def _distinct_labels(cells: list[SweepCell]) -> Iterator[SweepCell]:
+    """Yield the cells, with a number in the label if cells of one label differ in more than their
+    seed."""
     groups: dict[str, list[str]] = {}
     for cell in cells:
         seedless = cell.topology.model_copy(update={"seed": 0}).to_yaml()

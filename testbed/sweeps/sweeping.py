@@ -1,8 +1,9 @@
-"""Runs the cells of a sweep that are not done yet, and keeps an index of them in the sweep's folder.
+"""Run the cells of a sweep that are not done yet, and keep an index of them in the sweep's folder.
 
-`index.json` there has, by each cell's fingerprint, its run and how that ended. Runs in virtual time are
-parallel, a process each; containers and local processes need the host's cores for themselves. A run that
-is not valid is repeated, after the others; what does not count of these runs is in the folder `earlier`.
+`index.json` there has an entry per cell, by its fingerprint: its run and how that ended. Runs in virtual
+time are parallel, one process each; containers and local processes need the host's cores for themselves.
+A run that is not valid is repeated after the others; runs that do not count are moved to the folder
+`earlier`.
 """
 
 from __future__ import annotations
@@ -28,32 +29,35 @@ from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan
-from testbed.plan.costs import step_time, step_work, timed
-from testbed.plan.measured import Measured
+from testbed.plan.costs import step_time, step_work_key, with_step_time
+from testbed.plan.measurements import Measurements
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import Cell, Sweep
-from testbed.sweeps.worker import CellOutcome, Workers, execute
+from testbed.sweeps import Sweep, SweepCell
+from testbed.sweeps.worker import CellOutcome, WorkerPool, execute
 from testbed.topology import Virtual
 
 _MAX_BYTES = 256 * 2**20
-"""Of `index.json`."""
+"""Maximum size of `index.json`."""
 ReportLine = Callable[[str], object]
 MeasuredCosts = dict[str, Virtual]
-"""Of the runs that measured on this host what virtual time needs, by `_step_work`, `_protocol_work`."""
+"""Times that virtual time needs, as measured by earlier runs: `_step_key` or `_protocol_key` ->
+times."""
 _PROTOCOL = ("mask_time", "share_time", "answer_time")
 
 
 @dataclass(slots=True)
 class Index:
-    """Which cells are done, in `index.json`, which is written at every change."""
+    """Cells that are done or running, as in `index.json`; each change is saved at once."""
 
     folder: Path
     cells: dict[str, dict[str, Any]]
-    """By fingerprint: `cell`, `changes`, `run`, `outcome` (None while it runs), `error`. Of a cell that
-    was repeated: `tries`, how many runs of it have ended. While it is repeated: `instead_of`, the entry
-    that counts until then."""
+    """Fingerprint -> entry: `cell`, `changes`, `run`, `outcome` (None while it runs), `error`.
+
+    `tries`: number of ended runs of a repeated cell. `instead_of`: only while a cell is being repeated;
+    the entry that counts until the repeat has ended.
+    """
 
     @classmethod
     def read(cls, folder: Path) -> Index:
@@ -61,40 +65,43 @@ class Index:
         try:
             cells = files.from_json(files.read(path, _MAX_BYTES))["cells"]
             if not all(isinstance(entry, dict) for entry in cells.values()):
-                raise TypeError("a cell is no map")
+                raise TypeError("a cell is not a mapping")
             return cls(folder, cells)
         except FileNotFoundError:
             return cls(folder, {})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadInputError(f"{path} is no index of a sweep ({error}): remove it") from error
+            raise BadInputError(f"{path} is not the index of a sweep ({error}): remove it") from error
 
-    def run_of(self, cell: Cell) -> RunDirectory | None:
-        """The directory of the finished run of `cell`; None where there is none."""
+    def finished_run(self, cell: SweepCell) -> RunDirectory | None:
+        """Return the directory of the finished run of `cell`; None if there is none."""
         entry = self.cells.get(cell.fingerprint, {})
         directory = self._directory(entry)
         done = entry.get("outcome") in COMPLETE and directory.manifest.is_file()
         return directory if done else None
 
-    def tries(self, cell: Cell) -> int:
-        """How many runs of `cell` have ended, of a cell that is done."""
+    def tries(self, cell: SweepCell) -> int:
+        """Return the number of ended runs of `cell`, which is done."""
         return int(self.cells[cell.fingerprint].get("tries", 1))
 
-    def to_repeat(self, cell: Cell, repeats: int) -> bool:
-        """Whether `cell` is done, but its run is not valid, and was not repeated `repeats` times yet."""
-        directory = self.run_of(cell)
+    def must_repeat(self, cell: SweepCell, repeats: int) -> bool:
+        """Whether `cell` is done, its run is not valid, and it has been repeated fewer than `repeats`
+        times."""
+        directory = self.finished_run(cell)
         if directory is None or cell.plan.traits.simulated or self.tries(cell) > repeats:
             return False
         return (directory.read_manifest().get("validity") or {}).get("valid") is False
 
     def recover(self) -> None:
-        """Drop repetitions that were cut short: the runs that they were to replace count again."""
+        """Discard interrupted repeats; the original runs count again."""
         for fingerprint in [key for key, entry in self.cells.items() if "instead_of" in entry]:
             self.drop(fingerprint)
 
-    def begin(self, cell: Cell) -> RunDirectory:
-        """A run directory for `cell`, beside the one that it has if it is done; what another attempt has
-        left is removed."""
-        done = self.run_of(cell) is not None
+    def begin(self, cell: SweepCell) -> RunDirectory:
+        """Make a run directory for `cell`.
+
+        If the cell is done, its finished run stays; what another attempt has left is removed.
+        """
+        done = self.finished_run(cell) is not None
         if not done:
             self.drop(cell.fingerprint)
         directory = RunDirectory.new(self.folder, cell.topology.name)
@@ -109,9 +116,12 @@ class Index:
         )
         return directory
 
-    def end(self, cell: Cell, result: CellOutcome) -> None:
-        """Note how the run of `cell` ended. Of a repetition and the run before it, the repetition counts
-        unless it failed; the other is moved to the folder `earlier`."""
+    def end(self, cell: SweepCell, result: CellOutcome) -> None:
+        """Record how the run of `cell` ended.
+
+        A repeat replaces the run before it unless it failed; the one that does not count is moved to the
+        folder `earlier`.
+        """
         entry = self.cells[cell.fingerprint] | {"outcome": result.reason}
         if result.error is not None:
             entry["error"] = result.error
@@ -127,14 +137,14 @@ class Index:
         self._save()
 
     def drop(self, fingerprint: str) -> None:
-        """Forget the cell's unfinished run, and remove its directory."""
+        """Remove the cell's unfinished run from the index, and its directory."""
         entry = self.cells.pop(fingerprint, None)
         if entry is None:
             return
         if "instead_of" in entry:
             self.cells[fingerprint] = entry["instead_of"]
         directory = self._directory(entry)
-        if directory.manifest.is_file():  # else it is none of ours
+        if directory.manifest.is_file():  # else it is not a run directory
             shutil.rmtree(directory.path, ignore_errors=True)
         self._save()
 
@@ -153,14 +163,16 @@ def run(
     jobs: int | None = None,
     report: ReportLine = lambda _: None,
 ) -> list[RunDirectory]:
-    """Run the cells of `sweep` that are not done, `jobs` at a time in virtual time (None: one per core);
-    return the directories of all that are done then. Call it from the main thread.
+    """Run the cells of `sweep` that are not done; return the directories of all cells that are done
+    then.
 
-    Raises HostError before all if this host would refuse one of the cells. A cell that fails is
-    reported, and the others go on. After them, runs that are not valid are repeated, as often as `sweep`
-    allows. When interrupted, unfinished runs are ended and removed; what is finished stays.
+    `jobs`: number of parallel runs in virtual time; None: one per core. Call it from the main thread.
+
+    Raises HostError before anything is run if this host would refuse one of the cells. A cell that fails
+    is reported, and the others continue. After them, runs that are not valid are repeated, as often as
+    `sweep` allows. On an interrupt, unfinished runs are ended and removed; finished runs are kept.
     """
-    with _alone(folder):
+    with _sweep_lock(folder):
         index = Index.read(folder)
         index.recover()
         cells = _each_once(sweep.cells, report)
@@ -168,37 +180,37 @@ def run(
             hint for cell in cells for hint in (*cell.topology.hints, *cell.plan.hints)
         ):
             report(hint)
-        todo = [cell for cell in cells if index.run_of(cell) is None]
+        todo = [cell for cell in cells if index.finished_run(cell) is None]
         for plan in {cell.plan.runtime: cell.plan for cell in todo}.values():
             planning.check_host(plan)
         if done := len(cells) - len(todo):
-            report(f"{done} of {quantity(len(cells), 'run')} there already, in {folder}")
+            report(f"{done} of {quantity(len(cells), 'run')} done already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
-        runner = _Runner(index, options, report, len(todo), _measured(cells, index))
+        runner = _Runner(index, options, report, len(todo), _measured_costs(cells, index))
         runner.simulate(virtual, min(jobs or len(os.sched_getaffinity(0)), len(virtual)))
         for cell in todo:
             if not cell.plan.traits.simulated:
                 report(f"{cell.name} begins")
-                runner.run_here(cell, lambda message: report(f"      {message}"))
-        while again := [cell for cell in cells if index.to_repeat(cell, sweep.repeat_invalid)]:
+                runner.run_in_process(cell, lambda message: report(f"      {message}"))
+        while again := [cell for cell in cells if index.must_repeat(cell, sweep.repeat_invalid)]:
             runner.count += len(again)
             for cell in again:
                 tries = f"try {index.tries(cell) + 1} of at most {sweep.repeat_invalid + 1}"
-                report(f"{cell.name} begins again, as its run is not valid: {tries}")
-                runner.run_here(cell, lambda message: report(f"      {message}"))
-        found = map(index.run_of, cells)
+                report(f"{cell.name} is repeated, as its run is not valid: {tries}")
+                runner.run_in_process(cell, lambda message: report(f"      {message}"))
+        found = map(index.finished_run, cells)
         return [directory for directory in found if directory is not None]
 
 
-def _each_once(cells: Iterable[Cell], report: ReportLine) -> list[Cell]:
-    """Of cells that are the same run the first one. Reports whose runs have no row of their own."""
-    first: dict[str, Cell] = {}
+def _each_once(cells: Iterable[SweepCell], report: ReportLine) -> list[SweepCell]:
+    """Return the first of the cells that are the same run; report which cells are left out."""
+    first: dict[str, SweepCell] = {}
     told: set[tuple[str, str]] = set()
     for cell in cells:
         same = first.setdefault(cell.fingerprint, cell)
         if (pair := (cell.label, same.label)) not in told and cell.label != same.label:
             told.add(pair)
-            report(f"{cell.label} asks for the same run as {same.label}: it is done once, as that")
+            report(f"{cell.label} is the same run as {same.label}: it runs once, as {same.label}")
     return list(first.values())
 
 
@@ -221,57 +233,57 @@ class _Runner:
     options: Options
     report: ReportLine
     count: int
-    """Of cells to run."""
+    """Number of cells to run."""
     measured: MeasuredCosts
     _ended: int = 0
     _begun: float = field(default_factory=time.monotonic)
 
-    def simulate(self, cells: Sequence[Cell], jobs: int) -> None:
-        """Run `cells` in virtual time, side by side where `jobs` are more than one.
+    def simulate(self, cells: Sequence[SweepCell], jobs: int) -> None:
+        """Run `cells` in virtual time, in parallel if `jobs` is more than one.
 
-        Of the cells whose step has to be measured, the first of a task is measured, and the others take
-        its figure: measured anew for each, it would differ, and the runs would not compare. So it is
-        with what secure aggregation costs. Those that measure go first and one by one: beside other runs
-        a step takes up to a fifth more.
+        If the step time has to be measured, the first cell of a task measures it, and the others use its
+        figure: separate measurements would differ, and the runs could not be compared. The same holds
+        for the costs of secure aggregation. Cells that measure run first, one at a time: beside other
+        runs a step takes up to a fifth longer.
         """
-        measuring: dict[str, Cell] = {}
+        measuring: dict[str, SweepCell] = {}
         for cell in cells:
-            for work in _works(cell):
+            for work in _costs_to_measure(cell):
                 if work not in self.measured:
                     measuring.setdefault(work, cell)
         first = {cell.fingerprint: cell for cell in measuring.values()}
         alone = list(first.values())
         others = [cell for cell in cells if cell.fingerprint not in first]
-        with Workers(jobs, self.options.data_root) as workers:
+        with WorkerPool(jobs, self.options.data_root) as workers:
             for part in (*([cell] for cell in alone), others):
                 if jobs > 1:
                     self._side_by_side(workers, part)
                 for cell in part if jobs == 1 else ():
-                    self.run_here(cell, lambda _: None)
-                self.measured = _measured(alone, self.index) | self.measured
+                    self.run_in_process(cell, lambda _: None)
+                self.measured = _measured_costs(alone, self.index) | self.measured
 
-    def run_here(self, cell: Cell, report: ReportLine) -> None:
+    def run_in_process(self, cell: SweepCell, report: ReportLine) -> None:
         """Run `cell` in this process."""
         directory = self.index.begin(cell)
         try:
-            result = execute(cell.topology, self._timed(cell), directory, self.options, report)
+            result = execute(cell.topology, self._timed_plan(cell), directory, self.options, report)
         except BaseException:
             with uninterrupted():
                 self.index.drop(cell.fingerprint)
             raise
         self._end(cell, result)
 
-    def _side_by_side(self, workers: Workers, cells: Iterable[Cell]) -> None:
-        """Run `cells`; a cell begins when a worker is free."""
+    def _side_by_side(self, workers: WorkerPool, cells: Iterable[SweepCell]) -> None:
+        """Run `cells` in parallel; a cell starts when a worker is free."""
         waiting = iter(cells)
-        unfinished: dict[str, Cell] = {}
-        running: dict[Future[CellOutcome], Cell] = {}
+        unfinished: dict[str, SweepCell] = {}
+        running: dict[Future[CellOutcome], SweepCell] = {}
         try:
             while True:
                 for cell in islice(waiting, workers.count - len(running)):
                     directory = self.index.begin(cell)
                     unfinished[cell.fingerprint] = cell
-                    preparing.write(cell.topology, self._timed(cell), directory)
+                    preparing.write_inputs(cell.topology, self._timed_plan(cell), directory)
                     running[workers.submit(directory.path)] = cell
                 if not running:
                     return
@@ -282,11 +294,11 @@ class _Runner:
         finally:
             if unfinished:
                 with uninterrupted():
-                    workers.close()  # so that none writes to a directory that is removed
+                    workers.close()  # first, so that none writes to a directory that is removed
                     for fingerprint in unfinished:
                         self.index.drop(fingerprint)
 
-    def _end(self, cell: Cell, result: CellOutcome) -> None:
+    def _end(self, cell: SweepCell, result: CellOutcome) -> None:
         self._ended += 1
         with uninterrupted():
             self.index.end(cell, result)
@@ -294,60 +306,60 @@ class _Runner:
         following = f"; {left}" if left else ""
         self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_summary(result)}{following}")
 
-    def _timed(self, cell: Cell) -> Plan:
-        """The plan of `cell`, with what another cell has measured."""
+    def _timed_plan(self, cell: SweepCell) -> Plan:
+        """Return the plan of `cell`, with the times that another cell has measured."""
         virtual = cell.plan.virtual
-        for work in _works(cell):
+        for work in _costs_to_measure(cell):
             if (other := self.measured.get(work)) is None:
                 continue
-            if work == _protocol_work(cell):
+            if work == _protocol_key(cell):
                 virtual = virtual.filled((name, getattr(other, name)) for name in _PROTOCOL)
             elif (step := step_time(other)) is not None:
-                virtual = timed(virtual, step)
-        return cell.plan if virtual == cell.plan.virtual else cell.plan.with_measured(virtual)
+                virtual = with_step_time(virtual, step)
+        return cell.plan if virtual == cell.plan.virtual else cell.plan.with_measurements(virtual)
 
 
-def _works(cell: Cell) -> Iterator[str]:
-    """What has to be measured on this host for `cell`, in virtual time."""
+def _costs_to_measure(cell: SweepCell) -> Iterator[str]:
+    """Yield a key for each thing that `cell` has to measure on this host, in virtual time."""
     plan = cell.plan
     if not plan.traits.simulated:
         return
     if plan.measures_steps:
-        yield _step_work(cell)
+        yield _step_key(cell)
     lacks = None in [getattr(plan.virtual, name) for name in _PROTOCOL]
-    if cell.topology.secure is not None and plan.packets and lacks:
-        yield _protocol_work(cell)
+    if cell.topology.secure is not None and plan.simulates_packets and lacks:
+        yield _protocol_key(cell)
 
 
-def _protocol_work(cell: Cell) -> str:
-    """The same for cells in which secure aggregation costs the same."""
+def _protocol_key(cell: SweepCell) -> str:
+    """Key that is equal for cells with the same costs of secure aggregation."""
     return repr((_task(cell), cell.topology.task.frozen, cell.topology.secure))
 
 
-def _task(cell: Cell) -> tuple[Any, ...]:
-    code = cell.topology.own_code
+def _task(cell: SweepCell) -> tuple[Any, ...]:
+    code = cell.topology.user_code
     return cell.topology.task.named, None if code is None else code.digest
 
 
-def _step_work(cell: Cell) -> str:
-    """The same for cells whose step is the same work."""
-    return repr((_task(cell), step_work(cell.plan.devices[0].local)))
+def _step_key(cell: SweepCell) -> str:
+    """Key that is equal for cells whose training steps are the same work."""
+    return repr((_task(cell), step_work_key(cell.plan.devices[0].local)))
 
 
-def _measured(cells: Iterable[Cell], index: Index) -> MeasuredCosts:
-    """What finished runs of `cells` have measured."""
-    done = [(cell, index.run_of(cell)) for cell in cells if any(_works(cell))]
+def _measured_costs(cells: Iterable[SweepCell], index: Index) -> MeasuredCosts:
+    """Return the times that finished runs of `cells` have measured."""
+    done = [(cell, index.finished_run(cell)) for cell in cells if any(_costs_to_measure(cell))]
     return {
-        work: Measured.read(directory.path).virtual
+        work: Measurements.read(directory.path).virtual
         for cell, directory in reversed(done)
         if directory is not None
-        for work in _works(cell)
+        for work in _costs_to_measure(cell)
     }
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Within it no other process runs a sweep in `folder`. Raises BadInputError."""
+def _sweep_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder`: no other process runs a sweep in it. Raises BadInputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -359,5 +371,5 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BadInputError(f"another sweep runs in {folder}: wait for its end") from None
+            raise BadInputError(f"another sweep runs in {folder}: wait until it has ended") from None
         yield

@@ -1,6 +1,6 @@
-"""Runs cells of a sweep: in this process, or in virtual time in worker processes, side by side.
+"""Run cells of a sweep: in this process, or in virtual time in parallel worker processes.
 
-A worker (`python -m testbed.sweeps.worker PIPE`) receives run directories with a topology in them, runs
+A worker (`python -m testbed.sweeps.worker PIPE`) receives run directories that contain a topology, runs
 each in virtual time, and answers with the fields of a CellOutcome. It ends when the pipe is closed.
 """
 
@@ -35,25 +35,28 @@ from testbed.view import View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellOutcome:
+    """How the run of a cell ended."""
+
     reason: str
     """Why the run ended, as in its records; `failed` if it did not come to an end."""
     error: str | None = None
-    """Why it failed."""
+    """Why it failed; None if it did not."""
     validity: dict[str, Any] = field(default_factory=dict)
-    """As in the manifest."""
+    """Validity as in the manifest."""
     seconds: float = 0.0
-    """Wall time."""
+    """Wall-clock time in seconds."""
     accuracy: float | None = None
-    """Of the last evaluation; None without one."""
+    """Accuracy in the last evaluation, from 0 to 1; None without one."""
     loss: float | None = None
+    """Loss in the last evaluation; None without one."""
 
     @classmethod
-    def failed(cls, error: object) -> Self:
+    def failure(cls, error: object) -> Self:
         return cls(reason="failed", error=str(error))
 
 
 class _Watcher(View):
-    """Keeps the last evaluation, and the validity of the run."""
+    """View that keeps the last evaluation and the validity of the run."""
 
     def __init__(self, report: Callable[[str], object]) -> None:
         self._report = report
@@ -84,7 +87,7 @@ def execute(
     try:
         ended = up.run(topology, plan, directory, options, watcher)
     except (TestbedError, OSError) as error:
-        return CellOutcome.failed(error)
+        return CellOutcome.failure(error)
     last = watcher.evaluation
     return CellOutcome(
         reason=ended.reason,
@@ -95,18 +98,18 @@ def execute(
     )
 
 
-class Workers:
-    """Up to `count` worker processes, as a context manager: none outlives it, nor this process.
+class WorkerPool:
+    """Context manager of up to `count` worker processes. None outlives it, nor this process.
 
-    Their threads start them, and live as long (`host.die_with_parent`).
+    Each worker lives as long as the thread that started it (`host.die_with_parent`).
     """
 
     def __init__(self, count: int, data_root: Path | None) -> None:
         self.count = count
         self._data_root = None if data_root is None else data_root.resolve()
         self._threads = ThreadPoolExecutor(max(1, count))
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
+        self._idle: list[_WorkerProcess] = []
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -119,11 +122,11 @@ class Workers:
             self.close()
 
     def submit(self, directory: Path) -> Future[CellOutcome]:
-        """Run the cell in `directory`, which has its topology, as soon as a worker is free."""
+        """Run the cell in `directory`, which contains its topology, as soon as a worker is free."""
         return self._threads.submit(self._run, directory)
 
     def close(self) -> None:
-        """End all of them, also in mid-run. Idempotent."""
+        """End all workers, also during a run. Idempotent."""
         self._closed = True
         for worker in self._workers:
             worker.process.terminate()
@@ -142,11 +145,11 @@ class Workers:
         except (EOFError, OSError):
             subprocesses.end(worker.process)
             printed = subprocesses.last_lines(worker.log)
-            return CellOutcome.failed(f"its process died ({worker.process.returncode})\n{printed}")
+            return CellOutcome.failure(f"its process died ({worker.process.returncode})\n{printed}")
         self._idle.append(worker)
         return outcome
 
-    def _start(self) -> _Worker:
+    def _start(self) -> _WorkerProcess:
         pipe, theirs = Pipe()
         log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the workers
         with theirs:
@@ -155,18 +158,18 @@ class Workers:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C of the terminal reaches us alone, and we end it
-                env={**os.environ, "OMP_NUM_THREADS": "1"},  # there is one for each core
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends it
+                env={**os.environ, "OMP_NUM_THREADS": "1"},  # there is one worker per core
                 pass_fds=[theirs.fileno()],
             )
-        worker = _Worker(process, pipe, log)
+        worker = _WorkerProcess(process, pipe, log)
         self._workers.append(worker)
-        if self._closed:  # meanwhile, and perhaps not seen there
+        if self._closed:  # closed meanwhile, perhaps before this worker was in the list
             process.terminate()
         return worker
 
 
-class _Worker(NamedTuple):
+class _WorkerProcess(NamedTuple):
     process: subprocess.Popen[bytes]
     pipe: Connection
     log: IO[bytes]
@@ -188,7 +191,7 @@ def _outcome(directory: RunDirectory, options: Options) -> CellOutcome:
     try:
         topology, plan = planning.plan_file(directory.topology, options)
     except TestbedError as error:
-        return CellOutcome.failed(error)
+        return CellOutcome.failure(error)
     return execute(topology, plan, directory, options, lambda _: None)
 
 

@@ -12,18 +12,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agents import own_code
+from agents import user_code
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.host.gpus import MPS
-from testbed.own_code.code import Code
-from testbed.own_code.inspector import RaisedError
-from testbed.own_code.stand_ins import Kind, StandIn, stand_in
 from testbed.topology import consistency, old_words, validation_errors, yamlfile
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local
 from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
-from testbed.topology.schema import OWN_CODE, SOURCE, Runtime, Stop, Topology, Virtual
+from testbed.topology.schema import SOURCE, USER_CODE, Runtime, Stop, Topology, Virtual
 from testbed.topology.yamlfile import Document, Problem
+from testbed.user_code.code import UserCode
+from testbed.user_code.inspector import RaisedError
+from testbed.user_code.stand_ins import Kind, StandIn, stand_in
 
 __all__ = [
     "RESERVED",
@@ -72,10 +72,10 @@ def checked(document: Document) -> Topology:
         raise document.source.error([too_many])
     document = old_words.translated(document)
     problems = list(_name_problems(document))
-    code, classes, wrong = _read_own_code(document)
+    code, classes, wrong = _read_user_code(document)
     problems += wrong
     folder = Path(document.source.name).parent.absolute()
-    context = {**classes, FOLDER: folder, SOURCE: document.source, OWN_CODE: code}
+    context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code}
     topology = validation_errors.validated(Topology, document, problems, context, BELONGS)
     problems += [*document.problems, *consistency.conflicts(topology, document)]
     if problems:
@@ -84,16 +84,16 @@ def checked(document: Document) -> Topology:
     return topology.model_copy(update={"devices": devices})
 
 
-def _read_own_code(
+def _read_user_code(
     document: Document,
-) -> tuple[Code | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
+) -> tuple[UserCode | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
     """The code of a topology not yet validated; its classes by name, of task and rule; and what is wrong
     with these."""
     data, source = document.data if isinstance(document.data, dict) else {}, document.source
     path, code = data.get("code"), None
     if isinstance(path, str):
         try:
-            code = Code.read((Path(source.name).parent / path).absolute())
+            code = UserCode.read((Path(source.name).parent / path).absolute())
         except (ValueError, OSError) as error:
             reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
             return None, {}, [source.problem(("code",), reason)]
@@ -102,14 +102,14 @@ def _read_own_code(
     for kind in _KINDS:
         part = data.get(kind)
         name = part.get("name") if isinstance(part, dict) else None
-        if not isinstance(name, str) or not own_code.is_own(name):
+        if not isinstance(name, str) or not user_code.is_own(name):
             continue
         try:
-            if kind == "rule" and name in own_code.HOSTS:
+            if kind == "rule" and name in user_code.HOSTS:
                 raise ValueError(f"{name} is a task, no rule: `testbed rules` lists those")
             if code is None:
                 if path is None:
-                    what = "runs code" if name in own_code.HOSTS else "is a class"
+                    what = "runs code" if name in user_code.HOSTS else "is a class"
                     raise ValueError(
                         f"{name} {what} of your own: add code with its file, as in code: mine.py"
                     )

@@ -36,7 +36,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from agents import config, own_code
+from agents import config, user_code
 from agents.timing.durations import DISTRIBUTIONS
 from testbed.topology import units
 
@@ -269,7 +269,7 @@ class OneOf:
 
         def validate(value: Any, of_ours: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             name = value.get(base.tag) if isinstance(value, Mapping) else None
-            if not isinstance(name, str) or not own_code.is_own(name):
+            if not isinstance(name, str) or not user_code.is_own(name):
                 return of_ours(value)
             classes = (info.context or {}).get(self._own, {})
             if name not in classes:  # whoever has looked for it says why
@@ -296,7 +296,7 @@ class OneOf:
                 "description": "module:Class of `code`",
             }
             if self._own == "task":
-                name["pattern"] = rf"^([\w.]+:\w+|{'|'.join(own_code.HOSTS)})$"
+                name["pattern"] = rf"^([\w.]+:\w+|{'|'.join(user_code.HOSTS)})$"
                 name["description"] += "; flower: a ClientApp in it"
             own = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             found["oneOf"].append(own)

@@ -71,7 +71,7 @@ class _Entry(Model):
         return self.model_dump(mode="json", exclude=set(_ABOUT), exclude_none=True)
 
 
-class Training(Model):
+class TrainingSpeeds(Model):
     """Speeds of the kinds of work that training consists of, on all cores of a device."""
 
     convolution: Positive = Field(description="Gflop/s (FP32) of convolutions")
@@ -98,7 +98,7 @@ class DeviceProfile(_Entry):
     thermal: Thermal | None = Field(
         default=None, description="Loss of CPU share by heat; used where the topology gives none"
     )
-    training: Training | None = Field(
+    training: TrainingSpeeds | None = Field(
         default=None, description="Speeds in training, fitted or measured, used before gflops"
     )
 

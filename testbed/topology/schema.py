@@ -14,7 +14,6 @@ from agents.pipeline.secure import settings
 from agents.pipeline.secure.step import SecureAggregation
 from agents.rules import RULES
 from agents.tasks import TASKS
-from testbed.own_code.code import Code
 from testbed.topology import yamlfile
 from testbed.topology.data_settings import Data
 from testbed.topology.devices import DeviceGroup, Local, ServerLink
@@ -39,6 +38,7 @@ from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, Entry
 from testbed.topology.yamlfile import Source
 from testbed.traits import RUNTIMES
+from testbed.user_code.code import UserCode
 
 
 def _with_length(local: Local) -> Local:
@@ -276,7 +276,7 @@ class Virtual(Model):
         return self.model_copy(update=found)
 
 
-SOURCE, OWN_CODE = "source", "own_code"
+SOURCE, USER_CODE = "source", "user_code"
 """Keys of the validation's context: the file of a topology, and the user's own code."""
 
 
@@ -329,7 +329,7 @@ class Topology(Model):
     runtime: Runtime = Runtime()
     virtual: Virtual = Field(default=Virtual(), exclude_if=lambda virtual: virtual == Virtual())
     _source: Source = PrivateAttr(default=Source())
-    _own_code: Code | None = PrivateAttr(default=None)
+    _user_code: UserCode | None = PrivateAttr(default=None)
 
     @property
     def source(self) -> Source:
@@ -342,9 +342,9 @@ class Topology(Model):
         return tuple(dict.fromkeys(self._source.hints))
 
     @property
-    def own_code(self) -> Code | None:
+    def user_code(self) -> UserCode | None:
         """What `code` names, as it was when this was read."""
-        return self._own_code
+        return self._user_code
 
     @property
     def secure(self) -> SecureAggregation | None:
@@ -394,7 +394,7 @@ class Topology(Model):
     def model_post_init(self, context: Any) -> None:
         """Keep the file, and the user's own code, that the validation's context names."""
         self._source = (context or {}).get(SOURCE, self._source)
-        self._own_code = (context or {}).get(OWN_CODE)
+        self._user_code = (context or {}).get(USER_CODE)
 
     def to_yaml(self, code: str | None = None) -> str:
         """With all defaults; `testbed.topology.parse` reads an equal topology back. `code`: another path

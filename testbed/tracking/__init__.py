@@ -1,15 +1,15 @@
-"""Experiment trackers that are told of a run: MLflow, Weights & Biases, TensorBoard.
+"""Experiment trackers: MLflow, Weights & Biases, TensorBoard.
 
 docs/guide/trackers.md is the users' page.
 
-    points   records of a run → figures over device time; pure
+    points   converts the records of a run to figures over device time; pure
     facts    parameters and files of a run
-    follow   reads the run directory as it grows, and tells a tracker
-    mlflow, wandb, tensorboard   a `Tracker` each
+    follow   reads the run directory as it grows, and sends it to a tracker
+    mlflow, wandb, tensorboard   one `Tracker` each
 
-`python -m testbed.tracking` follows one run in a process of its own: a tracker that is slow, or fails,
-lags behind the files and does not reach the run. To add one: a module with a class `Tracker`, and a row
-in TRACKERS.
+`python -m testbed.tracking` follows one run in a separate process, so a slow or failing tracker does not
+disturb the run. To add a tracker: a module with a class that implements `Tracker`, and a row in
+TRACKERS.
 """
 
 from __future__ import annotations
@@ -29,60 +29,68 @@ from testbed.tracking.points import Point
 
 
 class Tracker(Protocol):
-    """Is told of one run, in this order. May raise anything: nothing of the run depends on it."""
+    """Tracker of one run. Its methods are called in this order, and may raise any exception: the run
+    does not depend on them."""
 
     def begin(self, facts: Facts) -> None:
-        """What is known of the run before its first record. What an earlier call has told of the same
-        run gives way to this."""
+        """Receive what is known before the first record; replace an earlier upload of the same run."""
 
     def log(self, points: Sequence[Point]) -> None:
-        """Figures, in the order of device time."""
+        """Receive figures in the order of device time."""
 
     def end(self, outcome: str, files: Sequence[Path]) -> str:
-        """Why the run ended, as its manifest has it, and files to keep; where to find it all."""
+        """Receive the outcome, as in the manifest, and files to keep. Returns where to find the run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TrackerKind:
+    """Where a tracker's code is, and what it needs."""
+
     module: str
+    class_name: str
+    """Class in `module` that implements `Tracker`."""
     package: str
-    """What it imports, as Python does."""
+    """Python package that `module` imports."""
     extra: str
-    """Of our package, which installs it."""
+    """Extra of our package that installs it (`edge-fl-testbed[mlflow]`)."""
 
 
-TRACKERS: dict[str, Kind] = {
-    "mlflow": Kind("testbed.tracking.mlflow", "mlflow", "mlflow"),
-    "wandb": Kind("testbed.tracking.wandb", "wandb", "wandb"),
-    "tensorboard": Kind("testbed.tracking.tensorboard", "tensorboard", "tensorboard"),
+TRACKERS: dict[str, TrackerKind] = {
+    "mlflow": TrackerKind("testbed.tracking.mlflow", "MlflowTracker", "mlflow", "mlflow"),
+    "wandb": TrackerKind("testbed.tracking.wandb", "WandbTracker", "wandb", "wandb"),
+    "tensorboard": TrackerKind(
+        "testbed.tracking.tensorboard", "TensorboardTracker", "tensorboard", "tensorboard"
+    ),
 }
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise BadInputError where there is no such tracker, or its package is not installed here."""
+    """Raise BadInputError if a tracker does not exist, or its package is not installed."""
     for name in names:
         if name not in TRACKERS:
-            raise BadInputError(f"no tracker is called {name!r}, expected {', '.join(TRACKERS)}")
+            raise BadInputError(f"unknown tracker {name!r}, expected one of {', '.join(TRACKERS)}")
         kind = TRACKERS[name]
         if importlib.util.find_spec(kind.package) is None:
             raise BadInputError(
-                f"{name} is not installed here: {sys.executable} -m pip install "
+                f"{name} is not installed: {sys.executable} -m pip install "
                 f"'edge-fl-testbed[{kind.extra}]'"
             )
         if name == "mlflow" and not _has_store():
             raise BadInputError(
-                "MLFLOW_TRACKING_URI names no MLflow server, and mlflow-skinny has no database: "
+                "MLFLOW_TRACKING_URI is not set to an MLflow server, and mlflow-skinny has no database: "
                 f"export MLFLOW_TRACKING_URI=http://HOST:PORT, or {sys.executable} -m pip install mlflow"
             )
 
 
 def _has_store() -> bool:
-    """Whether MLflow has something to write to: a server, files, or the database that it makes here."""
+    """Whether MLflow has a place to write to: a server, files, or a database that it can make here."""
     named = os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").is_dir()
     return bool(named) or importlib.util.find_spec("sqlalchemy") is not None
 
 
 def tracker(name: str, run: Path) -> Tracker:
-    """The tracker of that name, for the run in the directory `run`. Raises what importing it raises."""
-    found: Tracker = importlib.import_module(TRACKERS[name].module).Tracker(run)
-    return found
+    """Make the tracker called `name` for the run in the directory `run`. Raises what its import
+    raises."""
+    kind = TRACKERS[name]
+    made: Tracker = getattr(importlib.import_module(kind.module), kind.class_name)(run)
+    return made

@@ -1,6 +1,7 @@
-"""`python -m testbed.tracking NAME RUN_DIRECTORY [model]`: tell a tracker of a run until that is over.
+"""`python -m testbed.tracking NAME RUN_DIRECTORY [model]`: send a run to a tracker until the run is
+over.
 
-Prints where to find it, or ends with 1 and the reason as the last line of its output.
+Prints where to find the run; on failure it exits with 1 and prints the reason as the last line.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from testbed.rundir.directory import RunDirectory
 from testbed.tracking.follow import follow
 
 _NICE = 10
-"""A run in real time goes first."""
+"""Niceness: a run in real time has priority."""
 
 
 def main(name: str, run: str, *more: str) -> int:
+    """Follow the run in the directory `run`; return the exit code. `model` in `more`: send the final
+    model, too."""
     with suppress(OSError):
         os.nice(_NICE)
     path = Path(run)

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run beside its figures."""
+"""Parameters, tags and files of a run, which a tracker receives in addition to figures."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from testbed.topology import yamlfile
 
 @dataclass(frozen=True, slots=True)
 class Facts:
+    """Parameters and tags of a run."""
+
     run: str
-    """Its id."""
+    """Run id."""
     study: str
-    """The topology's name: runs of one belong together."""
+    """Name of the topology, which groups runs."""
     began: float
     """Unix time at device time 0, in seconds."""
     parameters: Mapping[str, str | int | float | bool]
-    """The resolved topology: `task.local.lr`, `devices.pi.cpu`, by the name of the device group."""
+    """Resolved topology by dotted names, such as `task.local.lr`, or `devices.pi.cpu` for the device
+    group `pi`."""
     tags: Mapping[str, str]
     """Rule, task, runtime, number of devices, host, commit."""
 
 
-def of(directory: RunDirectory, began: float) -> Facts:
-    """Of a run that has a plan. Raises BadInputError, KeyError."""
+def read(directory: RunDirectory, began: float) -> Facts:
+    """Read the facts of a run that has been planned. `began`: see Facts. Raises BadInputError,
+    KeyError."""
     manifest = directory.read_manifest()
     topology = yamlfile.read(directory.topology).data
     known = {name: manifest.get(name) for name in ("rule", "task", "runtime", "commit", "sweep")}
@@ -35,29 +39,30 @@ def of(directory: RunDirectory, began: float) -> Facts:
         run=directory.run,
         study=str(topology["name"]),
         began=began,
-        parameters=dict(_flat("", topology)),
+        parameters=dict(_flatten("", topology)),
         tags={f"testbed.{name}": str(value) for name, value in known.items() if value is not None},
     )
 
 
 def files(directory: RunDirectory, *, model: bool) -> list[Path]:
-    """Those to keep of a run that is over; also the final model where `model`."""
+    """Return the existing files of a finished run that a tracker keeps; with `model` also the final
+    model."""
     found = [directory.manifest, directory.topology, directory.fidelity]
     if model:
         found.append(directory.models / "final.safetensors")
     return [path for path in found if path.is_file()]
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
-    """`value`, in it lists and mappings, by dotted names; a list of scalars is a text."""
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
+    """Flatten nested mappings and lists to dotted names; a list of scalars becomes a text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(f"{name}.{key}" if name else str(key), inner)
+            yield from _flatten(f"{name}.{key}" if name else str(key), inner)
     elif isinstance(value, list | tuple):
         if all(isinstance(inner, Mapping) and "name" in inner for inner in value):
             for inner in value:
                 rest = {key: one for key, one in inner.items() if key != "name"}
-                yield from _flat(f"{name}.{inner['name']}", rest)
+                yield from _flatten(f"{name}.{inner['name']}", rest)
         else:
             yield name, str([*value])
     elif value is not None:

@@ -1,4 +1,4 @@
-"""Reads a run directory as it grows, and tells a tracker."""
+"""Read a run directory as it grows, and send it to a tracker."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from testbed.tracking.points import Point, Points
 
 _TICK_SECONDS = 0.5
 _READ_BYTES = 4 * 2**20
-"""Of events read at a time."""
+"""Bytes of events that are read at a time."""
 _AT_ONCE = 500
-"""Points that a tracker gets in one call."""
+"""Maximum number of points per call of a tracker."""
 
 
 def follow(directory: RunDirectory, tracker: Tracker, *, model: bool = False) -> str:
-    """Tell `tracker` of the run until that is over; where to find it. `model`: the final one too.
+    """Send the run to `tracker` until it is over; return where to find it. `model`: also the final
+    model.
 
-    Raises what the tracker raises; ValueError and BadInputError for files that cannot be read.
+    Raises what the tracker raises, and ValueError or BadInputError if files cannot be read.
     """
     follower = Follower(directory.events)
     points: Points | None = None
     while True:
-        live = directory.controller() is not None  # before reading, so that nothing is missed
+        live = directory.controller() is not None  # before reading, so that no record is missed
         records = follower.read(_READ_BYTES)
         found: list[Point] = []
         for record in records:
             if points is None and isinstance(record, events.RunStarted):
                 points = Points(directory.read_manifest().get("perplexity") is True)
-                tracker.begin(facts.of(directory, record.wall_clock - record.at))
+                tracker.begin(facts.read(directory, record.wall_clock - record.at))
             if points is not None:
-                found += points.take(record)
+                found += points.add(record)
         rest = iter(found)
         while some := list(islice(rest, _AT_ONCE)):
             tracker.log(some)
@@ -43,6 +44,6 @@ def follow(directory: RunDirectory, tracker: Tracker, *, model: bool = False) ->
         if not records:
             time.sleep(_TICK_SECONDS)
     if points is None:
-        return "the run never got as far as its run clock"
+        return "the run ended before its clock started"
     outcome = str(directory.read_manifest().get("outcome") or "crashed")
     return tracker.end(outcome, facts.files(directory, model=model))

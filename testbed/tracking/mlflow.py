@@ -1,4 +1,4 @@
-"""MLflow: a server, or files here, as MLFLOW_TRACKING_URI says."""
+"""MLflow: a server or local files, as MLFLOW_TRACKING_URI says."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from testbed.tracking.facts import Facts
 from testbed.tracking.points import Point
 
 _PARAMETERS = 100
-"""That MLflow takes at once."""
+"""Maximum number of parameters that MLflow accepts per call."""
 _MAX_VALUE = 500
-"""Characters of a parameter that every backend takes."""
+"""Maximum length of a parameter's value that every backend accepts."""
 _RUN = "testbed.run"
-"""The tag by which a run is found again."""
+"""Tag with the run id, by which an earlier upload is found."""
 
 
-class Tracker:
-    """An MLflow run in the experiment MLFLOW_EXPERIMENT_NAME, else called as the topology. A step is a
-    millisecond of device time, and so is that of MLflow's clock."""
+class MlflowTracker:
+    """An MLflow run in the experiment MLFLOW_EXPERIMENT_NAME, or else in one with the name of the
+    topology. A step is a millisecond of device time; time stamps are the start time plus device time."""
 
     def __init__(self, run: Path) -> None:
         self._client = MlflowClient()

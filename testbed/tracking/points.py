@@ -1,4 +1,4 @@
-"""The figures of a run over device time, out of its records. Pure."""
+"""Figures of a run over device time, computed from its records. Pure."""
 
 from __future__ import annotations
 
@@ -9,42 +9,46 @@ from dataclasses import dataclass, field
 from agents import events
 
 _POINTS = 500
-"""So many points of one width are made, then the width is doubled: a run of any length stays small."""
+"""Number of windows after which their width is doubled, so that long runs have few points, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """Figures at one time."""
+
     at: float
     """Device time, in seconds."""
     values: Mapping[str, float]
+    """Figures by name."""
 
 
 @dataclass(slots=True)
 class Points:
-    """Makes points of records, the same of the same records, however they are handed in.
+    """Converter of records to points. The result depends only on the records, not on when they are
+    added.
 
-    Of each evaluation `accuracy` and `loss` (and `perplexity`, exp(loss)). Of each second of device time
-    in which updates came (its end is part of it), later of several: `updates` and `version` so far,
-    `updates_per_second`, mean `staleness` (versions) of these updates, `megabytes` of payloads so far,
-    `rejected` so far.
+    Each evaluation gives a point with `accuracy` and `loss` (and `perplexity`, exp(loss)). Each window
+    with updates gives one with the totals `updates`, `version`, `rejected` and `megabytes` of payloads,
+    and for the window `updates_per_second` and the mean `staleness` in versions. Windows last 1 s of
+    device time at first, later longer, and include their end.
     """
 
     perplexity: bool = False
-    """Whether the task has one."""
+    """Whether the task has a perplexity."""
     _width: float = 1.0
-    """Seconds."""
+    """Width of a window, in seconds."""
     _made: int = 0
     _begin: float = 0.0
-    """Of the present window."""
+    """Begin of the current window."""
     _version: int = 0
     _updates: int = 0
     _rejected: int = 0
     _bytes: int = 0
     _staleness: list[int] = field(default_factory=list)
-    """Of the updates of the present window."""
+    """Staleness of each update of the current window."""
 
-    def take(self, record: events.Record) -> Iterator[Point]:
-        """The points that are complete with `record`."""
+    def add(self, record: events.Record) -> Iterator[Point]:
+        """Add a record; yield the points that are complete now."""
         if record.at > self._begin + self._width or isinstance(record, events.RunEnded):
             yield from self._window(record.at)
         match record:
@@ -63,7 +67,7 @@ class Points:
                 yield Point(at, {name: value for name, value in values.items() if value == value})
 
     def _window(self, now: float) -> Iterator[Point]:
-        """What was in the window that is over at `now`, which begins another one."""
+        """Yield the point of the current window, if it has updates, and begin the window of `now`."""
         if self._staleness:
             count, end = len(self._staleness), min(now, self._begin + self._width)
             yield Point(

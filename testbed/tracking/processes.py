@@ -1,4 +1,4 @@
-"""Trackers in processes of their own: told of a run while it goes on, or of one that is over."""
+"""Trackers in separate processes, for a live run or a finished one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from testbed.rundir.directory import RunDirectory
 
 _PATIENCE_SECONDS = 30.0
-"""What a tracker has, once the run is over, to take what it has not yet."""
+"""Seconds that a tracker has after the end of the run for the remaining figures."""
 
 
 @contextmanager
-def tracked(
+def tracking_run(
     names: Sequence[str], directory: RunDirectory, cpus: str, report: Callable[[str], None]
 ) -> Iterator[None]:
-    """Inside, the trackers `names` are told of the run, by a process each, on `cpus` (a cpuset; empty:
-    any). They get some time at the end, and `report` is told what has become of them."""
+    """Send the run to the trackers `names` while the `with` block runs, by one process each on `cpus` (a
+    cpuset; empty: any). At the end they get some time to finish, and `report` is called with the result
+    of each."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:
         for name in names:
@@ -34,41 +35,46 @@ def tracked(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us, who end it in order
+                start_new_session=True,  # Ctrl-C must not reach it: it is ended in order below
             )
         try:
             yield
         finally:
             deadline = time.monotonic() + _PATIENCE_SECONDS
             for name, process in processes.items():
-                report(f"{name}: {_ended(name, process, directory, deadline - time.monotonic())}")
+                report(
+                    f"{name}: {_finish_tracker(name, process, directory, deadline - time.monotonic())}"
+                )
 
 
-def _ended(name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float) -> str:
-    """What has become of it, in words; it is gone then."""
+def _finish_tracker(
+    name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float
+) -> str:
+    """Wait at most `seconds` for a tracker's process, end it, and return its result in words."""
     from testbed.host import subprocesses
-    from testbed.rundir.directory import tail_of
+    from testbed.rundir.directory import last_log_lines
 
-    again = f"`testbed export {directory.run} --to {name}` tells it again"
+    again = f"`testbed export {directory.run} --to {name}` sends the run again"
     try:
         code = process.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
-        return f"did not take all within {_PATIENCE_SECONDS:.0f} s of the end of the run; {again}"
+        return f"not finished within {_PATIENCE_SECONDS:.0f} s of the end of the run; {again}"
     finally:
         subprocesses.end(process)
     log = _log(directory, name)
-    last = (tail_of(log, 1) or [f"see {log}"])[-1]
+    last = (last_log_lines(log, 1) or [f"see {log}"])[-1]
     return last if code == 0 else f"{last}; {again}. See {log}"
 
 
-def tell(name: str, directory: RunDirectory, *, model: bool) -> str:
-    """Tell the tracker `name` of a run until that is over; where to find it. Raises RunFailedError."""
-    from testbed.rundir.directory import tail_of
+def send(name: str, directory: RunDirectory, *, model: bool) -> str:
+    """Send a run to the tracker `name` until the run is over; return where to find it. Raises
+    RunFailedError."""
+    from testbed.rundir.directory import last_log_lines
 
     command = [*_command(name, directory), *(["model"] if model else [])]
     with _log(directory, name).open("wb") as output:
         done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
-    last = (tail_of(_log(directory, name), 1) or [""])[-1]
+    last = (last_log_lines(_log(directory, name), 1) or [""])[-1]
     if done.returncode:
         raise RunFailedError(f"{name}: {last}. See {_log(directory, name)}")
     return last

@@ -10,8 +10,9 @@ from testbed.tracking.facts import Facts
 from testbed.tracking.points import Point
 
 
-class Tracker:
-    """Writes RUN/tensorboard. A step is a millisecond of device time; `relative` is device time too."""
+class TensorboardTracker:
+    """Event files in RUN/tensorboard. A step is a millisecond of device time; `relative` shows device
+    time, too."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "tensorboard"

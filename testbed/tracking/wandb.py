@@ -1,4 +1,5 @@
-"""Weights & Biases, as its own variables say: WANDB_MODE=offline, WANDB_PROJECT, WANDB_DIR."""
+"""Weights & Biases, configured by its own variables such as WANDB_MODE=offline, WANDB_PROJECT,
+WANDB_DIR."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from testbed.tracking.facts import Facts
 from testbed.tracking.points import Point
 
 
-class Tracker:
-    """A W&B run in the project WANDB_PROJECT, else called as the topology. The axis is `device_time`,
-    in seconds."""
+class WandbTracker:
+    """A W&B run in the project WANDB_PROJECT, or else in one with the name of the topology. The axis is
+    `device_time`, in seconds."""
 
     def __init__(self, run: Path) -> None:
         self._run: Any = None

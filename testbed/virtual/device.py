@@ -39,7 +39,7 @@ _PATIENCE = from_seconds(silence_timeout())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class OngoingTraining:
     """The training that goes on. All its times but `started` are the device's running time
     (`Device.running_time`), in which no pause counts."""
 
@@ -66,17 +66,17 @@ class Work:
         at = max(at, self.since)
         return self.done + (steps - self.done) * Fraction(at - self.since, duration)
 
-    def slower(self, at: Nanoseconds, factor: float) -> Work:
+    def slower(self, at: Nanoseconds, factor: float) -> OngoingTraining:
         """The same from running time `at` on, where computing takes `factor` times as long."""
         left = round(max(0, self.computed - at) * factor)
         return replace(self, since=at, done=self.progress(at), computed=at + left)
 
-    def later(self, at: Nanoseconds, by: Nanoseconds) -> Work:
+    def later(self, at: Nanoseconds, by: Nanoseconds) -> OngoingTraining:
         """The same, where from running time `at` on the device computes something else for so long."""
         since = max(at, self.since)
         return replace(self, since=since, done=self.progress(at), computed=max(at, self.computed) + by)
 
-    def cut_short(self, at: Nanoseconds) -> Work:
+    def cut_short(self, at: Nanoseconds) -> OngoingTraining:
         """The same, interrupted at running time `at`: the step that goes on is done to its end."""
         steps = math.ceil(self.progress(at))
         ended = at
@@ -101,7 +101,7 @@ class Device:
     timing: Timing
     update_size: int = 0
     """Bytes of an update."""
-    working_on: Work | None = None
+    working_on: OngoingTraining | None = None
     trainings: dict[int, Training] = field(default_factory=dict)
     """Those whose update has not left yet, by sequence number: one that goes on, one in the send
     buffer."""

@@ -29,7 +29,7 @@ from agents.device_actions import (
 )
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire import payloads
-from testbed.virtual.device import Device, Work, release
+from testbed.virtual.device import Device, OngoingTraining, release
 
 
 class World(Protocol):
@@ -61,7 +61,7 @@ class World(Protocol):
     def at(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
         """Call it at `time`, or at once where that is over."""
 
-    def work_on(self, device: Device, work: Work) -> None:
+    def work_on(self, device: Device, work: OngoingTraining) -> None:
         """What the device works on is `work` now."""
 
 

@@ -26,7 +26,7 @@ from agents.config import AccessLink
 from agents.device.link import burst
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
-from testbed.plan.costs import DIGITS, HOPS, SMALL, acknowledged, goodput, on_link
+from testbed.plan.costs import DIGITS, HOPS, SMALL, acknowledgement_bytes, bytes_on_link, goodput
 from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
@@ -302,9 +302,9 @@ class Line:
 
         def through(at: Nanoseconds) -> None:
             then(at)
-            back.send(8 * acknowledged(size), _of_no_interest)
+            back.send(8 * acknowledgement_bytes(size), _of_no_interest)
 
-        there.send(8 * on_link(size or SMALL), through)
+        there.send(8 * bytes_on_link(size or SMALL), through)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
         """Set fields of `agents.config.AccessLink`, also for packets under way; a packet that has

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from agents import events, own_code, pipeline
+from agents import events, pipeline, user_code
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
 from agents.aggregator.core import Setup
@@ -40,15 +40,15 @@ from testbed.plan.agent_configs import (
     importance,
     keepalive,
     keeps_models,
-    start_of,
+    model_start,
     update_steps,
 )
 from testbed.plan.costs import (
     StepCost,
     StepTime,
-    keep_step_time,
+    cache_step_time,
     message_sizes,
-    timed,
+    with_step_time,
 )
 from testbed.plan.planned_actions import has_steps, steps
 from testbed.rundir.directory import RunDirectory
@@ -74,7 +74,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     run directory is whole.
     """
     recorder = Recorder(spec.directory, view)
-    own_code.use_folder(None if spec.topology.own_code is None else str(spec.directory.code))
+    user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
     gc.freeze()  # what is there by now stays, and need not be looked through time and again
     try:
         with interrupt_flag() as interrupted:
@@ -82,10 +82,10 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
             simulation.run(time.time(), interrupted)
     except Exception as error:
         task = spec.topology.task.name
-        if not own_code.is_own_fault(error, task):
+        if not user_code.is_own_fault(error, task):
             raise
-        names = " and ".join(filter(own_code.is_own, (task, spec.topology.rule.name)))
-        raise RunFailedError(f"{names} failed:\n{own_code.own_traceback(error)}") from error
+        names = " and ".join(filter(user_code.is_own, (task, spec.topology.rule.name)))
+        raise RunFailedError(f"{names} failed:\n{user_code.own_traceback(error)}") from error
     finally:
         gc.unfreeze()
         recorder.close()
@@ -142,9 +142,9 @@ class Recorder:
 
 def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorder) -> Simulation:
     topology, run_id = spec.topology, spec.directory.run
-    task = own_code.build(topology.task.named, TASKS, Task)
+    task = user_code.build(topology.task.named, TASKS, Task)
     side: ClientSide = topology.rule.build().client_side
-    start = start_of(topology, spec.directory)
+    start = model_start(topology, spec.directory)
     w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
     stop = topology.stop.build()
@@ -225,10 +225,10 @@ class _Fleet:
             spec.topology.seed,
             link,
             steady=not has_steps(spec.topology, spec.plan),
-            packets=spec.plan.packets,
+            packets=spec.plan.simulates_packets,
         )
         trainer = BatchTrainer(
-            task, prepared.train, start_of(spec.topology, spec.directory), runtime.device
+            task, prepared.train, model_start(spec.topology, spec.directory), runtime.device
         )
         if trainer.remark is not None:
             view.progress(trainer.remark)
@@ -319,24 +319,24 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         device = next(d for d in plan.devices if d.cpu is not None and d.gflops is None)
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
-        beginning = start_of(topology, spec.directory)
+        beginning = model_start(topology, spec.directory)
         make_trainer(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
-        code = None if topology.own_code is None else str(spec.directory.code)
+        code = None if topology.user_code is None else str(spec.directory.code)
         whole, sliced = slices.measured(
-            slices.Work(
+            slices.StepTrial(
                 task=topology.task.named, code=code, shard=shard, local=device.local, start=beginning
             )
         )
         step = StepTime(whole, sliced)
-        keep_step_time(topology.task.build(), device.local, step, topology.task.frozen)
+        cache_step_time(topology.task.build(), device.local, step, topology.task.frozen)
         view.progress(f"A step takes {whole * 1e3:.2f} ms of a core here (virtual.step_time)")
-        virtual = timed(virtual, step)
-    if plan.packets:
+        virtual = with_step_time(virtual, step)
+    if plan.simulates_packets:
         for one in topology.update_steps:
             virtual = _with_exchange(virtual, pipeline.build_step(one).exchange_cost(parameters), view)
     if virtual != plan.virtual:
-        plan.with_measured(virtual).measured.write(spec.directory.measured)
-    return costs.of(virtual, topology.task.flops_per_step)
+        plan.with_measurements(virtual).measured.write(spec.directory.measured)
+    return costs.step_cost(virtual, topology.task.flops_per_step)
 
 
 def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:

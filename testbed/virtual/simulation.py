@@ -30,7 +30,7 @@ from agents.wire import payloads
 from testbed.errors import RunFailedError
 from testbed.topology.action_timeline import Step
 from testbed.virtual import faults
-from testbed.virtual.device import Device, Work
+from testbed.virtual.device import Device, OngoingTraining
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
 
 _DEADLOCK = "nothing happens any more: the rule waits for its clients, and the clients wait for the rule"
@@ -211,7 +211,7 @@ class Simulation:
         device = self._devices[name] = self._make(name, self._devices.get(name))
         return device
 
-    def work_on(self, device: Device, work: Work) -> None:
+    def work_on(self, device: Device, work: OngoingTraining) -> None:
         device.working_on = work
         work.training.due = work.ended
         now = self._events.now
@@ -379,7 +379,7 @@ class Simulation:
             messages = self._prepare(device, device.exchange, model.dispatch, preparing)
             sending = device.speed.passing_on(messages)
         begun = device.running_time(self._events.now) + preparing
-        work = Work(
+        work = OngoingTraining(
             training=training,
             started=self._events.now + preparing,
             since=begun,

@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from agents import own_code, process
+from agents import process, user_code
 from agents.client.training import make_trainer
 from agents.config import InitialModel, LocalTraining, Named
 from agents.models.flat import initial
@@ -49,7 +49,7 @@ _WINDOW = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepTrial:
     """The training whose step is measured; all that a new process needs."""
 
     task: Named
@@ -60,7 +60,7 @@ class Work:
     start: InitialModel
 
 
-def measured(work: Work) -> tuple[float, float]:
+def measured(work: StepTrial) -> tuple[float, float]:
     """Seconds of CPU time of a step: on a whole core of this host, and in slices at `SLICED_SHARE` of
     it, where it takes no less. This takes some seconds. Raises HostError."""
     with keep_awake():
@@ -80,10 +80,10 @@ def measured(work: Work) -> tuple[float, float]:
 
 
 def main() -> None:
-    work: Work = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
+    work: StepTrial = pickle.load(sys.stdin.buffer)  # noqa: S301  (of our own process)
     process.keep_freed_memory()
-    own_code.use_folder(work.code)
-    task = own_code.build(work.task, TASKS, Task)
+    user_code.use_folder(work.code)
+    task = user_code.build(work.task, TASKS, Task)
     trainer = make_trainer(task, work.shard, work.local, work.start)
     begin = initial(trainer.flat.module)
     if sys.platform == "linux":

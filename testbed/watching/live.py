@@ -174,12 +174,12 @@ def render_summary(run: Run) -> RenderableType:
         rows.index = [f"{name} ×{n}" for name, n in zip(rows.index, rows["count"], strict=True)]
     shares = [name for name in summary.SHARES if name not in _RARE or (rows[name] > 0).any()]
     private = ["ε"] if "epsilon" in rows else []
-    table = console.plain("device", "profile", "updates", "share", "staleness", *shares, *private)
+    table = console.number_table("device", "profile", "updates", "share", "staleness", *shares, *private)
     table.padding = (0, 1, 0, 0)  # so that it fits in 80 columns; a long profile takes two lines
     table.columns[1].no_wrap = False
     for name, row in rows.iterrows():
         table.add_row(
-            console.short(str(name)),
+            console.shorten(str(name)),
             str(row["profile"] or "–"),
             str(row["updates"]),
             percent(row["share"]),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents import config
-from testbed.errors import reading
+from testbed.errors import reading_run
 from testbed.plan import Plan
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Stop, Topology, yamlfile
@@ -78,7 +78,7 @@ def read(directory: RunDirectory) -> Overview | None:
     manifest = directory.read_manifest()
     if "devices" not in manifest:
         return None
-    with reading(directory.path):
+    with reading_run(directory.path):
         topology = yamlfile.read(directory.topology).data
         return Overview(
             rule=manifest["rule"],

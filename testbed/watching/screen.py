@@ -192,7 +192,7 @@ class Screen:
 
     def _row(self, row: Row, at: float, name: int, bar: int, columns: Sequence[_Column]) -> Text:
         selected = row.name == self.selection.selected
-        label = console.short(row.label, name)
+        label = console.shorten(row.label, name)
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
         state, colour = row.state, self._colour(row.state)
         if row.grouped:

@@ -10,7 +10,7 @@ from typing import Any
 
 from agents import events
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
-from testbed.errors import listed
+from testbed.errors import name_list
 from testbed.watching.activity import Activity
 from testbed.watching.usage import Usage
 
@@ -190,7 +190,9 @@ def merged(notices: Iterable[Notice]) -> Sequence[Notice]:
     kinds: dict[str, list[Notice]] = {}
     for notice in notices:
         kinds.setdefault(notice.what, []).append(notice)
-    return [Notice(same[0].at, what, listed(_details(same), _MAX_NAMED)) for what, same in kinds.items()]
+    return [
+        Notice(same[0].at, what, name_list(_details(same), _MAX_NAMED)) for what, same in kinds.items()
+    ]
 
 
 def _details(notices: Iterable[Notice]) -> list[str]:
@@ -198,4 +200,4 @@ def _details(notices: Iterable[Notice]) -> list[str]:
     for notice in notices:
         reasons.setdefault(notice.why, {})[notice.detail] = None
     plain = list(reasons.pop("", ()))
-    return plain + [f"{listed(list(who), _MAX_NAMED)} ({why})" for why, who in reasons.items()]
+    return plain + [f"{name_list(list(who), _MAX_NAMED)} ({why})" for why, who in reasons.items()]

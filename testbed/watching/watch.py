@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agents import events
 from agents.texts import make_printable
-from testbed.errors import BadInputError, reading
+from testbed.errors import BadInputError, reading_run
 from testbed.fidelity.validity import Validity
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower
@@ -48,7 +48,7 @@ def watch(directory: RunDirectory, console: Console) -> None:
                 next_check = now + _STATUS_INTERVAL_SECONDS
                 over = directory.controller() is None
                 view.over(*_outcome(directory.read_manifest()) if over else ("", None))
-            with reading(directory.path):
+            with reading_run(directory.path):
                 records = follower.read(_READ_BYTES)
             for record in records:
                 view.record(record)

@@ -387,7 +387,7 @@ def test_experiments_name_variants_of_their_sweep(experiment: Experiment) -> Non
     base = topology.load(SWEEPS / study["topology"])
     assert base.runtime.name == ("docker" if experiment.file.endswith("-fleet.yaml") else "virtual")
     first = {path: values[:1] for path, values in study["grid"].items()}
-    read = sweeps.of({**study, "grid": first}, experiment.name, SWEEPS, Options())
+    read = sweeps.from_mapping({**study, "grid": first}, experiment.name, SWEEPS, Options())
     assert [one.variant for one in read.cells] == list(study["variants"])
     assert read.target == experiment.target
     assert experiment.figure in MEASURES

@@ -37,7 +37,7 @@ def test_virtual_runs_are_predicted_exactly(own: bool, tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(yaml.safe_dump(TOPOLOGY | {"stop": {"after": "10s"}}))
     variants = {"a": {}, "b": {"rule": {"name": "fedasync"}}}
     study = {"topology": "t.yaml", "variants": variants, "grid": {"seed": [1, 2]}}
-    cells = cells_of(sweeps.of(study, "study", tmp_path, options))
+    cells = cells_of(sweeps.from_mapping(study, "study", tmp_path, options))
     head, _, *rows = table(by_runs(cells, options, tmp_path, own=own))
     assert head == "| measured ÷ predicted | a | b |"
     assert len(rows) == 7

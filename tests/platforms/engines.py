@@ -167,7 +167,7 @@ def _unpack(command: Sequence[str], to: Path) -> None:
 def _wait(url: str, log: Path) -> None:
     """Wait until the engine at `url` answers. Raises RuntimeError with the end of its log."""
     try:
-        docker_engine.at(url, _PATIENCE_SECONDS).close()
+        docker_engine.connect_to(url, _PATIENCE_SECONDS).close()
     except HostError as error:
         last = "\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
         raise RuntimeError(f"{error}\n{last}") from error
@@ -177,11 +177,11 @@ def _load_images(url: str) -> None:
     """Give the engine at `url` the images of this checkout: those of this host's engine, or new ones."""
     every = images.current_tags(images.FOLDER, images.AGENTS)
     tags = [tag for kind, tag in every.items() if not kind.endswith("-cuda")]
-    with docker_engine.if_present() as client:
-        built = [tag for tag in tags if client is not None and images.exists(client, tag)]
+    with docker_engine.connect_if_present() as client:
+        built = [tag for tag in tags if client is not None and images.image_exists(client, tag)]
     if built:
         two_engines.carry(built, [url])
-    with closing(docker_engine.at(url, _PATIENCE_SECONDS)) as client:
+    with closing(docker_engine.connect_to(url, _PATIENCE_SECONDS)) as client:
         images.ensure(client, lambda line: print(line, flush=True))
 
 

@@ -32,7 +32,7 @@ def of(machine: Machine) -> dict[str, str]:
 def here() -> dict[str, str]:
     """The facts of the machine that this process runs on."""
     netem, _ = kernel.supports(kernel.NETEM)
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         engine = _NO_ENGINE if client is None else _engine(client.version(), client.info())
     return {
         **engine,

@@ -88,7 +88,7 @@ def test_up_reports_events_and_progress(tmp_path: Path) -> None:
 def test_down_continues_after_a_run_that_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("testbed.run.live_runs.find", list)  # all else on this machine
+    monkeypatch.setattr("testbed.run.live_runs.find_live_runs", list)  # all else on this machine
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     for run, runtime in (("a", "docker"), ("b", "process"), ("c", "docker")):
         (tmp_path / run / "work").mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_down_continues_after_a_run_that_cannot_be_removed(
     with pytest.raises(testbed.HostError, match=r"(?s)a: no Docker engine that .*\nc: no Docker"):
         testbed.down(None, runs=tmp_path)
     assert not (tmp_path / "b" / "work").exists()
-    assert finding.exactly("x" * 300, tmp_path) is None  # no more to look at than what is another's
+    assert finding.find_exact("x" * 300, tmp_path) is None  # no more to look at than what is another's
 
 
 def test_resolved_topology_reproduces_the_run(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_resolved_topology_reproduces_the_run(tmp_path: Path) -> None:
 
 def test_interrupt_removes_the_run(tmp_path: Path) -> None:
     handle = testbed.up(ENDLESS, runs=tmp_path)
-    with pytest.raises(TimeoutError, match="goes on after"):
+    with pytest.raises(TimeoutError, match="still running after"):
         handle.wait(0.1)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):

@@ -132,7 +132,7 @@ def test_configuration_uses_the_brokers_path_of_the_folder(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("parameters", "devices"), [(1000, 4), (10_000, 100)])
 def test_qos_0_flood_uses_bounded_broker_memory(parameters: int, devices: int) -> None:
-    limits = BrokerLimits.of(parameters, devices)
+    limits = BrokerLimits.for_run(parameters, devices)
     assert limits.messages * 4 * parameters < 3 * limits.queue
     conf = mosquitto_conf(Listeners("h", 1), "/testbed", limits)
     assert f"\nmax_queued_messages {limits.messages}\n" in conf
@@ -153,7 +153,7 @@ def test_memory_limit_exceeds_the_needs_of_a_usual_run(
 ) -> None:
     """A usual run takes a model under way to or from each device, and half of the shares that may
     be; a flood of one connection is in it, too, and what one client may have retained."""
-    limits = BrokerLimits.of(parameters, devices, beside)
+    limits = BrokerLimits.for_run(parameters, devices, beside)
     assert limits.memory >> 20 == memory
     usual = 64 * 2**20 + 4 * parameters * devices * (1 + beside / 2)
     assert limits.memory > 1.8 * usual
@@ -162,7 +162,7 @@ def test_memory_limit_exceeds_the_needs_of_a_usual_run(
 
 
 def test_memory_limit_grows_with_colluding_clients() -> None:
-    one, four = (BrokerLimits.of(10**6, 20, 5.0, hostile) for hostile in (1, 4))
+    one, four = (BrokerLimits.for_run(10**6, 20, 5.0, hostile) for hostile in (1, 4))
     assert four.memory - one.memory == 3 * 28 * (2**20 + 2**17)
 
 
@@ -510,7 +510,7 @@ def measured(tmp_path: Path, limits: BrokerLimits) -> Iterator[tuple[Connect, Lo
 def test_retained_messages_of_a_client_are_bounded(tmp_path: Path) -> None:
     """A message on each word that it can think of, and the largest on each topic that it may: eight are
     kept. The others' messages, large and small, get through."""
-    limits = BrokerLimits.of(600_000, 4, 8 / 2)
+    limits = BrokerLimits.for_run(600_000, 4, 8 / 2)
     assert limits.packet > 2_000_000 / 2
     with measured(tmp_path, limits) as (connect, _, broker):
         attacker, victim, aggregator = connect("a"), connect("b"), connect("aggregator")
@@ -559,7 +559,7 @@ def test_announced_length_is_not_allocated(tmp_path: Path) -> None:
     and what others send is whole."""
     share = os.urandom(2_500_000)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with measured(tmp_path, BrokerLimits.of(600_000, 4, 8 / 2)) as (connect, logins, _):
+    with measured(tmp_path, BrokerLimits.for_run(600_000, 4, 8 / 2)) as (connect, logins, _):
         victim = Connection(
             logins("b"), [TOPICS.share("b", "+")], inbox.put, largest={"share": len(share)}
         )

@@ -32,7 +32,7 @@ def test_foreign_package_already_imported_is_named(tmp_path: Path) -> None:
     package = foreign(tmp_path)
     ended = python("import agents, testbed", tmp_path)
     error = ended.stderr.splitlines()[-1]
-    assert error.startswith("ImportError: testbed has a package 'agents'")
+    assert error.startswith("ImportError: testbed needs its own package 'agents'")
     assert f"{package}/__init__.py" in error
     assert "Import testbed first" in error
 

@@ -7,17 +7,17 @@ import pytest
 
 from testbed.errors import BadInputError
 from testbed.speed import calibration
-from testbed.speed.calibration import Calibration, Host
+from testbed.speed.calibration import CalibratedHost, Calibration
 from testbed.speed.kinds import Work
-from testbed.topology.profiles import DeviceProfile, Training
+from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
 
-HERE = Host(cpu="Abacus", cores=4, torch="2.0")
-ELSEWHERE = Host(cpu="Slide rule", cores=1, torch="2.0")
+HERE = CalibratedHost(cpu="Abacus", cores=4, torch="2.0")
+ELSEWHERE = CalibratedHost(cpu="Slide rule", cores=1, torch="2.0")
 
-SPEEDS = Training(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0)
+SPEEDS = TrainingSpeeds(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0)
 
 
-def _calibration(host: Host, median: float = 40.0) -> Calibration:
+def _calibration(host: CalibratedHost, median: float = 40.0) -> Calibration:
     return Calibration(
         host=host,
         low=median / 2,
@@ -42,7 +42,7 @@ class Bench:
         self.runs = 0
         self.host = HERE
         monkeypatch.setattr(calibration, "measure", self._measure)
-        monkeypatch.setattr(calibration, "this_host", lambda: self.host)
+        monkeypatch.setattr(calibration, "calibrated_host", lambda: self.host)
 
     def _measure(self, seconds: float) -> Calibration:
         self.runs += 1
@@ -60,7 +60,7 @@ def test_this_host_is_measured(cache: Path) -> None:
     assert found.low <= found.median <= found.high
     assert found.products >= 3
     assert all(speed > 0 for speed in found.training.model_dump(exclude={"error"}).values())
-    assert found.host == calibration.this_host()
+    assert found.host == calibration.calibrated_host()
     assert calibration.calibrate() == found  # from the cache, to the last bit
     assert [path.name for path in cache.parent.iterdir()] == ["calibration.json"]
 
@@ -137,8 +137,8 @@ def test_failed_write_keeps_the_old_cache(
 
 def test_cpu_share_is_the_devices_speed_in_host_cores() -> None:
     here = _calibration(HERE, 40.0)
-    assert calibration.share("pi", DeviceProfile(gflops=10.0), here) == 0.25
-    assert calibration.share("big", DeviceProfile(gflops=60.0), here) == 1.5
+    assert calibration.cpu_share("pi", DeviceProfile(gflops=10.0), here) == 0.25
+    assert calibration.cpu_share("big", DeviceProfile(gflops=60.0), here) == 1.5
 
 
 STEP = Work(convolution=10.0, depthwise=0.5, matrix=8.0, memory=0.4)
@@ -146,24 +146,24 @@ STEP = Work(convolution=10.0, depthwise=0.5, matrix=8.0, memory=0.4)
 
 
 def test_training_share_depends_on_the_operations_of_a_step() -> None:
-    device = Training(convolution=50.0, depthwise=1.0, matrix=40.0, memory=0.8)
+    device = TrainingSpeeds(convolution=50.0, depthwise=1.0, matrix=40.0, memory=0.8)
     here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
-    assert calibration.share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.4)
+    assert calibration.cpu_share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.4)
     plain = Work(convolution=1.0, depthwise=0.0, matrix=0.0, memory=0.0)
-    assert calibration.share("pi", profile, here, plain) == pytest.approx(0.5)
-    assert calibration.share("pi", profile, here, None) == 0.25  # by HPL: nothing is known of the step
+    assert calibration.cpu_share("pi", profile, here, plain) == pytest.approx(0.5)
+    assert calibration.cpu_share("pi", profile, here, None) == 0.25  # by HPL: the step is unknown
 
 
 def test_matrix_products_use_hpl_without_a_training_figure() -> None:
-    device = Training(convolution=50.0, depthwise=1.0, memory=0.8)
+    device = TrainingSpeeds(convolution=50.0, depthwise=1.0, memory=0.8)
     here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
     # a quarter of the host's double precision: products take 0.4 s
-    assert calibration.share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.6)
+    assert calibration.cpu_share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.6)
 
 
 def test_profile_without_a_speed_has_no_share() -> None:
     with pytest.raises(BadInputError, match=r"the profile jetson-nano has no gflops.*give cpu"):
-        calibration.share("jetson-nano", DeviceProfile(cores=4), _calibration(HERE))
+        calibration.cpu_share("jetson-nano", DeviceProfile(cores=4), _calibration(HERE))
 
 
 def test_summary_shows_the_spread() -> None:

@@ -14,26 +14,26 @@ from agents.timing.nanoseconds import SECOND
 from testbed import plan
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
-from testbed.plan import Plan, catalog, here
+from testbed.plan import Plan, catalog, plan_on_host
 from testbed.plan.catalog import HERE, Catalog, needs_speeds, read, with_cpu
 from testbed.run import planning, preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.speed.calibration import Calibration, Host
+from testbed.speed.calibration import CalibratedHost, Calibration
 from testbed.speed.kinds import Work
 from testbed.topology import Topology, link_traces, load
 from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
-from testbed.topology.profiles import Training
+from testbed.topology.profiles import TrainingSpeeds
 from testbed.view import View
 
 HOST = Calibration(
-    host=Host(cpu="test", cores=2, torch="0"),
+    host=CalibratedHost(cpu="test", cores=2, torch="0"),
     low=50.0,
     median=59.5,
     high=60.0,
     products=3,
-    training=Training(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0),
+    training=TrainingSpeeds(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0),
     measured=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
 )
 
@@ -95,7 +95,7 @@ def test_run_directory_reproduces_the_plan(tmp_path: Path) -> None:
     made = _planned(topology, known=_on_host(topology))
     assert made.measured.cpu == {"a": 0.2}
     directory = RunDirectory.create(tmp_path, "r")
-    preparing.write(topology, made, directory)
+    preparing.write_inputs(topology, made, directory)
     (tmp_path / "profiles.yaml").unlink()
     again = load(directory.topology)
     assert again.devices == topology.devices
@@ -128,10 +128,10 @@ def test_profile_supplies_missing_thermal(tmp_path: Path) -> None:
     assert heat == [(300, 0.6), (1, 0.5), None]
     notes = made.notes
     assert notes[0] == (
-        "a: 5min after the start of the run 0.6 of its cpu remains (thermal), whether it has trained "
-        "until then or not."
+        "a: 5min after the start of the run, its cpu drops to 0.6 of its value (thermal), whether it "
+        "has trained until then or not."
     )
-    assert notes[-1] == "What else a device has (GPU, caches, memory bandwidth) is not emulated."
+    assert notes[-1] == "Other properties of a device (GPU, caches, memory bandwidth) are not emulated."
 
 
 def test_thermal_share_below_a_containers_minimum_is_refused(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_profile_is_a_share_of_a_host_core(tmp_path: Path) -> None:
     assert [device.cpu for device in made.devices] == [0.2, 0.3]  # 11.9 of 59.5 Gflop/s
     (sentence,) = made.cpu_notes
     assert sentence.startswith("a: 0.2 cpu for plain by HPL alone")
-    assert "no training times of it are known" in sentence
+    assert "its training times are not known" in sentence
 
 
 def test_profile_share_depends_on_each_machine(tmp_path: Path) -> None:
@@ -175,34 +175,34 @@ def test_profile_with_training_times_gives_a_share_per_task(tmp_path: Path) -> N
     share, sentences = found.cpu["a"][HERE], found.cpu_notes
     assert 0.2 < share < 0.25  # products are 5 times as slow, memory traffic 4 times
     assert [sentence.partition(". ")[0] for sentence in sentences] == [
-        f"a: {share:g} cpu is as fast as known in training digits-logreg, by its speeds in training",
+        f"a: {share:g} cpu is as fast as known in training digits-logreg, by its training speeds",
         f"b: {found.cpu['b'][HERE]:g} cpu is as fast as raspberry-pi-4 in training digits-logreg, by "
-        "its speeds in training (times that these predict were off by 9%)",
+        "its training speeds (predicted training times were off by 9%)",
     ]
     assert "A step's time on this host: memory traffic" in sentences[0]
     assert "convolutions" not in sentences[0]  # it has none
-    assert sentences[0].endswith("tell nothing, take most of it.")
+    assert sentences[0].endswith("which these speeds do not cover.")
 
 
 def test_large_step_gets_no_note_on_small_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = Work(convolution=1, depthwise=0, matrix=0, memory=0.1)
-    monkeypatch.setattr(catalog, "of_step", lambda task, batch_size, frozen: large)
+    monkeypatch.setattr(catalog, "count_step_work", lambda task, batch_size, frozen: large)
     (sentence,) = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}")).cpu_notes
     assert sentence.endswith("A step's time on this host: memory traffic 71%, convolutions 29%.")
 
 
 def test_unknown_step_falls_back_to_hpl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "of_step", lambda task, batch_size, frozen: None)
+    monkeypatch.setattr(catalog, "count_step_work", lambda task, batch_size, frozen: None)
     found = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
     assert found.cpu["a"] == {HERE: 0.2}
     (sentence,) = found.cpu_notes
-    assert "what a step of digits-logreg consists of is not known" in sentence
+    assert "the work in a step of digits-logreg is not known" in sentence
 
 
 def test_origin_of_a_share_is_shown_in_plan_up_and_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here, "calibrate", lambda: HOST)
+    monkeypatch.setattr(plan_on_host, "calibrate", lambda: HOST)
     file = tmp_path / "topology.yaml"
     _topology(tmp_path, "{name: a, profile: raspberry-pi-zero-2w}")
     with file.open("a") as text:
@@ -232,7 +232,7 @@ def test_user_profiles_are_read_beside_the_topology(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "told"),
     [
-        ("{name: a, profile: pi-4}", "6:24: devices[0].profile: no profile is called this; did you"),
+        ("{name: a, profile: pi-4}", "6:24: devices[0].profile: there is no such profile; did you"),
         ("{name: a, cpu: 1, link: {class: ltee}}", "6:37: devices[0].link.class"),
         ("{name: a, cpu: 1, link: {trace: {csv: no.csv}}}", "no.csv: No such file or directory"),
         ("{name: a, cpu: 1, link: {trace: {csv: topology.yaml}}}", "topology.yaml: line 1: "),

@@ -287,7 +287,7 @@ def test_empty_device_log_is_explained(testbed: Testbed, tmp_path: Path) -> None
     logs = finished(tmp_path, devices={"pi-1": {"group": "pi"}}).logs
     for name in ("dashboard", "pi-1", "tracker-mlflow"):
         (logs / f"{name}.log").touch()
-    device = "(empty; a device logs each round of a run that was started with -v)"
+    device = "(empty; devices log each round if the run is started with -v)"
     shown = testbed("logs", "t-1", "--runs", tmp_path).out.splitlines()
     assert shown[1::2] == ["(empty)", device, "(empty)"]
 

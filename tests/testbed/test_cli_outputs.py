@@ -180,9 +180,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_schema_is_printed(testbed: Testbed) -> None:
     printed = json.loads(testbed("schema", "ps").out)
-    assert printed["items"] == {"$ref": "#/$defs/Live"}
-    assert "aside" in printed["$defs"]["Live"]["properties"]["components"]["description"]
-    assert json.loads(testbed("schema", "images", "build").out)["title"] == "Images"
+    assert printed["items"] == {"$ref": "#/$defs/LiveRunOutput"}
+    assert "controller" in printed["$defs"]["LiveRunOutput"]["properties"]["components"]["description"]
+    assert json.loads(testbed("schema", "images", "build").out)["title"] == "ImageTagsOutput"
     said = testbed("schema", "watch")
     assert said.code == 2
     assert "images build" in said.err
@@ -216,8 +216,8 @@ def test_progress_is_reported_at_growing_intervals(monkeypatch: pytest.MonkeyPat
     """A download of 110 MB that takes 100 s, with 10 MB present before."""
     now, told = 0.0, list[tuple[float, str]]()
     monkeypatch.setattr("testbed.console.time.monotonic", lambda: now)
-    share = console.Progress(lambda line: told.append((now, line)), "Decoding a/b")
-    size = console.Progress(lambda line: told.append((now, line)), "Fetching a/b", of_bytes=True)
+    share = console.ProgressReporter(lambda line: told.append((now, line)), "Decoding a/b")
+    size = console.ProgressReporter(lambda line: told.append((now, line)), "Fetching a/b", of_bytes=True)
     for second in range(101):
         now = float(second)
         share(second, 100)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agents import own_code
+from agents import user_code
 from agents.config import AccessLink, BrokerAccess
 from agents.device_actions import Action, Crash, SetLink
 from agents.mqtt.topics import Topics
@@ -32,7 +32,7 @@ from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 
 FAIL = "import sys; sys.exit('it broke')"
-OWN = f"import sys; sys.stderr.write('a mistake'); sys.exit({own_code.FAILED})"
+OWN = f"import sys; sys.stderr.write('a mistake'); sys.exit({user_code.FAILED})"
 
 
 class Asked(Connection):
@@ -77,8 +77,8 @@ AS_REQUESTED = {
         (SLEEP, "import os; os.kill(os.getpid(), 9)", "perhaps it needs more memory"),
         (FAIL, SLEEP, r"(?s)the aggregator ended with exit code 1.*aggregator\.log:\n *it broke"),
         ("", SLEEP, "aggregator ended before the run clock could start"),
-        (SLEEP, OWN, r"(?s)own code failed on d-\d, and so the run ends\..*d-\d\.log:\n *a mistake$"),
-        (OWN, SLEEP, r"(?s)own code failed on aggregator, and so the run ends\..*\n *a mistake$"),
+        (SLEEP, OWN, r"(?s)own code failed on d-\d, so the run ends\..*d-\d\.log:\n *a mistake$"),
+        (OWN, SLEEP, r"(?s)own code failed on aggregator, so the run ends\..*\n *a mistake$"),
     ],
     ids=[
         *("device fails", "device is killed", "aggregator fails", "aggregator leaves"),
@@ -197,8 +197,8 @@ def test_failed_order_is_noted_and_makes_the_run_not_valid(tmp_path: Path) -> No
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
     said = ReceivedMessage(names.failure("d-1"), b"`tc qdisc` failed", 0)
-    controller._received(said, written.append)
-    told = "d-1 could not do as it was told: `tc qdisc` failed"
+    controller._handle_message(said, written.append)
+    told = "d-1 could not carry out an order: `tc qdisc` failed"
     assert controller.failures == [told]
     assert controller._orders == [("aggregator", NoteOrder(told))]
     assert written == []
@@ -215,14 +215,14 @@ def test_invalid_message_is_noted_and_ignored(tmp_path: Path) -> None:
         (names.status("d-1"), b"\xff"),
         (names.request("d-1"), b"stop"),
     ):
-        controller._received(ReceivedMessage(topic, payload, 0), written.append)
+        controller._handle_message(ReceivedMessage(topic, payload, 0), written.append)
     assert controller._status == {}
     assert written == controller.failures == []
     notes = [note.message for _, note in controller._orders if isinstance(note, NoteOrder)]
     assert len(notes) == 4
     assert notes[1].endswith("device: found d-2, expected d-1 as in the topic")
     for _ in range(100):
-        controller._received(ReceivedMessage(names.status("d-1"), b"?", 0), written.append)
+        controller._handle_message(ReceivedMessage(names.status("d-1"), b"?", 0), written.append)
     said = {topic: count for topic, count in controller._refusals.counts.items() if count > 1}
     assert said == {names.telemetry("d-1"): 2, names.status("d-1"): 101}
     assert len(controller._orders) == 2 + 22 + 1  # of 101 the first 20, the 21st, the 100th
@@ -235,10 +235,14 @@ def test_excess_telemetry_of_a_device_is_dropped_without_affecting_others(tmp_pa
     written: list[str] = []
     sample = b'{"device": "%s", "at": 1.0, "cpu": 1.0, "memory": 1}'
     for _ in range(1000):
-        controller._received(ReceivedMessage(names.telemetry("d-1"), sample % b"d-1", 0), written.append)
-        controller._received(ReceivedMessage(names.failure("d-1"), b"x" * 4096, 0), written.append)
-        controller._received(ReceivedMessage(names.failure("d-1"), b"x" * 5000, 0), written.append)
-    controller._received(ReceivedMessage(names.telemetry("d-2"), sample % b"d-2", 0), written.append)
+        controller._handle_message(
+            ReceivedMessage(names.telemetry("d-1"), sample % b"d-1", 0), written.append
+        )
+        controller._handle_message(ReceivedMessage(names.failure("d-1"), b"x" * 4096, 0), written.append)
+        controller._handle_message(ReceivedMessage(names.failure("d-1"), b"x" * 5000, 0), written.append)
+    controller._handle_message(
+        ReceivedMessage(names.telemetry("d-2"), sample % b"d-2", 0), written.append
+    )
     assert 100 < len(written) < 200
     assert '"d-2"' in written[-1]
     assert len(controller.failures) + len(controller._orders) < 400
@@ -258,10 +262,10 @@ def test_flooding_client_is_killed_and_the_aggregator_notified_afterwards(
     run.directory.events.write_text(crash % "hand" + crash % "aggregator")
     controller._read_records()
     assert runtime.done == [("d-1", Crash())]
-    told = "d-1 sent far more than it may, and its client was ended"
+    told = "d-1 sent far more than allowed, and its client was ended"
     assert controller.failures == [told]
     assert controller._postponed == []
-    controller._received(ReceivedMessage(names.status("aggregator"), b"ready", 0), lambda _: None)
+    controller._handle_message(ReceivedMessage(names.status("aggregator"), b"ready", 0), lambda _: None)
     assert controller._postponed is None
     assert controller._orders == [("aggregator", NoteOrder(told))]
 
@@ -271,7 +275,7 @@ def test_sample_from_the_future_is_refused(tmp_path: Path) -> None:
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
     soon = b'{"device": "d-1", "at": %f, "cpu": 1.0, "memory": 1}' % (time.monotonic() + 60)
-    controller._received(ReceivedMessage(names.telemetry("d-1"), soon, 0), written.append)
+    controller._handle_message(ReceivedMessage(names.telemetry("d-1"), soon, 0), written.append)
     assert written == []
     assert controller._refusals.count == 1
 
@@ -279,7 +283,7 @@ def test_sample_from_the_future_is_refused(tmp_path: Path) -> None:
 def test_unreadable_failure_makes_the_run_not_valid(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    controller._received(ReceivedMessage(names.failure("d-1"), b"\xff", 0), lambda _: None)
+    controller._handle_message(ReceivedMessage(names.failure("d-1"), b"\xff", 0), lambda _: None)
     assert len(controller.failures) == len(controller._orders) == 1
 
 
@@ -306,8 +310,8 @@ def test_no_actions_are_done_while_the_last_evaluation_is_awaited(
 ) -> None:
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    controller._received(ReceivedMessage(names.status("aggregator"), b"over", 0), lambda _: None)
-    with pytest.raises(BadInputError, match="is over but for its last evaluation"):
+    controller._handle_message(ReceivedMessage(names.status("aggregator"), b"over", 0), lambda _: None)
+    with pytest.raises(BadInputError, match="is over except for its last evaluation"):
         controller._execute({"device": "d-1", "action": "crash"})
 
 
@@ -317,7 +321,7 @@ def test_run_clock_starts_after_all_links_are_measured(tmp_path: Path) -> None:
     linked = [replace(device, link=AccessLink(rtt=0.1)) for device in run.plan.devices]
     run = replace(run, plan=replace(run.plan, runtime="docker", devices=tuple(linked), device_cpus="1"))
     assert run.plan.absent == frozenset({"d-2"})
-    assert run.plan.probed == frozenset({"d-1", "d-2"})
+    assert run.plan.probed_devices == frozenset({"d-1", "d-2"})
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
 
     def say(topic: str, text: str) -> None:
@@ -365,7 +369,7 @@ def test_run_clock_does_not_start_with_wrong_kernel_limits(
 
 @pytest.mark.parametrize(
     ("up", "told"),
-    [(0.95e6, None), (0.88e6, "the uplink of d-1 was 12.0% less than asked"), (0.5e6, "50.0% less")],
+    [(0.95e6, None), (0.88e6, "the uplink of d-1 was 12.0% less than requested"), (0.5e6, "50.0% less")],
 )
 def test_run_clock_does_not_start_with_a_wrong_link(up: float, told: str | None, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=1)

@@ -106,7 +106,7 @@ def test_damaged_cache_is_rebuilt(root: Path, cache: Path) -> None:
 def test_invalid_files_are_named_with_the_fix(root: Path) -> None:
     path = root / "tests/tiny/train-00000-of-00002.parquet"
     pd.DataFrame({"picture": [1], "other": [2]}).to_parquet(path)
-    with pytest.raises(BadInputError, match=r"digit.*train-00000-of-00002\.parquet, .* anew"):
+    with pytest.raises(BadInputError, match=r"digit.*train-00000-of-00002\.parquet: .*again"):
         datasets.load("tests/tiny", root)
     with pytest.raises(BadInputError, match=r"--data .*nowhere: no such folder"):
         datasets.load("tests/tiny", root / "nowhere")

@@ -18,7 +18,7 @@ import resource, sys
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
 from testbed.host import descriptors
-descriptors.allow(int(sys.argv[2]), "devices")
+descriptors.raise_limit(int(sys.argv[2]), "devices")
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
@@ -30,7 +30,7 @@ def _allowed(hard: int, count: int) -> subprocess.CompletedProcess[str]:
 
 def test_log_files_use_descriptors_above_the_select_limit(tmp_path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    descriptors.allow(1100, "logs")
+    descriptors.raise_limit(1100, "logs")
     writer = LogWriter()
     with ExitStack() as held:
         held.callback(writer.close)
@@ -48,20 +48,20 @@ def test_soft_limit_is_raised_as_needed_and_allowed() -> None:
 
 
 def test_fleet_beyond_the_hard_limit_is_an_error() -> None:
-    assert "devices take 1,400 file descriptors" in _allowed(1200, 1300).stderr
+    assert "devices need 1,400 file descriptors" in _allowed(1200, 1300).stderr
 
 
 def test_descriptor_stays_if_no_higher_number_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     monkeypatch.setattr(descriptors, "_SELECTABLE", 2**30)
     try:
-        assert descriptors.aside(reading) == reading
+        assert descriptors.renumber(reading) == reading
     finally:
         os.close(reading)
         os.close(writing)
 
 
 def test_fleet_within_the_hard_limit_is_accepted() -> None:
-    descriptors.allow(1, "one device")
+    descriptors.raise_limit(1, "one device")
     with pytest.raises(HostError, match="raise the hard limit"):
-        descriptors.allow(2**40, "a fleet")
+        descriptors.raise_limit(2**40, "a fleet")

@@ -127,7 +127,7 @@ def make_context(configuration: Path, name: str, url: str, *, use: bool) -> None
     ],
 )
 def test_kinds_of_engines_are_recognised(engine: str, reason: str | None) -> None:
-    found = docker_engine.unfit(info_of(engine))
+    found = docker_engine.unfit_reason(info_of(engine))
     finding = doctor.engine(info_of(engine, DockerRootDir="/"))
     if reason is None:
         assert found is None
@@ -144,7 +144,7 @@ def test_podman_is_refused_before_the_start(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/engine.sock")
     with recorded(PODMAN, listening) as asked:
-        assert not docker_engine.available()
+        assert not docker_engine.is_available()
         with (
             pytest.raises(HostError, match=r"Podman.*docker\.io.*--runtime process"),
             docker_runtime.launcher(Mock(), Mock()),
@@ -201,7 +201,7 @@ def test_real_podman_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     try:
         eventually(lambda: (folder / "podman.sock").exists())
         with closing(docker_engine.connect()) as client:
-            unfit = docker_engine.unfit(client.info())
+            unfit = docker_engine.unfit_reason(client.info())
     finally:
         service.terminate()
         service.wait()
@@ -211,7 +211,7 @@ def test_real_podman_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("release", ["6.10.14-linuxkit", "5.15.167.4-microsoft-standard-WSL2"])
 def test_engine_on_another_kernel_is_refused(release: str) -> None:
-    found = docker_engine.unfit(info_of("docker-28.5.2", KernelVersion=release))
+    found = docker_engine.unfit_reason(info_of("docker-28.5.2", KernelVersion=release))
     assert found is not None
     assert f"its kernel is {release}, the one here {platform.release()}" in found.reason
 
@@ -224,7 +224,7 @@ def test_kernel_releases_are_compared_with_three_numbers(
     own: str, engines: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.release", lambda: own)
-    assert docker_engine.unfit(info_of("docker-28.5.2", KernelVersion=engines)) is None
+    assert docker_engine.unfit_reason(info_of("docker-28.5.2", KernelVersion=engines)) is None
 
 
 @pytest.mark.parametrize(("name", "fits"), [(socket.gethostname(), True), ("twin", False)])
@@ -234,9 +234,9 @@ def test_engine_of_another_machine_with_the_same_kernel_is_refused(
     server = socketserver.TCPServer(("127.0.0.1", 0), Recorded)
     monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_address[1]}")
     with recorded("docker-28.5.2", server, Name=name):
-        assert docker_engine.available() is fits
+        assert docker_engine.is_available() is fits
         with closing(docker_engine.connect()) as client:
-            found = docker_engine.unfit(client.info())
+            found = docker_engine.unfit_reason(client.info())
     assert fits or (found is not None and "another machine (twin, at tcp://127.0.0.1" in found.reason)
 
 
@@ -289,7 +289,7 @@ def test_missing_context_is_an_error(contexts: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("DOCKER_CONTEXT", "lab")
     with pytest.raises(HostError, match=r"There is no Docker context lab.*docker context use NAME"):
         docker_engine.connect()
-    assert not docker_engine.available()
+    assert not docker_engine.is_available()
     make_context(contexts, "lab", "unix:///nonexistent.sock", use=False)
     for meta in contexts.rglob("meta.json"):
         meta.write_text("{")
@@ -303,7 +303,7 @@ def test_docker_host_takes_precedence_over_the_context(
     make_context(contexts, "lab", "unix:///nonexistent.sock", use=True)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{contexts}/engine.sock")
     with recorded("docker-28.5.2", listening):
-        assert docker_engine.available()
+        assert docker_engine.is_available()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from testbed import images
 from testbed.data import preparation
 from testbed.errors import BadInputError, HostError
 from testbed.host import cgroups, docker_engine
-from testbed.host.gpus import MPS, Gpu, Gpus
+from testbed.host.gpus import MPS, Gpus, HostGpu
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
@@ -54,7 +54,7 @@ def spec_of(tmp_path: Path, device: str) -> RunSpec:
         f"devices: [{{{device}}}]\nstop: {{after: 10s}}\n"
     )
     directory = RunDirectory.create(tmp_path, f"t-{tmp_path.name}")
-    host = Host((0, 1), 2**34, gpus=Gpus((Gpu("GPU-1", "A40", 2**35, (8, 6)),)))
+    host = Host((0, 1), 2**34, gpus=Gpus((HostGpu("GPU-1", "A40", 2**35, (8, 6)),)))
     return RunSpec(directory, topology, plan(topology, "docker", host), {"d": 1})
 
 

@@ -53,7 +53,7 @@ def test_fixes_are_printed_unwrapped(no_engine: None, monkeypatch: pytest.Monkey
 
 
 def test_engine_that_does_not_answer_is_named(no_engine: None) -> None:
-    assert not docker_engine.available()
+    assert not docker_engine.is_available()
     with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*unset DOCKER_HOST"):
         docker_engine.connect()
 
@@ -67,7 +67,7 @@ def test_engine_connection_times_out_sooner_than_requests(monkeypatch: pytest.Mo
         return made[-1]
 
     monkeypatch.setattr("docker.from_env", from_env)
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         assert [client] == made
         assert made[0].api.timeout >= 60
     made[0].close.assert_called_once()
@@ -80,7 +80,7 @@ def test_slow_engine_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     answers = iter([2.5, 0.0, 0.0])
     with socketserver.ThreadingUnixStreamServer(str(slow), engine_that_answers(answers)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with docker_engine.if_present() as client:
+        with docker_engine.connect_if_present() as client:
             assert client is not None
         server.shutdown()
 
@@ -111,10 +111,10 @@ def test_rootless_engine_is_skipped(option: str, monkeypatch: pytest.MonkeyPatch
     info = {"ServerVersion": "27.0", "SecurityOptions": options}
     client = Mock(info=lambda: info)
     monkeypatch.setattr("docker.from_env", lambda timeout: client)
-    assert docker_engine.available()
+    assert docker_engine.is_available()
     assert doctor.engine(info).status == "ok"
     options.append(f"name={option}")
-    assert not docker_engine.available()
+    assert not docker_engine.is_available()
     assert doctor.engine(info).status == "missing"
     assert "--runtime process" in doctor.engine(info).detail
     with (
@@ -238,8 +238,8 @@ def test_swarm_nodes_with_problems_are_reported() -> None:
     )
     drained = found("active", node("a"), node("b", availability="drain"))
     assert drained[0::2] == ("warn", "docker node update --availability active id-b")
-    assert drained[1].endswith("1 of them takes no work now")
+    assert drained[1].endswith("1 of them accepts no work now")
     gone = found("active", node("a"), node("b", state="down"))
     assert gone[0::2] == ("warn", "sudo systemctl start docker (on these nodes)")
-    assert gone[1].endswith("without an answer: b")
+    assert gone[1].endswith("not reachable: b")
     assert found("active", node("a"), node("b", "19.03.5"))[0] == "missing"

@@ -12,7 +12,7 @@ import pytest
 
 from agents import events
 from agents.timing.clock import in_device_time
-from testbed.fidelity import Clock, measure
+from testbed.fidelity import SegmentClock, measure
 from testbed.fidelity.figures import (
     Carried,
     DeviceFidelity,
@@ -23,7 +23,7 @@ from testbed.fidelity.figures import (
     RequestedLink,
 )
 from testbed.fidelity.requested import trainings
-from testbed.fidelity.validity import Training
+from testbed.fidelity.validity import TrainingSpan
 from testbed.rundir.tail import Samples
 
 EPOCH = 1000.0
@@ -67,11 +67,11 @@ def pi(
     link: tuple[RequestedLink, ...] = (),
     trained: Sequence[Interval] = (),
     away: tuple[Interval, ...] = (),
-    clock: Clock | None = None,
+    clock: SegmentClock | None = None,
 ) -> DeviceFidelity:
     asked = Requested("pi", "pis", cpu or (RequestedCpu(0.25, 0.01),), link, away)
     return measure(
-        [asked], samples, clock or Clock(EPOCH), {"pi": [Training(*one) for one in trained]}
+        [asked], samples, clock or SegmentClock(EPOCH), {"pi": [TrainingSpan(*one) for one in trained]}
     ).devices[0]
 
 
@@ -103,7 +103,7 @@ def test_waiting_device_is_never_busy() -> None:
     assert got.figures["cpu"].error is None
     assert got.measured == 0.0
     assert got.used == pytest.approx(0.02)
-    assert list(got.judged()) == []
+    assert list(got.judged_figures()) == []
 
 
 def test_starved_device_is_detected_during_training() -> None:
@@ -141,8 +141,8 @@ def test_device_that_often_waits_is_judged_by_its_share_when_runnable() -> None:
     assert got.demand.got == pytest.approx(0.25)
     assert got.wanted == pytest.approx(1.6)
     assert got.present == got.observed == pytest.approx(4.0)
-    assert [name for name, _ in pi(demanding([(0.1, 0.1, 0.9)] * 4)).judged()] == ["cpu"]
-    assert list(pi(demanding([(0.1, 0.1, 0.0)] * 4)).judged()) == []
+    assert [name for name, _ in pi(demanding([(0.1, 0.1, 0.9)] * 4)).judged_figures()] == ["cpu"]
+    assert list(pi(demanding([(0.1, 0.1, 0.0)] * 4)).judged_figures()) == []
 
 
 def test_demand_is_at_most_the_elapsed_time() -> None:
@@ -170,17 +170,21 @@ def test_missing_demand_counter_leaves_the_device_unjudged() -> None:
     got = pi(usage([IDLE] * 10))
     assert (got.demand.got, got.wanted) == (None, None)
     assert list(got.unjudged()) == [
-        "CPU: it was never busy, and this kernel does not say whether it waited for a CPU"
+        "CPU: it was never busy, and this kernel does not count waiting for a CPU"
     ]
     assert list(pi(usage([BUSY] * 10)).unjudged()) == []
 
 
 def test_device_without_enough_telemetry_is_not_judged() -> None:
     samples = usage([BUSY] * 4)
-    assert list(pi(samples, clock=Clock(EPOCH, end=10.0)).unjudged()) == ["CPU: telemetry of 4 of 10 s"]
-    assert list(pi(samples, away=((4.0, 10.0),), clock=Clock(EPOCH, end=10.0)).unjudged()) == []
-    assert list(pi([], clock=Clock(EPOCH, end=2.0)).unjudged()) == []
-    assert list(pi([], clock=Clock(EPOCH, end=3.0)).unjudged()) == ["CPU: telemetry of 0 of 3 s"]
+    assert list(pi(samples, clock=SegmentClock(EPOCH, end=10.0)).unjudged()) == [
+        "CPU: telemetry covers only 4 of 10 s"
+    ]
+    assert list(pi(samples, away=((4.0, 10.0),), clock=SegmentClock(EPOCH, end=10.0)).unjudged()) == []
+    assert list(pi([], clock=SegmentClock(EPOCH, end=2.0)).unjudged()) == []
+    assert list(pi([], clock=SegmentClock(EPOCH, end=3.0)).unjudged()) == [
+        "CPU: telemetry covers only 0 of 3 s"
+    ]
 
 
 def test_demand_is_that_of_the_phase_with_the_longest_wait() -> None:
@@ -239,7 +243,7 @@ def test_paused_device_is_not_measured() -> None:
 
 def test_only_samples_within_the_run_count() -> None:
     samples = usage([(1.0, 0, 0)] * 3 + [BUSY] * 10, at=-3.0)
-    got = pi(reversed(samples), clock=Clock(EPOCH, begin=2.0, end=8.0))
+    got = pi(reversed(samples), clock=SegmentClock(EPOCH, begin=2.0, end=8.0))
     assert got.figures["cpu"].got == pytest.approx(0.25)
     assert got.measured == pytest.approx(6.0)
     assert got.used == pytest.approx(0.25)
@@ -297,8 +301,8 @@ def test_training_intervals_come_from_the_updates() -> None:
     changed = (RequestedCpu(0.2, 0.01), RequestedCpu(0.1, 0.01, 4.0))
     asked = [Requested("pi", "pis", (RequestedCpu(0.25, 0.01),)), Requested("nano", "nanos", changed)]
     assert trainings(asked, records) == {
-        "pi": [Training(2.0, 5.0, 0.0375), Training(8.0, 11.0, 0.0375)],
-        "nano": [Training(3.0, 6.0, None)],
+        "pi": [TrainingSpan(2.0, 5.0, 0.0375), TrainingSpan(8.0, 11.0, 0.0375)],
+        "nano": [TrainingSpan(3.0, 6.0, None)],
     }
 
 
@@ -323,16 +327,18 @@ def test_link_figures_come_from_the_probes() -> None:
     assert got.figures["rtt"].error == pytest.approx(10.0)
     assert got.figures["jitter"].requested == pytest.approx(0.003 * math.sqrt(2 / 3))
     assert got.figures["loss"].error == pytest.approx(0.0)
-    assert [name for name, _ in got.judged()] == ["rtt"]  # of packets that are lost the rate tells less
+    assert [name for name, _ in got.judged_figures()] == [
+        "rtt"
+    ]  # of packets that are lost the rate tells less
     same = pi([probe(1.0, up=4e6, down=2e7, rtt=0.066)], link=(replace(LINK, loss=0.0),))
-    assert [name for name, _ in same.judged()] == ["up", "down", "rtt"]
+    assert [name for name, _ in same.judged_figures()] == ["up", "down", "rtt"]
 
 
 def test_figure_that_was_not_requested_has_no_error() -> None:
     probes = [probe(1.0, up=900e6, rtt=0.0002)]
     got = pi(probes, link=(RequestedLink(down=1e6),))
     assert got.figures["rtt"].error is None
-    assert list(got.judged()) == []
+    assert list(got.judged_figures()) == []
     assert pi(probes).figures["up"].got == 900e6
     assert pi([], link=(LINK,)).figures["up"] == Figure(5e6, None)
 
@@ -342,14 +348,16 @@ def test_probe_before_the_run_is_compared_with_the_initial_link() -> None:
     for first in (0.0, 2.0):
         got = pi([probe(-3.0, rtt=0.06)], link=(replace(LINK, at=first), *links[1:]))
         assert got.figures["rtt"].error == pytest.approx(0.0)
-    late = pi([probe(-3.0, rtt=0.06), probe(20.5, rtt=9.0)], link=(LINK,), clock=Clock(EPOCH, end=20.0))
+    late = pi(
+        [probe(-3.0, rtt=0.06), probe(20.5, rtt=9.0)], link=(LINK,), clock=SegmentClock(EPOCH, end=20.0)
+    )
     assert late.probes == 1
 
 
 def test_probe_of_a_resumed_run_is_compared_with_the_initial_link() -> None:
     """The clock continues at 60 s; the containers get what was set at 10 s when it does."""
     links = (LINK, replace(LINK, up=1_000_000, at=10.0))
-    got = pi([probe(57.0, up=5e6)], link=links, clock=Clock(EPOCH, begin=60.0))
+    got = pi([probe(57.0, up=5e6)], link=links, clock=SegmentClock(EPOCH, begin=60.0))
     assert got.figures["up"] == Figure(5e6, 5e6)
 
 
@@ -359,7 +367,7 @@ def test_link_change_without_effect_is_detected() -> None:
     got = pi(probes, link=links)
     assert got.figures["up"].requested == 1e6
     assert got.figures["up"].error == pytest.approx(400.0)
-    assert "rtt" not in dict(got.judged())  # 2 ms are what a device takes to answer
+    assert "rtt" not in dict(got.judged_figures())  # 2 ms are what a device takes to answer
 
 
 RECORDED = """\
@@ -378,7 +386,7 @@ def test_share_of_a_recorded_run_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     path.write_text(RECORDED)
     asked = Requested("far", "far", (RequestedCpu(0.2, 0.0125),))
-    got = measure([asked], Samples(path).read(), Clock(14347.0), {}).devices[0]
+    got = measure([asked], Samples(path).read(), SegmentClock(14347.0), {}).devices[0]
     assert got.measured == pytest.approx(4.9625)
     assert got.figures["cpu"].got == pytest.approx(0.20010, abs=1e-5)
     assert got.figures["cpu"].error == pytest.approx(0.05, abs=0.01)

@@ -118,7 +118,7 @@ def test_tables_show_requested_and_measured_values() -> None:
         "starved                –     –      –",
         "a-devic…ong-name       –     –      –",
         "",
-        "CPU: at worst 50.0% less than asked (starved); links: 4.0% less (slow, up)",
+        "CPU: at worst 50.0% less than requested (starved); links: 4.0% less (slow, up)",
     ]
 
 
@@ -136,21 +136,21 @@ def test_many_devices_are_shown_by_group_with_the_worst() -> None:
         "pis ×20           –    –       –",
         "nanos ×2          1  1.1  +10.0%",
         "",
-        "CPU: at worst 7.6% less than asked (pi-19); links: 10.0% more (nano-1, up)",
+        "CPU: at worst 7.6% less than requested (pi-19); links: 10.0% more (nano-1, up)",
     ]
 
 
 @pytest.mark.parametrize(
     ("one", "line"),
     [
-        (device("pi", cpu=Figure(0.25)), "CPU: no device was busy long enough to tell"),
+        (device("pi", cpu=Figure(0.25)), "CPU: no device was busy long enough to be judged"),
         (
             device("pi", measured=2.0, cpu=Figure(0.25, 0.1), up=Figure(1e6)),
-            "CPU: no device was busy long enough to tell; links: not measured",
+            "CPU: no device was busy long enough to be judged; links: not measured",
         ),
         (
             device("pi", cpu=Figure(0.25, 0.5), rtt=Figure(0.01, 0.011), loss=Figure(0.1, 0.2)),
-            "CPU: at worst 100.0% more than asked (pi); links: no error beyond chance",
+            "CPU: at worst 100.0% more than requested (pi); links: no error beyond chance",
         ),
     ],
 )

@@ -19,11 +19,11 @@ from agents.wire.messages import GpuFigures, GpuSample, encode
 from testbed import fidelity
 from testbed.api import machine as doctor
 from testbed.errors import BadInputError
-from testbed.fidelity import Clock, requested, table
+from testbed.fidelity import SegmentClock, requested, table
 from testbed.fidelity.validity import verdict
 from testbed.host import gpus
-from testbed.host.gpus import Gpu, Gpus, Lack, Meter, Use
-from testbed.plan import Host, Plan, describe, plan
+from testbed.host.gpus import GpuMeter, Gpus, HostGpu, Lack, Use
+from testbed.plan import Host, Plan, device_table, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
@@ -32,9 +32,9 @@ from testbed.runtimes.docker.meter import together
 from testbed.topology import Topology, parse
 
 GIB = 2**30
-AMPERE = Gpu("GPU-a", "A40", 48 * GIB, (8, 6))
-SMALL = Gpu("GPU-b", "A2", 16 * GIB, (8, 6))
-PASCAL = Gpu("GPU-p", "P100", 16 * GIB, (6, 0))
+AMPERE = HostGpu("GPU-a", "A40", 48 * GIB, (8, 6))
+SMALL = HostGpu("GPU-b", "A2", 16 * GIB, (8, 6))
+PASCAL = HostGpu("GPU-p", "P100", 16 * GIB, (6, 0))
 FLEET = """
 name: fleet
 task: {name: digits-logreg, local: {steps: 20}}
@@ -49,7 +49,11 @@ def fleet(*devices: str, more: str = "") -> Topology:
 
 
 def planned(
-    topology: Topology, *found: Gpu, runtime: str = "docker", oversubscribe: bool = False, **lacks: Any
+    topology: Topology,
+    *found: HostGpu,
+    runtime: str = "docker",
+    oversubscribe: bool = False,
+    **lacks: Any,
 ) -> Plan:
     host = Host((0, 1, 2, 3), 64 * GIB, gpus=Gpus(found, **lacks), lack_of_cuda=None)
     return plan(topology, runtime, host, oversubscribe=oversubscribe)
@@ -108,9 +112,9 @@ def test_devices_are_placed_first_fit_by_decreasing_share() -> None:
         "a-3": "GPU-c",
         "c": None,
     }
-    rows = {row["device"]: row["gpu"] for row in describe(made)}
+    rows = {row["device"]: row["gpu"] for row in device_table(made)}
     assert (rows["a-1"], rows["b"], rows["c"]) == ("0.4", "1", None)
-    assert "gpu" not in describe(planned(fleet("name: c")))[0]
+    assert "gpu" not in device_table(planned(fleet("name: c")))[0]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def test_devices_are_placed_first_fit_by_decreasing_share() -> None:
     ],
 )
 def test_request_beyond_the_gpus_is_refused_with_the_sum(
-    devices: list[str], found: list[Gpu], total: str
+    devices: list[str], found: list[HostGpu], total: str
 ) -> None:
     topology = fleet(*devices)
     slow = tuple(group.model_copy(update={"cpu": 0.01}) for group in topology.devices)
@@ -144,7 +148,7 @@ def test_request_beyond_the_gpus_is_refused_with_the_sum(
 def test_fractions_need_a_gpu_with_mps_limits() -> None:
     topology = fleet("name: a, gpu: {share: 50%}", "name: b, gpu: true")
     assert places(planned(topology, PASCAL, AMPERE)) == {"a": "GPU-a", "b": "GPU-p"}
-    with pytest.raises(BadInputError, match=r"devices\[0\].gpu: MPS limits clients on GPUs from Volta"):
+    with pytest.raises(BadInputError, match=r"devices\[0\].gpu: MPS can limit clients on GPUs from"):
         planned(topology, PASCAL, PASCAL)
     with pytest.raises(BadInputError, match=r"found 20GiB, expected at most 16.0 GiB"):
         planned(fleet("name: a, gpu: {memory: 20GiB}"), SMALL)
@@ -155,14 +159,14 @@ def test_missing_host_support_is_reported_with_the_fix() -> None:
     lack = Lack("this host has no NVIDIA driver", "sudo apt-get install nvidia-driver")
     with pytest.raises(BadInputError) as error:
         planned(topology, lack=lack)
-    assert ":7:25: devices[0].gpu: this host has no NVIDIA driver. To mend it: sudo apt" in str(
+    assert ":7:25: devices[0].gpu: this host has no NVIDIA driver. To fix it: sudo apt" in str(
         error.value
     )
     assert "devices[1].gpu: this host has no" in str(error.value)
     assert error.value.exit_code == 2
     with pytest.raises(BadInputError) as error:
         planned(topology, AMPERE, SMALL, lack_of_mps=Lack("no MPS", "sudo apt-get install mps"))
-    assert "devices[1].gpu: no MPS. To mend it: sudo apt-get install mps" in str(error.value)
+    assert "devices[1].gpu: no MPS. To fix it: sudo apt-get install mps" in str(error.value)
     assert "devices[0].gpu" not in str(error.value)
     assert planned(fleet("name: a"), lack=lack)  # who asks for none needs none
 
@@ -185,7 +189,7 @@ def test_runtime_without_gpu_support_refuses(
 
 
 def test_time_is_not_dilated_with_a_gpu() -> None:
-    with pytest.raises(BadInputError, match="dilation: is 2, and a GPU is as fast as ever in stretched"):
+    with pytest.raises(BadInputError, match="dilation: is 2, but a GPU does not become slower in"):
         planned(fleet("name: a, gpu: true", more="dilation: 2"), AMPERE)
     assert planned(fleet("name: a, gpu: true", more="dilation: auto"), AMPERE).dilation == 1
     assert planned(fleet("name: a", more="dilation: 2"), AMPERE).dilation == 2
@@ -229,7 +233,9 @@ class Nvml:
             super().__init__(value)
             self.value = value
 
-    def __init__(self, *cards: Gpu, fails: int | None = None, cuda: int = 13000, mig: str = "") -> None:
+    def __init__(
+        self, *cards: HostGpu, fails: int | None = None, cuda: int = 13000, mig: str = ""
+    ) -> None:
         self.cards, self.fails, self.cuda, self.mig = cards, fails, cuda, mig
         self.open = 0
         self.busy: Sequence[tuple[int, int, int]] | int = ()
@@ -255,36 +261,36 @@ class Nvml:
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return len(self.cards)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> HostGpu:  # noqa: N802
         return self.cards[index]
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> HostGpu:  # noqa: N802
         return next(card for card in self.cards if card.uuid == uuid)
 
-    def nvmlDeviceGetUUID(self, card: Gpu) -> str:  # noqa: N802
+    def nvmlDeviceGetUUID(self, card: HostGpu) -> str:  # noqa: N802
         return card.uuid
 
-    def nvmlDeviceGetName(self, card: Gpu) -> str:  # noqa: N802
+    def nvmlDeviceGetName(self, card: HostGpu) -> str:  # noqa: N802
         return card.name
 
-    def nvmlDeviceGetMemoryInfo(self, card: Gpu) -> Any:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, card: HostGpu) -> Any:  # noqa: N802
         return SimpleNamespace(total=card.memory)
 
-    def nvmlDeviceGetCudaComputeCapability(self, card: Gpu) -> list[int]:  # noqa: N802
+    def nvmlDeviceGetCudaComputeCapability(self, card: HostGpu) -> list[int]:  # noqa: N802
         return list(card.capability)
 
-    def nvmlDeviceGetMigMode(self, card: Gpu) -> list[int]:  # noqa: N802
+    def nvmlDeviceGetMigMode(self, card: HostGpu) -> list[int]:  # noqa: N802
         if card.name == "P100":
             raise self.NVMLError(3)
         return [int(card.uuid == self.mig), 0]
 
-    def nvmlDeviceGetComputeRunningProcesses(self, card: Gpu) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses(self, card: HostGpu) -> list[Any]:  # noqa: N802
         return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in self.plain.items()]
 
-    def nvmlDeviceGetMPSComputeRunningProcesses(self, card: Gpu) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, card: HostGpu) -> list[Any]:  # noqa: N802
         return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in self.mps.items()]
 
-    def nvmlDeviceGetProcessUtilization(self, card: Gpu, since: int) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetProcessUtilization(self, card: HostGpu, since: int) -> list[Any]:  # noqa: N802
         self.seen.append(since)
         if isinstance(self.busy, int):
             raise self.NVMLError(self.busy)
@@ -302,7 +308,7 @@ WITH_TOOLKIT: dict[str, Any] = {"Runtimes": {"nvidia": {}, "runc": {}}}
         (Nvml(fails=15), WITH_TOOLKIT, "does not answer", "nvidia-smi"),
         (Nvml(), WITH_TOOLKIT, "finds no GPU", "GPU"),
         (Nvml(AMPERE, mig="GPU-a"), WITH_TOOLKIT, "finds no GPU", "-mig 0"),
-        (Nvml(AMPERE, cuda=12080), WITH_TOOLKIT, "is for CUDA 12.8, and the image's", "newer driver"),
+        (Nvml(AMPERE, cuda=12080), WITH_TOOLKIT, "supports CUDA 12.8, but the image's", "newer driver"),
         (Nvml(AMPERE), {"Runtimes": {"runc": {}}}, "no NVIDIA Container Toolkit", "nvidia-ctk runtime"),
         (Nvml(AMPERE), {}, "no NVIDIA Container Toolkit", "nvidia-ctk runtime"),
     ],
@@ -318,7 +324,7 @@ def test_obstacles_to_gpus_in_containers_are_named(
     assert nvml.open == 0
     finding = doctor.gpu(found)
     assert (finding.status, finding.fix) == ("warn", found.lack.fix)
-    assert "devices without gpu need none" in finding.detail
+    assert "only devices with gpu need it" in finding.detail
 
 
 @pytest.mark.parametrize(
@@ -339,7 +345,7 @@ def test_gpus_available_to_containers(
         (tmp_path / name).touch(mode=0o755)
     found = gpus.survey(engine, nvml)
     assert found.lack_of_mps is None
-    assert doctor.gpu(found).detail == "A40, P100; MPS cannot limit what a device has of P100"
+    assert doctor.gpu(found).detail == "A40, P100; MPS cannot limit a device's share of P100"
 
 
 # What processes use.
@@ -349,7 +355,7 @@ def test_gpu_meter_reads_processes_and_mean_utilisation() -> None:
     nvml = Nvml(AMPERE)
     nvml.plain, nvml.mps = {7: 100, 8: None}, {9: 300}
     nvml.busy = [(7, 1_000, 40), (7, 2_000, 60), (5, 2_000, 99)]
-    meter = Meter(["GPU-a"], nvml)
+    meter = GpuMeter(["GPU-a"], nvml)
     assert meter.read() == {
         7: Use(100, mps=False, sm=0.5),
         8: Use(None, mps=False, sm=0.0),
@@ -363,7 +369,7 @@ def test_gpu_meter_reads_processes_and_mean_utilisation() -> None:
     meter.close()
     assert nvml.open == 0
     with pytest.raises(OSError, match="NVML"):
-        Meter(["GPU-a"], Nvml(fails=12))
+        GpuMeter(["GPU-a"], Nvml(fails=12))
 
 
 def test_gpu_use_of_a_devices_processes_is_summed() -> None:
@@ -385,7 +391,7 @@ def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory
     (tmp_path / "telemetry.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
     devices = requested.devices(spec, ())
     found = fidelity.measure(
-        devices, Samples(tmp_path / "telemetry.jsonl").read(), Clock(100.0, end=60.0), {}
+        devices, Samples(tmp_path / "telemetry.jsonl").read(), SegmentClock(100.0, end=60.0), {}
     )
     return found, verdict((), found)
 
@@ -398,7 +404,7 @@ def test_device_within_mps_limits_is_reported_and_not_judged(tmp_path: Path) -> 
     assert (one.gpu.samples, one.gpu.memory, one.gpu.outside) == (2, 1500 * 2**20, 0)
     assert not [reason for reason in validity.reasons if "GPU" in reason]
     (why,) = [text for text in validity.unjudged if "GPU" in text]
-    assert "a, its share of the GPU: MPS held it, and NVML does not tell" in why
+    assert "a, its share of the GPU: MPS limited it, but NVML does not report" in why
     assert found.as_dict()["devices"]["a"]["gpu"]["memory"] == {"asked": 2 * GIB, "got": 1500 * 2**20}
     assert "gpu" not in found.as_dict()["devices"]["b"]
 
@@ -423,15 +429,15 @@ def test_gpu_memory_over_the_limit_makes_the_run_not_valid(tmp_path: Path) -> No
         return [text for text in judged(tmp_path, on)[1].reasons if "GPU" in text]
 
     assert reasons(2048 + 512) == []
-    assert reasons(2048 + 513) == ["a took 2561 MiB of its GPU where 2048 were the limit"]
+    assert reasons(2048 + 513) == ["a took 2561 MiB of its GPU; the limit was 2048 MiB"]
 
 
 def test_gpu_unknown_to_nvml_is_not_judged(tmp_path: Path) -> None:
     for samples in ((), (GpuFigures(0, 0.0),)):
         _, validity = judged(tmp_path, *samples)
-        assert "a, its GPU: NVML saw no process of it there" in validity.unjudged
+        assert "a, its GPU: NVML saw no process of the device there" in validity.unjudged
     _, validity = judged(tmp_path, GpuFigures(None, None, mps=True))
-    assert any("its GPU memory: NVML does not tell" in text for text in validity.unjudged)
+    assert any("its GPU memory: NVML does not report" in text for text in validity.unjudged)
 
 
 def test_use_of_a_whole_gpu_is_reported(tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def test_download_reports_its_progress(endpoint: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     first, *progress, last = done.stdout.splitlines()
-    assert first == "a/b: 1.4 MB to fetch from the Hugging Face hub"
-    assert re.fullmatch(r"Fetching a/b: \d\.\d of 1\.4 MB at 0\.\d MB/s, about \d+ s left", progress[0])
+    assert first == "a/b: 1.4 MB to download from the Hugging Face hub"
+    assert re.fullmatch(
+        r"Downloading a/b: \d\.\d of 1\.4 MB at 0\.\d MB/s, about \d+ s left", progress[0]
+    )
     assert last == "(6, 3, 256, 256) [0, 1, 2, 1, 0, 2] [1]"

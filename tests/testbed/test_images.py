@@ -24,7 +24,16 @@ from docker.errors import ContainerError
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, subprocesses
-from testbed.images import build_time, building, debian, image_check, in_use, inventory, own, wheels
+from testbed.images import (
+    build_time,
+    building,
+    debian,
+    device_images,
+    image_check,
+    in_use,
+    inventory,
+    wheels,
+)
 from testbed.topology import parse
 from tests.waiting import eventually
 
@@ -46,13 +55,13 @@ def test_remaining_build_time_uses_previous_durations(
     monkeypatch.setattr(build_time, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     first = build_time.BuildTime(["base", "agent"])
     assert str(first) == ""
-    first.built("base")
-    first.built("agent")
+    first.record_built("base")
+    first.record_built("agent")
     again = build_time.BuildTime(["base", "agent"])
     assert str(again) == "about 65 s left"
-    again.built("base")
+    again.record_built("base")
     assert str(again) == "about 25 s left"
-    again.built("agent")
+    again.record_built("agent")
     assert str(again) == ""
 
 
@@ -150,7 +159,7 @@ def test_torch_of_the_same_version_with_cuda_is_refused(
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("torch==2.13.0\n")
     with pytest.raises(HostError, match="1 CUDA libraries"):
-        wheels.fetch(requirements, "x86_64", tmp_path, threading.Event())
+        wheels.fetch_wheels(requirements, "x86_64", tmp_path, threading.Event())
 
 
 def test_wheels_are_downloaded_once_unless_forced(
@@ -168,7 +177,7 @@ def test_wheels_are_downloaded_once_unless_forced(
             about = f"Metadata-Version: 2.1\nName: thing\nVersion: {version}\n"
             wheel.writestr(f"thing-{version}.dist-info/METADATA", about)
             wheel.writestr(f"thing-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
-        folder = wheels.fetch(requirements, "x86_64", tmp_path, threading.Event(), again=again)
+        folder = wheels.fetch_wheels(requirements, "x86_64", tmp_path, threading.Event(), again=again)
         return [path.name for path in folder.iterdir()]
 
     (tmp_path / "testbed").mkdir()
@@ -203,7 +212,7 @@ def test_only_images_needed_by_the_run_are_built() -> None:
             return [name] if name in self.has else []
 
     def missing(tags: dict[str, str], *has: str) -> set[str]:
-        return building.missing(Engine(*has), tags)  # type: ignore[arg-type]
+        return building.missing_kinds(Engine(*has), tags)  # type: ignore[arg-type]
 
     every = images.current_tags(images.FOLDER, images.AGENTS)
     plain = {kind: tag for kind, tag in every.items() if not kind.endswith("-cuda")}
@@ -364,7 +373,7 @@ def test_pruning_keeps_images_in_use() -> None:
     def image(number: int, *tags: str, shared: int = 600) -> dict[str, object]:
         return {"Id": f"sha256:{number}", "RepoTags": [*tags], "Size": 1000, "SharedSize": shared}
 
-    found = inventory.entries(
+    found = inventory.image_entries(
         [
             image(1, "testbed-agent:here"),
             image(2, "testbed-agent:running", "somebody-elses:1"),
@@ -379,7 +388,7 @@ def test_pruning_keeps_images_in_use() -> None:
         in_containers={"sha256:2"},
     )
     pushed = "registry.example:5000/team/testbed-base:"
-    assert [(one.image, one.alone, one.user, one.kept) for one in found] == [
+    assert [(one.image, one.alone, one.user, one.is_kept) for one in found] == [
         (f"{pushed}0123456789ab", 400, "", False),
         (f"{pushed}ba9876543210", 400, "this checkout", True),
         ("testbed-agent:here", 400, "this checkout", True),
@@ -389,7 +398,7 @@ def test_pruning_keeps_images_in_use() -> None:
     ]
 
     def removed(*, everything: bool) -> list[str]:
-        return [one.image for one in inventory.removable(found, everything=everything)]
+        return [one.image for one in inventory.removable_images(found, everything=everything)]
 
     old = f"{pushed}0123456789ab"
     assert removed(everything=False) == [old, "testbed-broker:old"]
@@ -407,13 +416,13 @@ def test_only_unused_images_are_listed_and_removed(
     user = engine.containers.create(built.broker, "mosquitto")
     engine.images.get(built.broker).tag(*old.split(":"))
     try:
-        (found,) = [one for one in inventory.listed(engine) if one.image == old]
-        assert (found.user, found.kept) == ("containers", True)
-        assert found not in inventory.removable([found], everything=True)
+        (found,) = [one for one in inventory.list_images(engine) if one.image == old]
+        assert (found.user, found.is_kept) == ("containers", True)
+        assert found not in inventory.removable_images([found], everything=True)
     finally:
         user.remove()
-    assert inventory.removed(engine, [found]) == [found]
-    tags = {one.image for one in inventory.listed(engine)}
+    assert inventory.remove_images(engine, [found]) == [found]
+    tags = {one.image for one in inventory.list_images(engine)}
     assert old not in tags
     assert {built.agent, built.broker} <= tags
 
@@ -426,10 +435,10 @@ def test_images_of_all_existing_checkouts_are_in_use(
     for checkout in checkouts:
         checkout.mkdir()
         monkeypatch.setattr(in_use, "FOLDER", checkout)
-        images.register({"agent": f"testbed-agent:{checkout.name}-before"})
-        images.register({"agent": f"testbed-agent:{checkout.name}"})
+        images.register_images({"agent": f"testbed-agent:{checkout.name}-before"})
+        images.register_images({"agent": f"testbed-agent:{checkout.name}"})
     checkouts[2].rmdir()
-    assert images.registered() == {
+    assert images.registered_images() == {
         f"testbed-agent:{name}": str(tmp_path / name) for name in ("one", "other")
     }
 
@@ -448,10 +457,10 @@ def sensor(tmp_path: Path) -> Path:
 
 def test_user_image_is_rebuilt_when_its_inputs_change(sensor: Path) -> None:
     def tag(base: str = "testbed-agent:1") -> str:
-        return own.Context.read(sensor).tag(base)
+        return device_images.BuildContext.read(sensor).tag(base)
 
     first = tag()
-    assert own.Context.read(sensor).files == (".dockerignore", "Dockerfile", "driver.py")
+    assert device_images.BuildContext.read(sensor).files == (".dockerignore", "Dockerfile", "driver.py")
     (sensor.parent / "data" / "large.bin").write_bytes(b"another")
     assert tag() == first
     assert tag("testbed-agent:2") != first
@@ -463,16 +472,16 @@ def test_only_regular_files_go_into_an_image(sensor: Path) -> None:
     (sensor.parent / "driver").symlink_to("driver.py")
     os.mkfifo(sensor.parent / "pipe")
     with pytest.raises(BadInputError, match=r"sensor/pipe is neither a file nor a link"):
-        own.Context.read(sensor)
+        device_images.BuildContext.read(sensor)
     with (sensor.parent / ".dockerignore").open("a") as ignored:
         ignored.write("pipe\n")
-    assert "driver" in own.Context.read(sensor).files
+    assert "driver" in device_images.BuildContext.read(sensor).files
 
 
 def test_folder_too_large_for_an_image_is_refused(sensor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "_MAX_BYTES", 10)
+    monkeypatch.setattr(device_images, "_MAX_BYTES", 10)
     with pytest.raises(BadInputError, match=r"put the Dockerfile into a folder .* \.dockerignore"):
-        own.Context.read(sensor)
+        device_images.BuildContext.read(sensor)
 
 
 def test_missing_programs_of_an_image_are_named() -> None:
@@ -483,8 +492,8 @@ def test_missing_programs_of_an_image_are_named() -> None:
     )
     assert seen["agents"] == image_check.digest(images.AGENTS)
     assert {lack for lack in seen["lacks"] if not lack.startswith("the program ")} == set()
-    assert list(own._faults({"lacks": [], "agents": "mine"}, "mine")) == []
-    old = list(own._faults({"lacks": ["torch (ImportError: no)"], "agents": "other"}, "mine"))
+    assert list(device_images._faults({"lacks": [], "agents": "mine"}, "mine")) == []
+    old = list(device_images._faults({"lacks": ["torch (ImportError: no)"], "agents": "other"}, "mine"))
     assert old[0] == "torch (ImportError: no)"
     assert "of this version of the testbed" in old[1]
     nothing = subprocess.run(
@@ -508,10 +517,10 @@ def test_image_unfit_for_a_device_is_refused_with_its_group(
     )
     begun, label = int(time.time()), f"testbed.run={uuid.uuid4()}"
     with pytest.raises(BadInputError) as caught:
-        own.of_groups(engine, read, built, print, dict([label.split("=")]))
+        device_images.group_images(engine, read, built, print, dict([label.split("=")]))
     text = str(caught.value)
-    assert "devices[0].image: a is to run in no-such-image:1, and the engine has no such image" in text
-    assert f"devices[1].image: {built.broker} cannot be a device: it lacks torch" in text
+    assert "devices[0].image: a: the engine has no image no-such-image:1" in text
+    assert f"devices[1].image: {built.broker} cannot run a device: it lacks torch" in text
     events = engine.events(
         begun, int(time.time()) + 1, {"type": "container", "label": label}, decode=True
     )
@@ -527,9 +536,9 @@ def test_output_of_a_short_container_is_read_and_nothing_left(
     label = f"testbed.run={uuid.uuid4()}"
     labels = dict([label.split("=")])
     shell = ["sh", "-c", "echo printed; [ $0 = 0 ] || echo failed >&2; exit $0"]
-    assert docker_engine.output(engine, built.broker, [*shell, "0"], labels) == b"printed\n"
+    assert docker_engine.run_output(engine, built.broker, [*shell, "0"], labels) == b"printed\n"
     with pytest.raises(ContainerError, match="failed") as error:
-        docker_engine.output(engine, built.broker, [*shell, "3"], labels)
+        docker_engine.run_output(engine, built.broker, [*shell, "3"], labels)
     assert error.value.exit_status == 3
 
     drivers = []
@@ -543,7 +552,7 @@ def test_output_of_a_short_container_is_read_and_nothing_left(
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        docker_engine.output(engine, built.broker, ["sleep", "600"], labels)
+        docker_engine.run_output(engine, built.broker, ["sleep", "600"], labels)
     thread.join()
     assert drivers == ["json-file"]
     assert engine.containers.list(all=True, filters={"label": label}) == []

@@ -11,7 +11,7 @@ from testbed.broker import BrokerLimits
 from testbed.errors import BadInputError
 from testbed.plan import Catalog, Host, agent_configs, model_check, plan
 from testbed.plan.catalog import read
-from testbed.plan.planned_actions import slowest
+from testbed.plan.planned_actions import lowest_rates
 from testbed.topology import Topology, parse
 
 
@@ -30,13 +30,13 @@ def test_plan_compares_needed_memory_with_the_limit(memory: str, warned: bool) -
     told = [note for note in notes if "it would be killed" in note]
     assert bool(told) is warned
     if warned:
-        assert "a has 512MiB of memory, and a client of cifar10-resnet18 needs about 536MiB" in told[0]
+        assert "a has 512MiB of memory, but a client of cifar10-resnet18 needs about 536MiB" in told[0]
     unlimited = plan(topology, "process", host, catalog).notes
     assert "killed" not in " ".join(unlimited)
 
 
 def test_broker_limits_fit_chunked_models() -> None:
-    whole, parted = BrokerLimits.of(100_000, 2), BrokerLimits.of(110_000_000, 2)
+    whole, parted = BrokerLimits.for_run(100_000, 2), BrokerLimits.for_run(110_000_000, 2)
     assert whole.packet == 400_000 + 2**17
     assert parted.packet == 2**20 + 2**17
     assert parted.queue > 4 * 440_000_000
@@ -59,7 +59,7 @@ def test_slowest_rate_of_the_whole_run_counts(tmp_path: Path) -> None:
         "scenario: [{at: 1s, set: a-2, link: {up: 20kbit, down: 40kbit}}]\n"
     )
     made = plan(topology, "docker", Host(cores=(0, 1, 2, 3), memory=2**35), read(topology))
-    assert slowest(topology, made) == {"a-1": 1e6, "a-2": 2e4, "b": 5e5, "c": 700, "d": math.inf}
+    assert lowest_rates(topology, made) == {"a-1": 1e6, "a-2": 2e4, "b": 5e5, "c": 700, "d": math.inf}
 
 
 def test_plan_reserves_memory_for_models_under_way() -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from agents.wire.messages import NO_LIMIT, CgroupLimits
-from testbed.fidelity import Clock, measure
+from testbed.fidelity import SegmentClock, measure
 from testbed.fidelity.figures import Requested, RequestedCpu
 from testbed.fidelity.limits import RequestedLimits, differences
 from testbed.fidelity.validity import verdict
@@ -39,7 +39,10 @@ EPOCH = 1000.0
         (structs.replace(V2, weight=100), ["its CPU weight is 100, requested 96 or 204"]),
         (structs.replace(V1, cpus=""), ["its cores are all, requested 1-2"]),
         (structs.replace(V1, cpus="0-2"), ["its cores are 0-2, requested 1-2"]),
-        (structs.replace(V2, memory=None), ["this kernel limits no memory, requested 536870912 bytes"]),
+        (
+            structs.replace(V2, memory=None),
+            ["this kernel cannot limit memory, requested 536870912 bytes"],
+        ),
         (
             structs.replace(V1, memory=NO_LIMIT),
             ["its memory limit is without limit, requested 536870912 bytes"],
@@ -56,7 +59,7 @@ def read(at: float, limits: CgroupLimits) -> dict[str, Any]:
 
 
 def wrong(requested: Requested, *samples: dict[str, Any]) -> tuple[str, ...]:
-    return measure([requested], samples, Clock(EPOCH, end=60.0), {}).devices[0].wrong_limits
+    return measure([requested], samples, SegmentClock(EPOCH, end=60.0), {}).devices[0].wrong_limits
 
 
 def pi(*more: RequestedCpu, away: tuple[tuple[float, float], ...] = ()) -> Requested:
@@ -74,7 +77,7 @@ def test_limits_that_hold_throughout_are_no_reason() -> None:
 
 def test_limit_lost_during_the_run_is_a_reason() -> None:
     samples = read(-1.0, V1), read(7.0, structs.replace(V1, swap=NO_LIMIT))
-    found = measure([pi()], samples, Clock(EPOCH, end=60.0), {})
+    found = measure([pi()], samples, SegmentClock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == (SWAPS,)
     assert verdict([], found).reasons == (f"the kernel has other limits for pi: {SWAPS}",)
     assert found.devices[0].as_dict()["wrong_limits"] == [SWAPS]
@@ -99,15 +102,17 @@ def test_limits_are_not_judged_while_a_device_is_down_or_starting() -> None:
 
 
 def test_limits_that_were_never_read_leave_a_run_unjudged() -> None:
-    found = measure([pi()], [], Clock(EPOCH, end=60.0), {})
+    found = measure([pi()], [], SegmentClock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == ()
-    assert "pi, its limits: never read from the kernel" in verdict([], found).unjudged
+    assert "pi, its limits: they were never read from the kernel" in verdict([], found).unjudged
 
 
 def test_swap_that_the_kernel_cannot_limit_leaves_a_run_unjudged() -> None:
-    found = measure([pi()], [read(-1.0, structs.replace(V1, swap=None))], Clock(EPOCH, end=60.0), {})
+    found = measure(
+        [pi()], [read(-1.0, structs.replace(V1, swap=None))], SegmentClock(EPOCH, end=60.0), {}
+    )
     assert found.devices[0].wrong_limits == ()
-    told = "pi, its swap: this host has some, and its kernel cannot limit it"
+    told = "pi, its swap: this host has swap, and its kernel cannot limit it"
     assert told in verdict([], found).unjudged
 
 

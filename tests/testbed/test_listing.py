@@ -41,7 +41,7 @@ class Toy(Rule):
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> catalog.Entry:
+def toy(monkeypatch: pytest.MonkeyPatch) -> catalog.CatalogEntry:
     monkeypatch.setitem(RULES, "toy", Toy)
     return catalog.find("toy", catalog.rules(), "rule")
 
@@ -58,7 +58,7 @@ def printed(testbed: Testbed) -> Callable[..., str]:
     return printed
 
 
-def test_parameters_are_read_from_the_source(toy: catalog.Entry) -> None:
+def test_parameters_are_read_from_the_source(toy: catalog.CatalogEntry) -> None:
     assert toy.parameters == (
         Parameter("size", "whole number", True, None, "How many, over two lines."),
         Parameter("period", "duration", False, "200ms", ""),
@@ -68,7 +68,7 @@ def test_parameters_are_read_from_the_source(toy: catalog.Entry) -> None:
     )
 
 
-def test_single_rule_is_explained_in_full(toy: catalog.Entry) -> None:
+def test_single_rule_is_explained_in_full(toy: catalog.CatalogEntry) -> None:
     assert catalog.full(toy).splitlines() == [
         "toy",
         "    equation: w ← w",
@@ -90,7 +90,7 @@ def test_single_rule_is_explained_in_full(toy: catalog.Entry) -> None:
     ]
 
 
-def test_parameter_and_default_are_not_wrapped_apart(toy: catalog.Entry) -> None:
+def test_parameter_and_default_are_not_wrapped_apart(toy: catalog.CatalogEntry) -> None:
     assert catalog.brief(toy).splitlines()[-1] == (
         "    size, period: 200ms, mode: null, times: null, on: true"
     )

@@ -99,8 +99,8 @@ def test_run_starts_from_the_model_of_another_run(tmp_path: Path, testbed: Testb
         begins = f"initial: {file}\n  frozen: [1.weight]"
         second = simulate(_text("lr_by_version: {over: 40}", begins), runs=tmp_path / str(number))
         directory = RunDirectory(second.path)
-        start = models.state_of(directory, models.kept(directory, 0))
-        end = models.state_of(directory, models.kept(directory))
+        start = models.saved_state(directory, models.saved_model(directory, 0))
+        end = models.saved_state(directory, models.saved_model(directory))
         for name, tensor in module.state_dict().items():
             assert torch.equal(start[name], tensor)
         assert torch.equal(end["1.weight"], start["1.weight"])
@@ -122,7 +122,7 @@ def test_run_starts_from_the_model_of_another_run(tmp_path: Path, testbed: Testb
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.full((10,), torch.nan)},
             "1.bias has values there that are not finite",
         ),
-        ([1, 2], "no map of names to tensors"),
+        ([1, 2], "not a mapping of names to tensors"),
     ],
     ids=["missing", "shape", "unknown", "not finite", "list"],
 )
@@ -173,7 +173,7 @@ def test_damaged_initial_model_is_an_error_at_its_key(name: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        ({1: torch.zeros(10)}, "no map of names to tensors"),
+        ({1: torch.zeros(10)}, "not a mapping of names to tensors"),
         ({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10).to_sparse()}, "1.bias is sparse"),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10, dtype=torch.complex64)},

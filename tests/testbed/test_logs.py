@@ -37,8 +37,8 @@ def test_group_name_selects_its_devices(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"r has no log of tv; it has nano-1, pi-1, pi-2$"):
         list(logs.read(directory, "tv", tail=2))
     for name, refusal in {
-        "pi": "pi is a group of 2 devices of r: name one, such as pi-1",
-        "nano": "r ran in the process runtime, whose devices are no containers",
+        "pi": "pi is a group of 2 devices of r: name a device, such as pi-1",
+        "nano": "r ran in the process runtime, whose devices have no containers",
         "tv": "r has no device tv; it has pi, nano, pi-1, pi-2, nano-1$",
     }.items():
         with pytest.raises(BadInputError, match=refusal):

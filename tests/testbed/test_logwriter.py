@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import of_os
+from testbed.errors import from_os_error
 from testbed.runtimes.process import log_writer
 from testbed.runtimes.process.log_writer import CUT, LogWriter
 
@@ -46,7 +46,7 @@ def test_full_disk_does_not_block_the_process_and_is_reported() -> None:
     writer = LogWriter()
     printing(writer, Path("/dev/full"), MANY)
     (failure,) = writer.close()
-    assert str(of_os(failure)).startswith("/dev/full: No space left on device. Make room")
+    assert str(from_os_error(failure)).startswith("/dev/full: No space left on device. Make room")
 
 
 def test_output_during_a_full_disk_is_written_later(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_hints_are_printed_before_a_run(testbed: Testbed, tmp_path: Path) -> Non
     hint = "devices[0].link: write rtt: 80ms in place of delay: 40ms"
     for command in ("validate", "plan"):
         assert hint in testbed(command, path).out
-    assert launching.planned(path, runtime="virtual").hints[0].startswith(hint)
-    as_mapping = launching.validated(yaml.safe_load(path.read_text()))
+    assert launching.plan_run(path, runtime="virtual").hints[0].startswith(hint)
+    as_mapping = launching.validate(yaml.safe_load(path.read_text()))
     assert as_mapping.hints[0].startswith(hint)
 
 
@@ -121,7 +121,7 @@ def test_sweep_may_have_old_keys(tmp_path: Path) -> None:
 
     (tmp_path / "t.yaml").write_text(TEXT)
     grid = {"record": ["nothing", "updates"], "devices[1].link": [{"delay": "5ms"}]}
-    sweep = cells.of({"topology": "t.yaml", "grid": grid}, "s", tmp_path, Options("virtual"))
+    sweep = cells.from_mapping({"topology": "t.yaml", "grid": grid}, "s", tmp_path, Options("virtual"))
     assert [cell.topology.durability for cell in sweep.cells] == ["update", "recording"]
     assert {hint.split(":")[0] for cell in sweep.cells for hint in cell.topology.hints} == {
         "write durability",

@@ -13,7 +13,7 @@ import pytest
 from agents.events import ClientStatus, RunStarted, UpdateApplied, to_line
 from agents.wire import payloads
 from analysis.load import load
-from testbed.run.optimum import Ending, ending
+from testbed.run.optimum import OptimumComparison, compare_with_optimum
 
 LOCAL = {"steps": 5, "lr": 0.1, "clip": None}
 GROUP = {"name": "d", "local": LOCAL}
@@ -46,7 +46,7 @@ def update(client: str, weight: float, kind: str, steps: int = 5) -> str:
 
 def ended(
     path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,), rule: str = "fedasync"
-) -> Ending | None:
+) -> OptimumComparison | None:
     """Records of a run whose final model is (1, 2)."""
     devices = {name: {"importance": p} for name, p in IMPORTANCE.items()}
     (path / "models").mkdir()
@@ -57,7 +57,7 @@ def ended(
     topology = {"task": task, "devices": list(groups), "rule": {"name": rule}}
     (path / "topology.yaml").write_text(json.dumps(topology))
     (path / "events.jsonl").write_text("".join(lines))
-    return ending(load(path))
+    return compare_with_optimum(load(path))
 
 
 def heads_for(
@@ -138,7 +138,7 @@ def test_optimum_is_described_in_words(tmp_path: Path) -> None:
     assert found.lines() == [
         "final model       (1, 2)  0.447 from the optimum",
         "optimum           (1.2, 1.6)",
-        "surrogate optimum (4, 0)  3.22 from it, where the run heads by theory",
+        "surrogate optimum (4, 0)  3.22 from it, where the run converges by theory",
     ]
 
 

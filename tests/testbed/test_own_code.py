@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from agents import own_code
+from agents import user_code
 from agents.aggregator import snapshot
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.models.flat import first_model
@@ -31,13 +31,13 @@ from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, RunFailedError
 from testbed.images import tags as image_tags
 from testbed.images import wheels
-from testbed.own_code.code import Code
 from testbed.plan import Plan, model_check
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
+from testbed.user_code.code import UserCode
 from tests.running import Testbed
 
 MODULE = """
@@ -250,7 +250,7 @@ class LateState(PlainState):
 def nothing_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    own_code.use_folder(None)
+    user_code.use_folder(None)
 
 
 def write(folder: Path, module: str = MODULE, **changes: Any) -> Path:
@@ -309,10 +309,13 @@ def test_parameters_follow_from_annotations(tmp_path: Path) -> None:
         ({"devices": [{"name": "a", "count": 3, "timing": "1s"}]}, "task: three is a crowd"),
         ({"task": task("Mein")}, "task.name: the module own has no class Mein; it has Mine, Few, "),
         ({"task": task("NoModel")}, "t.yaml:4:9: task.name: own:NoModel has no method model"),
-        ({"task": task("NoDataset")}, "own:NoDataset does not say its dataset"),
-        ({"task": task("Unknown")}, "its parameter call (Callable[[], int]) is nothing that a topology"),
+        ({"task": task("NoDataset")}, "own:NoDataset has no dataset"),
+        ({"task": task("Unknown")}, "its parameter call (Callable[[], int]) has a type that a topology"),
         ({"task": task("Taken")}, "own:Taken: its parameter local has a name that a topology uses"),
-        ({"task": task("Elsewhere")}, "task.name: own:Elsewhere learns from 'nowhere', expected digits"),
+        (
+            {"task": task("Elsewhere")},
+            "task.name: own:Elsewhere names the dataset 'nowhere', expected digits",
+        ),
         ({"task": task("Bare")}, "Bare is not a dataclass"),
         ({"task": task("Other")}, "from agents.tasks.interface import Task"),
         ({"task": task("Plain")}, "Plain is not a task: derive it"),
@@ -320,12 +323,15 @@ def test_parameters_follow_from_annotations(tmp_path: Path) -> None:
         ({"rule": {"name": "other:Plain"}}, "rule.name: the code has no module other"),
         ({"rule": {"name": "subprocess:Popen"}}, "rule.name: the code has no module subprocess"),
         ({"rule": {"name": "own:Silent"}}, "rule: its update returns None, expected a list of actions"),
-        ({"rule": {"name": "own:Lambda"}}, "rule: its state cannot be kept for the case of a crash"),
+        (
+            {"rule": {"name": "own:Lambda"}},
+            "rule: its state cannot be saved for a restart after a",
+        ),
         ({"rule": {"name": "own:Partial"}}, "Can't instantiate abstract class Abstract"),
         ({"code": None}, "own:Mine is a class of your own: add code with its file"),
-        ({"code": "nowhere.py"}, "t.yaml:2:7: code: there is no "),
+        ({"code": "nowhere.py"}, "t.yaml:2:7: code: "),
         ({"requirements": ["numpy", "-r x"]}, "requirements[1]: found '-r x', expected a package as"),
-        ({"requirements": ["no-such==9"]}, "requirements[0]: no-such is not installed here: "),
+        ({"requirements": ["no-such==9"]}, "requirements[0]: no-such is not installed: "),
         ({"requirements": ["numpy<1"]}, f"{sys.executable} -m pip install 'numpy<1'"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
@@ -336,7 +342,7 @@ def test_invalid_own_code_is_refused_with_its_place(
     with pytest.raises(BadInputError) as refused:
         planning.plan_file(write(tmp_path, **changes), Options())
     assert said in str(refused.value)
-    assert "inspection.py" not in str(refused.value)
+    assert "inspection_process.py" not in str(refused.value)
 
 
 def test_import_error_is_shown_once_with_its_traceback(testbed: Testbed, tmp_path: Path) -> None:
@@ -359,10 +365,10 @@ def test_own_code_that_exits_the_process_is_reported(testbed: Testbed, tmp_path:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"queue.py": ""}, "has a module queue, and so has Python here"),
-        ({"torch/__init__.py": ""}, "has a module torch, and so has Python here"),
+        ({"queue.py": ""}, "has a module queue, a name that Python already uses"),
+        ({"torch/__init__.py": ""}, "has a module torch, a name that Python already uses"),
         ({"notes.txt": ""}, "has no Python module"),
-        ({"a.py": "", "data.bin": "x" * (1 + 16 * 2**20)}, "holds more than 1000 files or 16 MiB"),
+        ({"a.py": "", "data.bin": "x" * (1 + 16 * 2**20)}, "has more than 1000 files or 16 MiB"),
     ],
     ids=["standard library", "installed", "nothing", "too much"],
 )
@@ -371,7 +377,7 @@ def test_unusable_code_folder_is_refused(files: dict[str, str], said: str, tmp_p
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
-        Code.read(tmp_path)
+        UserCode.read(tmp_path)
 
 
 def test_package_is_imported_by_its_name(tmp_path: Path) -> None:
@@ -381,7 +387,7 @@ def test_package_is_imported_by_its_name(tmp_path: Path) -> None:
     (package / "own.py").write_text(MODULE)
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "own.pyc").write_bytes(b"")
-    code = Code.read(package)
+    code = UserCode.read(package)
     assert sorted(code.files) == ["pack/__init__.py", "pack/own.py"]
     found = read(tmp_path, code="pack", task=task() | {"name": "pack.own:Mine"}, rule={"name": "fedavg"})
     assert found.task.build().dataset == "digits"
@@ -393,10 +399,13 @@ def test_package_is_imported_by_its_name(tmp_path: Path) -> None:
         ("Few", "cannot run: found class 9, and the model has 9 outputs, for classes 0 to 8"),
         ("Wide", "its model does not take inputs of shape 8×8, float32: mat1 and mat2 shapes "),
         ("Looking", r"inputs of shape 8×8, float32: shape '\[-1, 3\]' is .* \(own.py, line 63\)"),
-        ("Single", r"returns has the shape \(65,\), and the cross-entropy takes scores of the shape"),
-        ("Pair", "what its model returns has the type tuple, and the cross-entropy takes scores"),
+        (
+            "Single",
+            r"returns a tensor of shape \(65,\), but the cross-entropy takes scores of",
+        ),
+        ("Pair", "its model returns a tuple, but the cross-entropy takes scores"),
         ("NotANumber", "t.yaml:4:9: task.name: own:NotANumber cannot run: its loss is nan"),
-        ("Mean", r"its loss has the shape \(\), expected one of each of \d+ samples"),
+        ("Mean", r"its loss has the shape \(\), expected one value for each of \d+ samples"),
     ],
 )
 def test_one_step_is_tried_before_launch(name: str, said: str, tmp_path: Path) -> None:
@@ -435,17 +444,17 @@ def test_evaluation_error_is_attributed_to_own_code(tmp_path: Path) -> None:
 
 def test_aggregator_reports_an_evaluation_error(tmp_path: Path) -> None:
     write(tmp_path)
-    own_code.use_folder(str(tmp_path))
-    mine = own_code.find_class("own:Unscored", TASKS, Task)()
+    user_code.use_folder(str(tmp_path))
+    mine = user_code.find_class("own:Unscored", TASKS, Task)()
     samples = Shard(np.ones((100, 8, 8), np.float32), np.zeros(100, np.int64))
     done: Future[Future[Evaluation]] = Future()
     Evaluator(mine, samples, done.set_result).submit(3, first_model(mine, 0)[0])
     error = done.result(timeout=30).exception()
     assert error is not None
-    assert own_code.is_own_fault(error, "own:Unscored")
-    assert not own_code.is_own_fault(error, "digits-logreg")
+    assert user_code.is_own_fault(error, "own:Unscored")
+    assert not user_code.is_own_fault(error, "digits-logreg")
     told = "AttributeError: 'float' object has no attribute 'double'\nin the evaluation of version 3"
-    assert own_code.own_traceback(error) == told
+    assert user_code.own_traceback(error) == told
 
 
 def learning(name: str, **more: Any) -> dict[str, Any]:
@@ -512,10 +521,10 @@ def saved(testbed: Testbed, path: Path, *options: str) -> dict[str, torch.Tensor
 def fresh(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """A state of the model of `name`, other than the one that a run begins with."""
     write(folder)
-    own_code.use_folder(str(folder))
+    user_code.use_folder(str(folder))
     torch.manual_seed(99)
     state: dict[str, torch.Tensor] = (
-        own_code.find_class(f"own:{name}", TASKS, Task)().model().state_dict()
+        user_code.find_class(f"own:{name}", TASKS, Task)().model().state_dict()
     )
     return state
 
@@ -525,7 +534,7 @@ def fresh(folder: Path, name: str) -> dict[str, torch.Tensor]:
     [
         (
             {"frozen": ["9.*"]},
-            "t.yaml:10:5: task.frozen[0]: found '9.*', and no parameter of own:Normed",
+            "t.yaml:10:5: task.frozen[0]: found '9.*', which matches no parameter of own:Normed",
         ),
         ({"frozen": ["*"]}, "own:Normed cannot run: the model has no parameters to learn"),
         (
@@ -546,7 +555,7 @@ def test_unsupported_keys_of_an_own_task_are_refused(
     told = testbed("up", file, "--runs", tmp_path / "runs")
     assert told.code == 2
     assert said in " ".join(told.err.split())
-    assert "inspection.py" not in told.err
+    assert "inspection_process.py" not in told.err
 
 
 def test_own_task_learns_from_own_data(testbed: Testbed, tmp_path: Path) -> None:
@@ -592,13 +601,16 @@ def test_dataset_of_an_own_task_is_made_once(testbed: Testbed, tmp_path: Path) -
         ("found['train'] = 1", "train is <class 'int'>, expected"),
         ("train['z'] = 1", "train has 'z', expected only x, y, client"),
         ("train['x'] = ['a'] * 100", "x of train holds <U1, expected numbers"),
-        ("train['x'] = [[1], [1, 2]]", "x of train is no array"),
+        ("train['x'] = [[1], [1, 2]]", "x of train is not an array"),
         ("train['y'] = [1]", "train of its dataset()"),
-        ("train['x'][3, 1] = np.nan", "train of its dataset(), input, row 3: found no number"),
+        ("train['x'][3, 1] = np.nan", "train of its dataset(), input, row 3: value is not a number"),
         ("train['y'] = np.array(['a', np.nan] * 50, object)", "y of train holds nan among names"),
         ("train['y'] = np.arange(100) - 1", "train of its dataset(), column y"),
         ("del found['validation']['y']", "found 'y', expected a column of validation of its dataset()"),
-        ("found['test'] = {'x': np.ones((5, 63)), 'y': [1] * 5}", "has float32, shape 63, the training"),
+        (
+            "found['test'] = {'x': np.ones((5, 63)), 'y': [1] * 5}",
+            "has float32, shape 63, but the",
+        ),
         (
             "found['test'] = {'x': np.ones((0, 64)), 'y': np.ones(0, int)}",
             "test of its dataset() has no ",
@@ -613,7 +625,7 @@ def test_invalid_dataset_is_refused(wrong: str, said: str, tmp_path: Path) -> No
         model_check.try_step(parsed, preparation.prepare(parsed, None))
     told = str(refused.value)
     assert said in told
-    assert "inspection.py" not in told
+    assert "inspection_process.py" not in told
     assert ("t.yaml:4:9: task.name: " in told) == ("Traceback" not in told)
 
 
@@ -643,7 +655,7 @@ def test_final_mini_batch_of_one_sample_is_tried(tmp_path: Path) -> None:
     for one in plain, normed:
         one["local"] = {"epochs": 1, "batch_size": 3}
     model_check.try_step(read(tmp_path, task=plain), prepared)
-    with pytest.raises(BadInputError, match="of a-1 has no more: it has 10 samples"):
+    with pytest.raises(BadInputError, match="of a-1 has only one: it has 10 samples"):
         model_check.try_step(read(tmp_path, task=normed), prepared)
 
 
@@ -663,12 +675,18 @@ def test_shards_are_separate_per_parameters(tmp_path: Path) -> None:
     [
         ("del found[1]", "its shards has 1, expected one for each of 2 devices"),
         ("found[1] = 1", "its shards has 1, expected an agents.shards.Shard each"),
-        ("found[1] = Shard(x[:0], y[:0])", "its shards[1] has 0 inputs and 0 labels, expected as many"),
-        ("found[1] = Shard(x, y[:1])", "its shards[1] has 2 inputs and 1 labels, expected as many"),
-        ("found[1] = Shard(x, y, 0.5)", "scale 0.5, and the first inputs float32 of shape (8, 8), lab"),
+        (
+            "found[1] = Shard(x[:0], y[:0])",
+            "its shards[1] has 0 inputs and 0 labels, expected the same",
+        ),
+        ("found[1] = Shard(x, y[:1])", "its shards[1] has 2 inputs and 1 labels, expected the same"),
+        (
+            "found[1] = Shard(x, y, 0.5)",
+            "scale 0.5, but the first has inputs float32 of shape (8, 8)",
+        ),
         ("found[1] = Shard(x.astype(np.uint8), y)", "its shards[1] has inputs uint8 of shape (8, 8), "),
         ("found[1] = Shard(x[:, 0], y)", "its shards[1] has inputs float32 of shape (8,), labels int64"),
-        ("found[1] = Shard(x, y[:, None])", "labels int64 of shape (1,), scale 1.0, and the first"),
+        ("found[1] = Shard(x, y[:, None])", "labels int64 of shape (1,), scale 1.0, but the first has"),
         ("raise ValueError('no data')", "ValueError: no data"),
     ],
 )
@@ -686,7 +704,7 @@ def test_a_natural_partition_needs_clients(testbed: Testbed, tmp_path: Path) -> 
     task = learning("Bringing", wrong="del train['client']", partition={"scheme": "natural"})
     told = testbed("data", write(tmp_path, task=task))
     assert told.code == 2
-    assert "or to what the task's own dataset() returns" in " ".join(told.err.split())
+    assert "add client to what the task's dataset() returns" in " ".join(told.err.split())
 
 
 def test_error_of_an_own_rule_ends_the_run(tmp_path: Path) -> None:
@@ -699,27 +717,27 @@ def test_client_error_shows_only_own_code_in_the_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path)
-    own_code.use_folder(str(tmp_path))
-    mine = own_code.find_class("own:Mine", TASKS, Task)
-    with pytest.raises(SystemExit) as ended, own_code.exit_if_own_code_fails("own:Mine"):
+    user_code.use_folder(str(tmp_path))
+    mine = user_code.find_class("own:Mine", TASKS, Task)
+    with pytest.raises(SystemExit) as ended, user_code.exit_if_own_code_fails("own:Mine"):
         mine(fails=True).loss(None, [1, 2, 3])  # type: ignore[call-arg, arg-type]
-    assert ended.value.code == own_code.FAILED
+    assert ended.value.code == user_code.FAILED
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
     assert said.count("File ") == 2
     assert said.endswith("RuntimeError: this cannot be\n")
-    with pytest.raises(RuntimeError), own_code.exit_if_own_code_fails("digits-logreg"):  # ours is ours
+    with pytest.raises(RuntimeError), user_code.exit_if_own_code_fails("digits-logreg"):  # ours is ours
         raise RuntimeError
 
 
 def test_state_with_own_classes_is_saved_and_loaded(tmp_path: Path) -> None:
     write(tmp_path)
-    own_code.use_folder(str(tmp_path))
-    rule = own_code.find_class("own:Plain", RULES, Rule)()
+    user_code.use_folder(str(tmp_path))
+    rule = user_code.find_class("own:Plain", RULES, Rule)()
     server = Server(np.ones(2, np.float32), {"a": 1.0}, np.random.default_rng(0))
     snapshot.save(rule.begin(server), tmp_path / "state")
     assert snapshot.load(tmp_path / "state").server.w.tolist() == [1, 1]
-    own_code.use_folder(None)
+    user_code.use_folder(None)
     with pytest.raises(snapshot.SnapshotError, match=r"own\.PlainState"):
         snapshot.load(tmp_path / "state")
 
@@ -728,8 +746,8 @@ def test_one_process_can_run_several_code_versions(tmp_path: Path) -> None:
     versions = []
     for period in ("2.0", "5.0"):
         write(tmp_path / period, MODULE.replace("2.0", period))
-        own_code.use_folder(str(tmp_path / period))
-        versions.append(own_code.find_class("own:Plain", RULES, Rule)().period)  # type: ignore[attr-defined]
+        user_code.use_folder(str(tmp_path / period))
+        versions.append(user_code.find_class("own:Plain", RULES, Rule)().period)  # type: ignore[attr-defined]
     assert versions == [2.0, 5.0]
     assert not list(tmp_path.rglob("*.pyc"))
 
@@ -737,7 +755,7 @@ def test_one_process_can_run_several_code_versions(tmp_path: Path) -> None:
 def test_sweep_identifies_own_code_by_content(tmp_path: Path) -> None:
     def fingerprint(folder: str, module: str = MODULE) -> str:
         write(tmp_path / folder, module)
-        study = sweeps.of({"topology": "t.yaml"}, "study", tmp_path / folder, Options())
+        study = sweeps.from_mapping({"topology": "t.yaml"}, "study", tmp_path / folder, Options())
         return study.cells[0].fingerprint
 
     first = fingerprint("one")
@@ -747,19 +765,19 @@ def test_sweep_identifies_own_code_by_content(tmp_path: Path) -> None:
 
 def test_run_resumes_only_with_unchanged_code(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs", "t-1")
-    preparing.write(read(tmp_path), Plan(runtime="virtual", devices=()), directory)
+    preparing.write_inputs(read(tmp_path), Plan(runtime="virtual", devices=()), directory)
     kept = topology.load(directory.topology)
     assert kept.code == str(directory.code)
     preparing.check_code(kept, directory)
     (directory.code / "own.py").write_text(MODULE + "# changed\n")
-    with pytest.raises(BadInputError, match="code was changed since the run began"):
+    with pytest.raises(BadInputError, match="code has changed since the run began"):
         preparing.check_code(topology.load(directory.topology), directory)
 
 
 def test_code_change_rebuilds_only_the_code_layer() -> None:
     def tags(digest: str, *requirements: str) -> dict[str, str]:
-        own = images.Own("mine", digest, lambda _: None, requirements)
-        return image_tags.own_tags(own, "testbed-agent:1")
+        own = images.ImageAdditions("mine", digest, lambda _: None, requirements)
+        return image_tags.added_tags(own, "testbed-agent:1")
 
     plain, changed = tags("a"), tags("b")
     assert plain.keys() == {"code"}
@@ -791,10 +809,10 @@ def test_wheels_of_requirements_are_fetched_or_pip_is_quoted(
             wheel.writestr(f"{info}/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    found = wheels.fetch_more(("thing",), ours, "x86_64", scratch, threading.Event())
+    found = wheels.fetch_more_wheels(("thing",), ours, "x86_64", scratch, threading.Event())
     assert [wheel.name for wheel in found.iterdir()] == ["thing-1.0-py3-none-any.whl"]
     with pytest.raises(BadInputError, match=r"(?s)cannot be installed.*No matching .*absent"):
-        wheels.fetch_more(("absent",), ours, "x86_64", scratch, threading.Event())
+        wheels.fetch_more_wheels(("absent",), ours, "x86_64", scratch, threading.Event())
 
 
 @pytest.mark.parametrize("kind", ["task", "rule", "topology"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.plan import work
+from testbed.plan import step_work
 from testbed.speed import device_benchmark
 from testbed.topology import own_profiles, profiles
 from tests.running import Testbed
@@ -20,9 +20,9 @@ ENTRY = "devices:\n  new:\n    cores: 2\n    source: measured\n"
 def test_benchmark_work_matches_its_counted_operations() -> None:
     """The program that is copied to a device has no counter: its amounts are constants."""
     for kind, amount in device_benchmark.WORK.items():
-        counted = work.count(device_benchmark.piece(kind))
+        counted = step_work.count_work(device_benchmark.piece(kind))
         assert getattr(counted, kind) == pytest.approx(amount, rel=1e-3), kind
-    counted = work.count(device_benchmark.step())
+    counted = step_work.count_work(device_benchmark.step())
     assert pytest.approx(counted.model_dump(), rel=1e-3) == device_benchmark.STEP
     assert min(device_benchmark.STEP.values()) > 0
 
@@ -40,19 +40,19 @@ def test_measured_entry_is_a_profile() -> None:
         "busy": 2.4,
         "torch": "2.13.0+cpu",
     }
-    device = profiles.parse(device_benchmark.entry("my-pi", found)).device("my-pi")
+    device = profiles.parse(device_benchmark.profile_text("my-pi", found)).device("my-pi")
     assert device.training is not None
     assert (device.gflops, device.cores, device.memory) == (11.9, 4, 4 * 2**30)
     assert (device.training.memory, device.training.error) == (0.446, 0.1)
     assert device.description == 'Board "A": rev 1'
     busy, slower = device_benchmark.remarks(found)
-    assert "Other programs ran on 2.4 cores" in busy
+    assert "Other programs used 2.4 cores" in busy
     assert "1.50 times as long at the end" in slower
     quiet = {**found, "slower": 1.05, "busy": 0.1}
     assert device_benchmark.remarks(quiet) == []
     disturbed = {**quiet, "predicted": 3.05}
     assert ["off by 510%" in each for each in device_benchmark.remarks(disturbed)] == [True]
-    device = profiles.parse(device_benchmark.entry("my-pi", disturbed)).device("my-pi")
+    device = profiles.parse(device_benchmark.profile_text("my-pi", disturbed)).device("my-pi")
     assert device.training is not None
     assert device.training.error == 5.1
 
@@ -110,4 +110,4 @@ def test_measuring_program_runs_alone_and_its_result_is_added(testbed: Testbed, 
     assert nowhere.code == 2  # before anything is measured
     assert f"there is no folder {tmp_path / 'no'}" in nowhere.err
     wrong = testbed("profiles", "--add", "No/Such", "--to", to)
-    assert (wrong.code, "there is no such file" in wrong.err) == (2, True)
+    assert (wrong.code, "no such file" in wrong.err) == (2, True)

@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from testbed.relay.pipe import SEGMENT, Pipe, Shape, on_wire
+from testbed.relay.pipe import SEGMENT, LinkPipe, Shape, on_wire
 
 ONE = 8 * 1514 / 1e6
 """Seconds that a full packet takes at 1 Mbit/s: 12.112 ms."""
 MBIT = Shape(rate=1_000_000)
 
 
-def pipe(shape: Shape, *draws: float) -> Pipe[str]:
+def pipe(shape: Shape, *draws: float) -> LinkPipe[str]:
     """The random numbers come in turn."""
     drawn = iter(draws)
-    return Pipe(shape, lambda: next(drawn))
+    return LinkPipe(shape, lambda: next(drawn))
 
 
-def emptied(pipe: Pipe[str]) -> list[tuple[str, Any]]:
+def emptied(pipe: LinkPipe[str]) -> list[tuple[str, Any]]:
     """Return items with their times, taken from the pipe whenever it has something due."""
     found = []
     while (due := pipe.next_due()) is not None:
-        found += [(item, pytest.approx(due)) for item in pipe.take(due)]
+        found += [(item, pytest.approx(due)) for item in pipe.pop_due(due)]
     return found
 
 
@@ -46,9 +46,9 @@ def test_model_of_100_kb_takes_its_transfer_time() -> None:
     assert one.piece == SEGMENT
     sent, now = 0, 0.0
     while sent < 100_000:
-        if one.full:
+        if one.is_full:
             now = one.next_due() or now
-            one.take(now)
+            one.pop_due(now)
         else:
             sent += SEGMENT
             one.put("model", SEGMENT, now)
@@ -65,7 +65,7 @@ def test_delay_is_added_after_the_transfer_time() -> None:
     one = pipe(Shape(rate=1_000_000, delay=0.1))
     one.put("a", SEGMENT, 0.0)
     one.put("b", SEGMENT, 0.0)
-    assert one.take(0.05) == []
+    assert one.pop_due(0.05) == []
     assert emptied(one) == [("a", 0.1), ("b", 0.1 + ONE)]
 
 
@@ -86,24 +86,24 @@ def test_a_delay_is_never_negative() -> None:
 def test_sender_blocks_when_200_ms_of_data_are_queued() -> None:
     one = pipe(Shape(rate=8_000_000))  # 200,000 bytes: 132 packets are 199,848
     for _ in range(132):
-        assert not one.full
+        assert not one.is_full
         one.put("a", SEGMENT, 0.0)
-    assert not one.full
+    assert not one.is_full
     one.put("a", SEGMENT, 0.0)
-    assert one.full
-    assert len(one.take(0.01)) == 7  # 10,000 bytes, and a bucket of 2,000
-    assert not one.full
+    assert one.is_full
+    assert len(one.pop_due(0.01)) == 7  # 10,000 bytes, and a bucket of 2,000
+    assert not one.is_full
 
 
 def test_an_unlimited_link_holds_no_more_than_its_window() -> None:
     one = pipe(Shape(delay=10.0))
     for _ in range(1024):
-        assert not one.full
+        assert not one.is_full
         one.put("a", 65_536, 0.0)
-    one.take(0.0)
-    assert one.full
-    assert len(one.take(10.0)) == 1024
-    assert not one.full
+    one.pop_due(0.0)
+    assert one.is_full
+    assert len(one.pop_due(10.0)) == 1024
+    assert not one.is_full
 
 
 def test_new_rate_applies_to_queued_data_and_new_delay_to_later_data() -> None:
@@ -139,10 +139,10 @@ def test_outage_queues_bytes_and_the_bucket_stays_bounded() -> None:
     one.cut(0.001)  # a is under way
     one.put("c", SEGMENT, 2.0)
     assert one.next_due() is None
-    assert one.take(50.0) == []
-    assert one.full  # who sends now has to wait
+    assert one.pop_due(50.0) == []
+    assert one.is_full  # who sends now has to wait
     one.mend(60.0)
-    assert not one.full
+    assert not one.is_full
     assert emptied(one) == [("a", 60.0), ("b", 60.1), ("c", 60.1 + ONE)]
 
 

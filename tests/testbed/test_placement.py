@@ -16,8 +16,8 @@ from testbed import topology
 from testbed.errors import BadInputError
 from testbed.host import swarm_nodes
 from testbed.host.nodes import Node
-from testbed.host.swarm_nodes import described
-from testbed.plan import Catalog, Host, Plan, by_node, describe, plan
+from testbed.host.swarm_nodes import ready_nodes
+from testbed.plan import Catalog, Host, Plan, device_table, node_table, plan
 from testbed.runtimes.docker.specifications import planned_limits
 from testbed.topology import machines
 
@@ -58,7 +58,7 @@ def test_load_is_balanced_over_nodes() -> None:
     assert Counter(found.placement.values()) == {"id-0": 5, "id-1": 5}
     assert {found.placement["big-1"], found.placement["big-2"]} == {"id-0", "id-1"}
     assert (found.infrastructure_cpus, found.device_capacity) == ("0", 8)
-    assert [row["node"] for row in describe(found)][:2] == ["node-0", "node-1"]
+    assert [row["node"] for row in device_table(found)][:2] == ["node-0", "node-1"]
 
 
 def test_each_device_has_the_cpus_of_its_node() -> None:
@@ -134,7 +134,7 @@ def test_device_that_fits_no_node_is_refused_with_each_nodes_capacity() -> None:
     told = str(refused.value)
     assert "4:11: devices[0]: a-8 needs 0.9 cores and 1.0 GiB" in told
     assert "node-0 0.3 of 3 cores and 4.5 of 7.5 GiB; node-1 0.4 of 4 cores and 3.5 of 7.5 GiB" in told
-    with pytest.raises(BadInputError, match="no node is as its hosts or placement ask"):
+    with pytest.raises(BadInputError, match="no node matches its hosts or placement"):
         planned("{name: a, cpu: 0.1, placement: {rack: c}}", nodes(2, 2))
     over = planned("{name: a, count: 9, cpu: 0.9, memory: 1GiB}", nodes(4, 5), oversubscribe=True)
     assert len(over.placement) == 9
@@ -172,7 +172,7 @@ def test_nodes_are_read_from_the_engine() -> None:
             "Status": {"State": state},
         }
 
-    found = described(
+    found = ready_nodes(
         [told(1, "vm"), told(2, "vm"), told(3, "down", "down"), told(4, "idle", "ready", "drain")],
         "id-2",
     )
@@ -219,11 +219,11 @@ def test_profile_share_is_relative_to_the_devices_node() -> None:
         "pi-3": ("id-0", 1.0, 1.0),
         "own": ("id-1", 0.5, 2.0),
     }
-    assert [row["core"] for row in by_node(found)] == ["1.00", "2.00"]
+    assert [row["core"] for row in node_table(found)] == ["1.00", "2.00"]
 
 
 def test_profile_that_fits_no_node_is_reported_with_its_need_on_each() -> None:
-    with pytest.raises(BadInputError, match=r"pi-5 needs cores by the speed of each node's .*node-0"):
+    with pytest.raises(BadInputError, match=r"pi-5 needs cores by each node's speed .*node-0"):
         planned("{name: pi, count: 5, cpu: 0.9}", nodes(3, 2), cpu={"pi": {"id-0": 0.9, "id-1": 0.45}})
 
 

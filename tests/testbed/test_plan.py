@@ -8,7 +8,7 @@ from agents.config import AccessLink, DrawnDuration
 from testbed import topology
 from testbed.bundle import TOPOLOGIES
 from testbed.errors import BadInputError
-from testbed.plan import Host, catalog, describe, dilated, plan, this_host
+from testbed.plan import Host, catalog, device_table, plan, this_host, to_host_time
 
 GIB = 2**30
 FOUR_CORES = Host(cores=(0, 2, 3, 5), memory=16 * GIB)
@@ -197,7 +197,7 @@ def test_image_key_needs_containers(tmp_path: Path) -> None:
     relative = fleet("{name: pi, cpu: 1, image: a/Dockerfile}").to_yaml().replace(f"{Path.cwd()}/", "")
     file.write_text(relative)
     with pytest.raises(
-        BadInputError, match=f"devices.0..image: there is no file {tmp_path}/a/Dockerfile"
+        BadInputError, match=f"devices.0..image: the file {tmp_path}/a/Dockerfile does not exist"
     ):
         catalog.read(topology.load(file))
     (tmp_path / "a").mkdir()
@@ -233,7 +233,7 @@ def test_virtual_device_is_described_by_its_settings() -> None:
     assert (a.speed, b.speed) == (0.5, 1.0)
     assert b.timing == DrawnDuration("exponential", {"mean": None, "rate": 5.0})
     silent = {"up": None, "down": None, "think": None, "local": "20 steps x 32"}
-    assert describe(planned) == [
+    assert device_table(planned) == [
         {"device": "a", "gflops": 10.0, "timing": None, "speed": 0.5, "rtt": "60ms", **silent},
         {"device": "b", "gflops": None, "timing": "exponential", "speed": None, "rtt": None, **silent},
     ]
@@ -264,7 +264,7 @@ def test_quota_and_period_of_a_share(
 
 def test_plan_has_a_row_per_device() -> None:
     planned = plan(fleet("{name: pi, cpu: 0.04, link: {up: 5mbit}, think: 200ms}"), "docker", FOUR_CORES)
-    assert describe(planned) == [
+    assert device_table(planned) == [
         {
             "device": "pi",
             "cpu": 0.04,
@@ -305,7 +305,11 @@ def test_time_is_dilated_until_the_devices_fit(asked: str, found: float | None) 
 
 
 def test_dilated_trace_keeps_a_rate_above_zero_in_outages() -> None:
-    assert dilated({"up": 1_000, "down": None, "rtt": 0.5}, 500) == {"up": 8, "down": None, "rtt": 250.0}
+    assert to_host_time({"up": 1_000, "down": None, "rtt": 0.5}, 500) == {
+        "up": 8,
+        "down": None,
+        "rtt": 250.0,
+    }
 
 
 def test_virtual_time_needs_no_dilation() -> None:

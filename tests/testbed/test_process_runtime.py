@@ -163,7 +163,7 @@ def test_relay_reports_invalid_commands_and_continues(make: Make, tmp_path: Path
         assert isinstance(event, ReceivedMessage)
         return event.payload.decode()
 
-    assert "no JSON" in refused(b"[" * 60_000)
+    assert "not a JSON" in refused(b"[" * 60_000)
     assert "devices of its run" in refused(
         messages.encode(messages.DeviceOrder("stranger", Disconnect()))
     )

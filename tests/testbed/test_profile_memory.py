@@ -87,8 +87,8 @@ def test_limit_other_than_the_profiles_is_explained() -> None:
     assert [device.memory for device in made.devices[:2]] == [4 * GIB, 4 * GIB]
     told = {note.partition(":")[0]: note for note in reversed(notes)}
     assert "4GiB of memory, not pi-5's 8GiB: this host has 10.5 GiB free" in told["a"]
-    assert "512MiB of memory, the default: the profile silent says none" in told["b"]
-    assert "512MiB of memory, the default: the profile unheard-of is not known here" in told["c"]
+    assert "512MiB of memory, the default: the profile silent has none" in told["b"]
+    assert "512MiB of memory, the default: the profile unheard-of is unknown" in told["c"]
     assert "of memory" not in told["d"]
 
 

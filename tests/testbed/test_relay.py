@@ -170,12 +170,12 @@ def test_outage_blocks_data_and_keeps_the_connection(relay: Relay, through: Thro
 
 
 def test_passed_bytes_are_counted_in_a_shared_file(through: Through, of: Of, traffic: Path) -> None:
-    before = Traffic(traffic, ["pi"]).of("pi")
+    before = Traffic(traffic, ["pi"]).telemetry_fields("pi")
     device, broker = through(of(AccessLink(rtt=0.02)))()
     sent(device, bytes(1000))
     sent(broker, bytes(2000))
     assert (len(received(broker)), len(received(device))) == (1000, 2000)
-    after = Traffic(traffic, ["pi"]).of("pi")
+    after = Traffic(traffic, ["pi"]).telemetry_fields("pi")
     grown = {way: after[way] - before[way] for way in after}
     assert grown == {"sent": on_wire(1000), "received": on_wire(2000)}
 
@@ -276,8 +276,8 @@ def test_probe_transfer_lasts_a_second_within_byte_bounds() -> None:
 
 @pytest.mark.alone
 def test_transfers_measure_the_rate_in_each_direction() -> None:
-    """They use the loopback interface, which is faster than any link."""
-    with relay_probe.answering(HOST) as port:
+    """Through the loopback interface, which is faster than any link."""
+    with relay_probe.probe_server(HOST) as port:
         for move in (relay_probe.upload, relay_probe.download):
             assert move(HOST, port, 100_000_000) > 100_000_000
 

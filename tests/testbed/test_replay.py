@@ -95,7 +95,7 @@ def test_changed_update_with_a_valid_checksum_is_found_by_the_model(run: RunDire
     _change_second_update(data)
     run.inputs.write_bytes(data)
     write(run.inputs, list(raw(run.inputs)))
-    with pytest.raises(RunFailedError, match=r"models/final differs in 1 of 650 .* in the one at 649:"):
+    with pytest.raises(RunFailedError, match=r"models/final differs in 1 of 650 .* is number 649:"):
         replay(run)
 
 
@@ -123,15 +123,15 @@ def test_recording_of_0_2_0_is_replayed_without_checksums(testbed: Testbed, run:
     said = testbed("replay", run.path)
     assert said.code == 0, said.err
     assert "is bit-identical" in said.out
-    assert "has no checksums, as it was written by version 0.2.0" in said.out
+    assert "has no checksums, because version 0.2.0 wrote it" in said.out
     evaluated = [n for n, (text, _) in enumerate(entries) if text.startswith(b'["EvaluationDone"')]
     begun = next(n for n, (text, _) in enumerate(entries) if text.startswith(b'["Started"'))
     entries[begun], entries[evaluated[1]] = entries[evaluated[1]], entries[begun]
     _write_old(run.inputs, entries)
     said = testbed("replay", run.path)
     assert said.code == 2
-    assert f"entry {begun}, EvaluationDone, cannot follow those before it" in said.err
-    assert "entries are missing, in another order, or changed" in said.err
+    assert f"entry {begun}, EvaluationDone, is impossible after the entries before it" in said.err
+    assert "entries are missing, reordered, or changed" in said.err
 
 
 def test_torn_last_entry_is_an_error(run: RunDirectory) -> None:
@@ -193,7 +193,7 @@ def test_run_of_processes_is_replayed(testbed: Testbed, tmp_path: Path) -> None:
     data = bytearray(final.read_bytes())
     data[-1] ^= 1
     final.write_bytes(data)
-    with pytest.raises(RunFailedError, match=r"models/final differs in 1 of 650 .* in the one at 649:"):
+    with pytest.raises(RunFailedError, match=r"models/final differs in 1 of 650 .* is number 649:"):
         replay(RunDirectory(path))
 
 

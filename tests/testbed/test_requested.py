@@ -35,7 +35,7 @@ from testbed.fidelity.figures import RequestedCpu, RequestedLink
 from testbed.fidelity.limits import RequestedLimits
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
-from testbed.run.scenario_player import ScenarioPlayer, parsed
+from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
@@ -223,11 +223,14 @@ def test_failed_step_is_reported_and_the_run_continues() -> None:
 
 
 def test_orders_are_parsed() -> None:
-    assert parsed({"device": "a", "action": "set", "cpu": 0.5}) == ("a", SetCpu(0.5))
-    assert parsed({"device": "a", "action": "set", "link": {"up": 1}}) == ("a", SetLink({"up": 1}))
-    assert parsed({"device": "a", "action": "crash"}) == ("a", Crash())
-    with pytest.raises(BadInputError, match="knows no action 'dance'"):
-        parsed({"device": "a", "action": "dance"})
+    assert parse_command({"device": "a", "action": "set", "cpu": 0.5}) == ("a", SetCpu(0.5))
+    assert parse_command({"device": "a", "action": "set", "link": {"up": 1}}) == (
+        "a",
+        SetLink({"up": 1}),
+    )
+    assert parse_command({"device": "a", "action": "crash"}) == ("a", Crash())
+    with pytest.raises(BadInputError, match="has no action 'dance'"):
+        parse_command({"device": "a", "action": "dance"})
 
 
 def test_order_is_answered_and_a_refusal_returned(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def one(
 ) -> Round:
     wanted = fleet(devices, local, **more)
     known = None if samples is None else {"pi": samples}
-    return rounds.expected(wanted, plan(wanted, runtime, HOST), PARAMETERS, known)["pi"]
+    return rounds.estimate_rounds(wanted, plan(wanted, runtime, HOST), PARAMETERS, known)["pi"]
 
 
 def test_transfer_time_uses_the_slowest_link_and_a_round_trip() -> None:
@@ -93,11 +93,11 @@ def test_unknown_durations_are_reported() -> None:
     assert one(f"{{name: pi, timing: 1s, think: {heavy}}}").lacks == frozenset({"mean"})
     wanted = fleet("{name: pi, count: 6, cpu: 0.1}")
     planned = plan(wanted, "virtual", HOST)
-    found = rounds.expected(wanted, planned, PARAMETERS, None)
+    found = rounds.estimate_rounds(wanted, planned, PARAMETERS, None)
     samples, step = rounds.remarks(wanted, found)
-    assert "samples a device has is known once the first run" in samples
-    assert "a step of pi-1, pi-2, pi-3, pi-4 and 2 more takes on this host is not known" in step
-    assert rounds.by_group(planned, found) == [
+    assert "number of samples per device is known once a run" in samples
+    assert "a step of pi-1, pi-2, pi-3, pi-4 and 2 more on this host is unknown" in step
+    assert rounds.group_rows(planned, found) == [
         {"group": "pi", "devices": 6, "samples": None, "transfer": None, "round": None}
     ]
 
@@ -110,13 +110,13 @@ def test_device_that_cannot_finish_a_round_gives_a_warning() -> None:
     wanted = fleet(devices)
     planned = plan(wanted, "virtual", HOST)
     samples = {"a": 9, "b-1": 5, "b-2": 7, "c": 9}
-    found = rounds.expected(wanted, planned, PARAMETERS, samples)
+    found = rounds.estimate_rounds(wanted, planned, PARAMETERS, samples)
     link, late = rounds.remarks(wanted, found)
     assert link.startswith("Warning: c will not finish one round: model and update alone take 80")
-    assert late.startswith("Warning: b-1, b-2 will not finish one round: it takes about 10.1s, and ")
+    assert late.startswith("Warning: b-1, b-2 will not finish one round: it takes about 10.1s, but ")
     assert "the run ends after 10s (stop.after)" in late
     assert list(rounds.remarks(fleet(devices, stop="updates: 5"), found)) == []
-    row = rounds.by_group(planned, found)[1]
+    row = rounds.group_rows(planned, found)[1]
     assert row == {"group": "b", "devices": 2, "samples": "5 to 7", "transfer": None, "round": "10.1s"}
 
 
@@ -152,15 +152,15 @@ def test_task_without_a_dataset_knows_its_samples() -> None:
 
 def test_measured_step_time_is_cached_for_the_same_work(tmp_path: Path) -> None:
     task = fleet("{name: pi, cpu: 0.1}").task.build()
-    assert costs.kept_step_time(task, LocalTraining(steps=1)) is None
+    assert costs.cached_step_time(task, LocalTraining(steps=1)) is None
     step = costs.StepTime(0.00125, 0.0015)
-    costs.keep_step_time(task, LocalTraining(steps=1), step)
-    assert costs.kept_step_time(task, LocalTraining(epochs=3, lr=0.5)) == step
-    assert costs.kept_step_time(task, LocalTraining(steps=1, batch_size=8)) is None
+    costs.cache_step_time(task, LocalTraining(steps=1), step)
+    assert costs.cached_step_time(task, LocalTraining(epochs=3, lr=0.5)) == step
+    assert costs.cached_step_time(task, LocalTraining(steps=1, batch_size=8)) is None
     (file,) = (tmp_path / "cache" / "testbed" / "steps").iterdir()
     for damaged in ("", "0.001", "0.0 0.1", "nan 0.1", "0.1 inf", "0.2 0.1"):
         file.write_text(damaged)
-        assert costs.kept_step_time(task, LocalTraining(steps=1)) is None
+        assert costs.cached_step_time(task, LocalTraining(steps=1)) is None
 
 
 def test_round_takes_as_long_as_planned(testbed: Testbed, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_round_takes_as_long_as_planned(testbed: Testbed, tmp_path: Path) -> Non
     before = testbed("plan", file, "--runtime", "virtual", "--json")
     (row,) = json.loads(before.out)
     assert (row["samples"], row["lacks"]) == (None, ["step time"])
-    assert "How long a step of pi takes on this host is not known" in before.err
+    assert "The time of a step of pi on this host is unknown" in before.err
     assert testbed("up", file, "--runtime", "virtual", "--runs", runs).code == 0
     records = events.read(next(runs.iterdir()) / "events.jsonl")
     (update,) = (record for record in records if isinstance(record, events.UpdateApplied))

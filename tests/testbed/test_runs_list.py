@@ -11,7 +11,7 @@ import pytest
 
 from testbed.api import running
 from testbed.rundir.latest_figures import LatestFigures, latest_figures
-from testbed.rundir.listing import arranged, listing, told
+from testbed.rundir.listing import list_runs, select_rows, text_row
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 from tests.running import Testbed
 
@@ -39,16 +39,16 @@ def test_last_records_are_read_from_the_end(tmp_path: Path) -> None:
 
 
 def test_rows_are_formatted_for_reading(runs: Path) -> None:
-    first, second = map(told, listing(runs))
+    first, second = map(text_row, list_runs(runs))
     assert (first["outcome"], first["accuracy"], first["duration"]) == ("failed", "85.0%", "5.0 s")
     assert (second["outcome"], second["accuracy"]) == ("time is up", "80.0%")
 
 
 def test_list_is_sorted_and_searched(runs: Path) -> None:
-    rows = listing(runs)
-    assert [row["run"] for row in arranged(rows, "accuracy")] == ["b", "a"]
-    assert [row["run"] for row in arranged(rows, "duration")] == ["a", "b"]
-    assert [row["run"] for row in arranged(rows, matching="FedBuff time")] == ["b"]
+    rows = list_runs(runs)
+    assert [row["run"] for row in select_rows(rows, "accuracy")] == ["b", "a"]
+    assert [row["run"] for row in select_rows(rows, "duration")] == ["a", "b"]
+    assert [row["run"] for row in select_rows(rows, matching="FedBuff time")] == ["b"]
 
 
 def test_runs_command_sorts_and_searches(runs: Path, testbed: Testbed) -> None:
@@ -68,7 +68,7 @@ def test_subfolder_of_runs_is_named_below_the_list(runs: Path, testbed: Testbed)
     said = testbed("runs", "--runs", study.parent)
     assert said.out.splitlines() == [
         f"No runs in {study.parent}. Next: testbed up TOPOLOGY",
-        f"Those of study: testbed runs --runs {study}",
+        f"Runs of study: testbed runs --runs {study}",
     ]
     assert len(testbed("runs", "--runs", study).out.splitlines()) == 3
     with running.page(["study"], runs=study.parent, on_progress=(told := list[str]()).append):

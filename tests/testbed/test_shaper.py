@@ -15,7 +15,7 @@ from testbed import broker
 from testbed.errors import BadInputError
 from testbed.plan import Host, agent_configs, plan
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.shaper import Shaper, choose, lack_of_netem
+from testbed.plan.shaper import Shaper, choose_shaper, lack_of_netem
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.container_actions import Device, respond
@@ -50,7 +50,7 @@ def test_missing_netem_is_refused_with_the_fix() -> None:
     with pytest.raises(BadInputError) as refused:
         plan(asking("netem"), "docker", LACKING)
     assert (
-        f"5:19: runtime.shaper: found netem, but {LACKING.lack_of_netem}: take auto or tbf+delay, or "
+        f"5:19: runtime.shaper: found netem, but {LACKING.lack_of_netem}: use auto or tbf+delay, or "
         "see `testbed doctor` for the fix"
     ) in str(refused.value)
 
@@ -61,18 +61,18 @@ def test_plan_without_links_has_no_shaper() -> None:
     later = asking("auto", bare, "scenario: [{at: 1s, set: pi, link: {rtt: 50ms}}]")
     found = plan(later, "docker", HAVING).shaper
     assert found is not None
-    assert found.netem
+    assert found.is_netem
     assert plan(asking("auto"), "virtual", HAVING).shaper is None
 
 
 def test_netem_must_be_requested_on_several_hosts() -> None:
     """No other machine's kernel is tried."""
-    found, _ = choose(asking("auto"), RUNTIMES["swarm"], None)
+    found, _ = choose_shaper(asking("auto"), RUNTIMES["swarm"], None)
     assert found is not None
     assert found.name == "tbf+delay"
-    found, _ = choose(asking("netem"), RUNTIMES["swarm"], None)
+    found, _ = choose_shaper(asking("netem"), RUNTIMES["swarm"], None)
     assert found is not None
-    assert found.netem
+    assert found.is_netem
 
 
 def test_process_runtime_shapes_with_the_relay() -> None:
@@ -120,9 +120,9 @@ def test_device_and_router_get_the_shaper(tmp_path: Path, host: Host, netem: boo
     """With netem the router's delay line holds no packets."""
     spec = _spec(tmp_path, host)
     accounts = broker.accounts("shaped", ["pi"])
-    agent_configs.write(spec, accounts, agent_configs.in_containers(None))
+    agent_configs.write(spec, accounts, agent_configs.container_places(None))
     agent_configs.write_router(
-        spec, accounts[ROUTER], agent_configs.in_containers(None), {"pi": "10.0.0.2"}
+        spec, accounts[ROUTER], agent_configs.container_places(None), {"pi": "10.0.0.2"}
     )
     device = json.loads(spec.directory.config(agent_configs.init_name("pi")).read_text(encoding="utf-8"))
     router = json.loads(spec.directory.config(ROUTER).read_text(encoding="utf-8"))
@@ -137,10 +137,10 @@ def test_device_and_router_get_the_shaper(tmp_path: Path, host: Host, netem: boo
 
 
 def test_routers_of_several_nodes_draw_different_random_numbers(tmp_path: Path) -> None:
-    spec, places = _spec(tmp_path, LACKING), agent_configs.in_containers(None)
+    spec, places = _spec(tmp_path, LACKING), agent_configs.container_places(None)
     login = broker.accounts("shaped", ["pi"])[ROUTER].at(*places.router)
     one, other, again, alone = (
-        agent_configs.router(spec, login, places, {}, node) for node in ("a", "b", "a", None)
+        agent_configs.router_config(spec, login, places, {}, node) for node in ("a", "b", "a", None)
     )
     assert one.seed == again.seed
     assert len({one.seed, other.seed, alone.seed}) == 3

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed.host.gpus import Gpu, Gpus
+from testbed.host.gpus import Gpus, HostGpu
 from testbed.images import Images
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.docker.containers import Launch
+from testbed.runtimes.docker.containers import ContainerLaunch
 from testbed.runtimes.docker.specifications import launch, planned_limits
 from testbed.topology import RESERVED, parse
 
@@ -54,10 +54,10 @@ devices:
   - {name: none, cpu: 0.5}
 """,
 }
-GPUS = Gpus((Gpu("GPU-1", "A40", 48 * 2**30, (8, 6)), Gpu("GPU-2", "A40", 48 * 2**30, (8, 6))))
+GPUS = Gpus((HostGpu("GPU-1", "A40", 48 * 2**30, (8, 6)), HostGpu("GPU-2", "A40", 48 * 2**30, (8, 6))))
 
 
-def launched(name: str) -> tuple[Launch, RunSpec]:
+def launched(name: str) -> tuple[ContainerLaunch, RunSpec]:
     """The launch of TOPOLOGIES[name] on a host of four cores."""
     topology = parse(TOPOLOGIES[name])
     host = Host((0, 1, 2, 3), 2**34, "this kernel has no netem", gpus=GPUS)

@@ -16,7 +16,7 @@ import pytest
 
 from analysis import comparison
 from testbed.plan import Plan
-from testbed.plan.measured import Measured
+from testbed.plan.measurements import Measurements
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
@@ -64,7 +64,7 @@ def test_sweep_runs_missing_cells(testbed: Testbed) -> None:
     first = runs_in(folder)
     write_sweep("[1, 2, 3]")
     code, out, _ = testbed("sweep", "study.yaml")
-    assert "2 of 3 runs there already" in out
+    assert "2 of 3 runs done already" in out
     assert "1 of 1  fedavg, seed 3" in out
     assert len(first) == 2
     assert first < runs_in(folder)
@@ -79,7 +79,7 @@ def test_equal_variants_are_reported(testbed: Testbed) -> None:
     )
     code, out, _ = testbed("sweep", "study.yaml", *ONE_JOB)
     assert code == 0
-    assert out.count("usual asks for the same run as plain: it is done once, as that") == 1
+    assert out.count("usual is the same run as plain: it runs once, as plain") == 1
     assert "4 of 4  slow, seed 2" in out
     rows = [line.split()[:2] for line in out.splitlines() if "±" in line]
     assert rows[-2:] == [["plain", "2"], ["slow", "2"]]
@@ -110,7 +110,7 @@ def test_failed_cell_is_reported_and_the_others_continue(testbed: Testbed) -> No
     assert "good, seed 0: loss" in out
     assert "1 run failed" in err
     _, out, _ = testbed("sweep", "study.yaml", "--data", "empty")
-    assert "1 of 2 runs there already" in out
+    assert "1 of 2 runs done already" in out
 
 
 def test_ctrl_c_keeps_only_finished_runs(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_ctrl_c_keeps_only_finished_runs(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)
     assert running.returncode == 130, output
-    assert "Interrupted: the same command makes the runs that are left" in output
+    assert "Interrupted: the same command makes the remaining runs" in output
     assert len(workers) == 2
     assert not any(worker.is_running() for worker in workers)
     assert len(runs_in(folder)) == 1
@@ -213,9 +213,9 @@ def test_run_that_is_not_valid_is_repeated(testbed: Testbed, monkeypatch: pytest
     folder = Path("runs/study")
     code, out, _ = testbed("sweep", "study.yaml", "--strict")
     assert code == 0
-    assert "seed 1 begins again, as its run is not valid: try 2 of at most 2" in out
+    assert "seed 1 is repeated, as its run is not valid: try 2 of at most 2" in out
     assert "3 of 3  fedavg, seed 1: loss" in out
-    assert out.index("fedavg, seed 2 begins") < out.index("begins again")  # after all the others
+    assert out.index("fedavg, seed 2 begins") < out.index("is repeated")  # after all the others
     heading, row = (line.split() for line in out.splitlines()[-3:-1])
     assert (heading[-1], row[-1]) == ("repeats", "1")
     assert last_line(out).startswith("Verdicts: 2 valid · ")
@@ -253,10 +253,10 @@ def test_failed_repetition_does_not_count(testbed: Testbed, monkeypatch: pytest.
     verdicts(monkeypatch, [False])
     write_sweep("[1]")
     with monkeypatch.context() as once:
-        once.setattr(sweeping.Index, "to_repeat", lambda *_: False)
+        once.setattr(sweeping.Index, "must_repeat", lambda *_: False)
         testbed("sweep", "study.yaml")
     (first,) = runs_in(Path("runs/study"))
-    failed = worker.CellOutcome.failed("no broker")
+    failed = worker.CellOutcome.failure("no broker")
     monkeypatch.setattr(sweeping, "execute", lambda *_: failed)
     code, out, _ = testbed("sweep", "study.yaml")
     assert code == 0
@@ -281,7 +281,7 @@ def test_interrupted_repetition_is_repeated(
     assert len(runs_in(folder)) == 1 + killed
     code, out, _ = testbed("sweep", "study.yaml")
     assert code == 0
-    assert "1 of 1 run there already" in out
+    assert "1 of 1 run done already" in out
     assert "try 2 of at most 2" in out
     assert last_line(out).startswith("Verdicts: 1 valid · ")
     (entry,) = json.loads((folder / "index.json").read_text())["cells"].values()
@@ -302,7 +302,7 @@ def test_measured_values_are_shared_by_all_cells(testbed: Testbed, privacy: str,
     write_sweep("[1, 2]")
     code, _, _ = testbed("sweep", "study.yaml", "--jobs", jobs)
     files = Path("runs/study").glob("*/measured.yaml")
-    first, second = (Measured.read(path.parent).virtual for path in files)
+    first, second = (Measurements.read(path.parent).virtual for path in files)
     assert code == 0
     assert first == second
     assert None not in (first.step_time, first.sliced_step_time)
@@ -312,7 +312,7 @@ def test_measured_values_are_shared_by_all_cells(testbed: Testbed, privacy: str,
 
 def test_second_sweep_in_a_folder_is_refused(testbed: Testbed) -> None:
     write_sweep("[1]")
-    with sweeping._alone(Path("runs/study")):
+    with sweeping._sweep_lock(Path("runs/study")):
         code, _, err = testbed("sweep", "study.yaml")
     assert code == 2
     assert "another sweep runs in runs/study" in err
@@ -369,7 +369,7 @@ def test_agree_compares_emulation_with_virtual_time(testbed: Testbed) -> None:
     assert "Mean time to a test accuracy of 30%" in out
     assert re.search(r"rounds +\d\.\d +\d\.\d +1 +1\n", out)
     assert re.search(r"endless +– +– +2 +2\n", out)
-    assert "Kendall's tau-b: 1.00 (no interval: that takes several seeds" in out
+    assert "Kendall's tau-b: 1.00 (no interval: it needs several seeds" in out
     assert "No two configurations swap." in out
     verdicts, _, _ = last_line(out).partition(" · ")
     assert verdicts.startswith("Verdicts: ")
@@ -393,7 +393,7 @@ def test_interrupted_agree_continues_with_the_same_command(tmp_path: Path) -> No
         eventually(lambda: [*tmp_path.glob("runs/*/*/events.jsonl")])
         _, output = interrupt(running)
     assert running.returncode == 130, output
-    assert "Interrupted: the same command makes the runs that are left" in output
+    assert "Interrupted: the same command makes the remaining runs" in output
 
 
 def test_agree_uses_all_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +421,7 @@ def test_agree_uses_all_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch)
     [
         (VARIANTS, "virtual", "--runtime virtual: expected auto, docker, swarm or process"),
         (VARIANTS, "vagrant", "no runtime is called 'vagrant'"),
-        ("{one: {}}", "process", "study.yaml has one configuration, one, and so nothing to rank"),
+        ("{one: {}}", "process", "study.yaml has only the configuration one,"),
         ("{a: {}, b: {devices: []}}", "process", "study.yaml:2:"),
         (
             "{a: {}, b: {task: {name: quadratic, centers: [[0], [1]], local: {steps: 1}}}}",
@@ -489,7 +489,7 @@ def test_damaged_run_is_reported_with_its_file(
     ("arguments", "told"),
     [
         (["sweep", "no-such.yaml"], "no-such.yaml"),
-        (["sweep", "base.yaml"], "this is a topology, and no sweep"),
+        (["sweep", "base.yaml"], "this is a topology, not a sweep"),
         (["sweep", "study.yaml", "--figure", "story.gif"], ".png, .pdf or .svg"),
         (["sweep", "study.yaml", "--figure", "no-such/story.png"], "there is no folder no-such"),
         (["sweep", "study.yaml", "--jobs", "0"], "--jobs"),

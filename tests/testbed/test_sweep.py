@@ -90,12 +90,12 @@ def test_mapping_equals_the_sweep_file(tmp_path: Path) -> None:
         "variants": {"a": {"stop": {"after": "1s"}}},
         "grid": {"task.local.lr": (0.1, 0.2)},
     }
-    same = sweeps.of(mapping, "study", tmp_path, Options())
+    same = sweeps.from_mapping(mapping, "study", tmp_path, Options())
     assert [cell.fingerprint for cell in same.cells] == [cell.fingerprint for cell in study.cells]
     assert same.name == "study"
     mapping["grid"] = {"task.local.lr": [-1]}
     with pytest.raises(BadInputError, match=r"study:\d+:\d+: task\.local\.lr: found -1"):
-        sweeps.of(mapping, "study", tmp_path, Options())
+        sweeps.from_mapping(mapping, "study", tmp_path, Options())
 
 
 def test_cells_are_named_by_values_and_equal_names_numbered(tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ grid:
     ("text", "told"),
     [
         ("grid: {seed: [1]}", "topology is missing"),
-        ("name: x\ndevices: []", "this is a topology, and no sweep: testbed up"),
-        ("topology: nowhere.yaml", "there is no file"),
+        ("name: x\ndevices: []", "this is a topology, not a sweep: run testbed up"),
+        ("topology: nowhere.yaml", "the file "),
         ("topology: base.yaml\ngrid: {seed: 3}", "found 3, expected a list"),
         ("topology: base.yaml\ngrid: {seed: []}", "expected at least one value"),
         ("topology: base.yaml\ngird: {seed: [1]}", "did you mean grid?"),

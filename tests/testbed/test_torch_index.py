@@ -19,7 +19,7 @@ import pytest
 
 from testbed.errors import HostError
 from testbed.images import torch_index, wheels
-from testbed.images.torch_index import Choice
+from testbed.images.torch_index import TorchSource
 
 
 @pytest.fixture(autouse=True)
@@ -83,11 +83,11 @@ def test_pip_prefers_the_cpu_build_of_the_added_index_to_the_same_version_with_c
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("torch==2.13.0\n")
     with served(tmp_path / "pypi") as pypi, served(tmp_path / "cpu") as cpu:
-        found = torch_index.for_cpu(cpu)
-        assert found == Choice(("--extra-index-url", cpu), f"the CPU build, as {cpu} answers")
-        both = Choice(("--index-url", pypi, *found.options), found.reason)
-        monkeypatch.setattr(torch_index, "for_cpu", lambda: both)
-        folder = wheels.fetch(requirements, machine, tmp_path, threading.Event())
+        found = torch_index.cpu_source(cpu)
+        assert found == TorchSource(("--extra-index-url", cpu), f"the CPU build, as {cpu} answers")
+        both = TorchSource(("--index-url", pypi, *found.options), found.reason)
+        monkeypatch.setattr(torch_index, "cpu_source", lambda: both)
+        folder = wheels.fetch_wheels(requirements, machine, tmp_path, threading.Event())
     [wheel] = folder.iterdir()
     assert wheel.name == f"torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_{machine}.whl"
 
@@ -96,12 +96,12 @@ def test_index_that_refuses_or_lacks_torch_is_not_added(tmp_path: Path) -> None:
     with socket.socket() as deaf:  # bound, but it does not listen
         deaf.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        refused = torch_index.for_cpu(address)
+        refused = torch_index.cpu_source(address)
     assert refused.options == ()
     assert "gigabytes of CUDA" in refused.reason
     assert f"{address}, does not answer ([Errno 111] Connection refused)" in refused.reason
     with served(tmp_path) as address:
-        assert "does not answer (File not found)" in torch_index.for_cpu(address).reason
+        assert "does not answer (File not found)" in torch_index.cpu_source(address).reason
 
 
 def test_silent_index_is_not_waited_for(bound: float) -> None:
@@ -129,7 +129,7 @@ def test_hanging_name_server_is_not_waited_for(bound: float, monkeypatch: pytest
 def test_no_index_is_queried_with_an_nvidia_driver(tmp_path: Path) -> None:
     driver = tmp_path / "version"
     driver.touch()
-    found = torch_index.for_host("http://index.example", [tmp_path / "other", driver])
+    found = torch_index.source_for_host("http://index.example", [tmp_path / "other", driver])
     assert found.options == ()
     assert found.reason.endswith(f"with CUDA: NVIDIA driver found ({driver})")
 
@@ -137,15 +137,15 @@ def test_no_index_is_queried_with_an_nvidia_driver(tmp_path: Path) -> None:
 def test_without_an_nvidia_driver_the_cpu_build_is_taken(tmp_path: Path) -> None:
     add_torch(tmp_path, "2.13.0+cpu")
     with served(tmp_path) as cpu:
-        found = torch_index.for_host(cpu, [tmp_path / "version"])
+        found = torch_index.source_for_host(cpu, [tmp_path / "version"])
     assert found.options == ("--extra-index-url", cpu)
     assert found.reason == f"the CPU build, as {cpu} answers; no NVIDIA driver found"
 
 
 def test_no_index_is_queried_outside_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = torch_index.for_host("http://index.example", [])
-    assert found == Choice((), "the Python Package Index's build, which has CUDA on Linux only")
+    found = torch_index.source_for_host("http://index.example", [])
+    assert found == TorchSource((), "the Python Package Index's build, which has CUDA on Linux only")
 
 
 def test_pip_settings_of_the_user_take_precedence(
@@ -157,14 +157,14 @@ def test_pip_settings_of_the_user_take_precedence(
         add_torch(tmp_path / "cpu", "2.13.0+cpu")
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
         monkeypatch.setenv("PIP_TIMEOUT", "20")
-        assert torch_index.for_cpu(cpu).options == ("--extra-index-url", cpu)
+        assert torch_index.cpu_source(cpu).options == ("--extra-index-url", cpu)
         settings = tmp_path / "pip.conf"
         settings.write_text("[install]\nextra-index-url = https://own.example\n    https://b.example\n")
         monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
         monkeypatch.setenv("PIP_NO_INDEX", "1")
-        found = torch_index.for_cpu(cpu)
+        found = torch_index.cpu_source(cpu)
     assert found.options == ()
-    assert "your settings of pip say (PIP_NO_INDEX, install.extra-index-url);" in found.reason
+    assert "the source in your pip settings (PIP_NO_INDEX, install.extra-index-url);" in found.reason
 
 
 def test_options_go_to_stdout_and_one_line_to_the_user() -> None:
@@ -182,8 +182,8 @@ def test_missing_cpu_build_for_images_is_explained(
     """The build came from an index that does not answer now."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(wheels, "_installed_torch", lambda: "2.13.0+cpu")
-    monkeypatch.setattr(torch_index, "for_cpu", lambda: Choice(("--no-index",), "the reason"))
+    monkeypatch.setattr(torch_index, "cpu_source", lambda: TorchSource(("--no-index",), "the reason"))
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("torch==2.13.0\n")
     with pytest.raises(HostError, match=r"(?s)torch==2\.13\.0\+cpu.*\nPyTorch: the reason"):
-        wheels.fetch(requirements, "x86_64", tmp_path, threading.Event())
+        wheels.fetch_wheels(requirements, "x86_64", tmp_path, threading.Event())

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 import testbed as product
 from agents import events
 from testbed import tracking
-from testbed.cli.outputs import OUTPUTS, Told
+from testbed.cli.outputs import OUTPUTS, TrackerOutput
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.tracking.follow import follow
@@ -40,7 +40,7 @@ def expected(run: Path) -> dict[str, list[tuple[float, float]]]:
     """Expected points of each figure: device time and value."""
     points, found = Points(), dict[str, list[tuple[float, float]]]()
     for record in events.read(run / "events.jsonl"):
-        for point in points.take(record):
+        for point in points.add(record):
             for name, value in point.values.items():
                 found.setdefault(name, []).append((point.at, value))
     return found
@@ -63,7 +63,7 @@ def test_records_become_tracker_points() -> None:
         update(3.5, 1),
         events.RunEnded(3.75, "after", 1, 3),
     ]
-    found = [(point.at, dict(point.values)) for record in records for point in points.take(record)]
+    found = [(point.at, dict(point.values)) for record in records for point in points.add(record)]
     first = {"version": 1, "updates": 2, "updates_per_second": 2, "staleness": 2, "megabytes": 1}
     last = {"version": 1, "updates": 3, "updates_per_second": 1 / 0.75, "staleness": 1, "megabytes": 1.5}
     assert found == [
@@ -149,7 +149,7 @@ def test_tensorboard_files_are_written(testbed: Testbed, run: Path) -> None:
     follow(RunDirectory(run), tracking.tracker("tensorboard", run))
     done = testbed("export", run, "--to", "tensorboard", "--json")  # once more
     assert done.code == 0, done.err
-    said: Told = TypeAdapter(OUTPUTS["export"]).validate_json(done.out)
+    said: TrackerOutput = TypeAdapter(OUTPUTS["export"]).validate_json(done.out)
     assert str(run / "tensorboard") in said.told
     read = EventAccumulator(str(run / "tensorboard"), {"scalars": 0})
     read.Reload()
@@ -176,7 +176,7 @@ def test_failed_tracker_is_reported_without_disturbing_the_run(
         assert handle.wait().ended is not None
     log = handle.logs("controller", 100)
     assert "tensorboard: TensorBoard files in" in log
-    assert f"`testbed export {handle.id} --to mlflow` tells it again" in log
+    assert f"`testbed export {handle.id} --to mlflow` sends the run again" in log
     assert list(handle.path.glob("tensorboard/events.out.tfevents.*"))
     assert "127.0.0.1" in handle.logs("tracker-mlflow", 5)
 
@@ -187,7 +187,7 @@ def test_unavailable_trackers_are_refused(
     (tmp_path / "t.yaml").write_text("name: t\n")
     said = testbed("up", tmp_path / "t.yaml", "--track", "excel")
     assert said.code == 2
-    assert "no tracker is called 'excel', expected mlflow, wandb, tensorboard" in said.err
+    assert "unknown tracker 'excel', expected one of mlflow, wandb, tensorboard" in said.err
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "sqlalchemy" or None)
@@ -196,6 +196,6 @@ def test_unavailable_trackers_are_refused(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     tracking.check(["mlflow"])
     monkeypatch.undo()
-    monkeypatch.setitem(tracking.TRACKERS, "mlflow", tracking.Kind("", "not_there", "mlflow"))
+    monkeypatch.setitem(tracking.TRACKERS, "mlflow", tracking.TrackerKind("", "", "not_there", "mlflow"))
     with pytest.raises(BadInputError, match=r"pip install 'edge-fl-testbed\[mlflow\]'"):
         tracking.check(["mlflow"])

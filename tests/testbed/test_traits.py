@@ -15,7 +15,7 @@ from testbed.runtimes.docker import runtime as docker
 from testbed.runtimes.process import runtime as process
 from testbed.runtimes.swarm import runtime as swarm
 from testbed.topology import parse
-from testbed.traits import RUNTIMES, emulated, is_simulated, those, traits
+from testbed.traits import RUNTIMES, emulated_runtime_names, is_simulated, runtime_names, traits
 from testbed.virtual import run as virtual
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ SIMULATORS: dict[str, Simulator] = {"virtual": virtual}
 
 
 def test_each_runtime_trait_row_has_its_module() -> None:
-    assert {name: emulator(name) for name in emulated()} == EMULATORS
+    assert {name: emulator(name) for name in emulated_runtime_names()} == EMULATORS
     found = {name: simulator(name) for name in RUNTIMES if is_simulated(name)}
     assert found == SIMULATORS
 
@@ -49,9 +49,9 @@ def test_unknown_runtime_has_no_traits() -> None:
 
 
 def test_runtimes_are_listed_in_words() -> None:
-    assert those() == "docker, swarm, process or virtual"
-    assert those(lambda t: not t.cgroups) == "process or virtual"
-    assert those(lambda t: t.simulated) == "virtual"
+    assert runtime_names() == "docker, swarm, process or virtual"
+    assert runtime_names(lambda t: not t.cgroups) == "process or virtual"
+    assert runtime_names(lambda t: t.simulated) == "virtual"
 
 
 def test_code_asks_for_traits_and_not_for_names() -> None:

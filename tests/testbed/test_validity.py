@@ -17,7 +17,7 @@ from testbed.fidelity import host_load
 from testbed.fidelity import table as fidelity_table
 from testbed.fidelity.figures import Carried, DeviceFidelity, Fidelity, Figure
 from testbed.fidelity.host_load import FreeCores, HostSample, Sampler, cpu_times, summary
-from testbed.fidelity.validity import StepDone, Training, Validity, verdict
+from testbed.fidelity.validity import StepDone, TrainingSpan, Validity, verdict
 
 
 def host(
@@ -109,27 +109,30 @@ def test_resumed_run_is_judged_as_a_whole() -> None:
 
 def test_lack_of_evidence_is_not_valid() -> None:
     assert verdict([], NOTHING) == Validity(
-        (), ("the load of this host: sampled for 0.0 s, which is too short",)
+        (), ("the load of this host: it was sampled for 0.0 s, which is too short",)
     )
     unseen = [replace(one, server_load=None, foreign=None, elsewhere=None) for one in QUIET]
     assert verdict(unseen, NOTHING).unjudged == (
         "other work, and waiting servers: the run's processes cannot be seen from this host",
     )
     silent = [device(f"pi-{n}", observed=5.0) for n in (1, 2)]
-    assert judged(*silent).unjudged == ("pi-1, CPU: telemetry of 5 of 30 s (and 1 more)",)
+    assert judged(*silent).unjudged == ("pi-1, CPU: telemetry covers only 5 of 30 s (and 1 more)",)
     uncounted = device(cpu=Figure(0.25), measured=0.0, wanted=None)
     assert judged(uncounted).unjudged == (
-        "pi, CPU: it was never busy, and this kernel does not say whether it waited for a CPU",
+        "pi, CPU: it was never busy, and this kernel does not count waiting for a CPU",
     )
     unprobed = replace(device(up=Figure(5e6)), probes=0)
-    assert judged(unprobed).unjudged == ("pi, its link: never measured",)
+    assert judged(unprobed).unjudged == ("pi, its link: it was never measured",)
     found = verdict([], Fidelity((device(cpu=Figure(0.25, 0.1)),)))
     assert found.valid is False
     assert (judged(unprobed).valid, judged(unprobed).verdict) == (None, "not judged")
 
 
 def test_failed_actions_make_a_run_not_valid() -> None:
-    failures = ["pi could not do as it was told: no tbf", "router could not do as it was told: no queue"]
+    failures = [
+        "pi could not carry out an order: no tbf",
+        "router could not carry out an order: none",
+    ]
     assert reason(verdict(QUIET, NOTHING, failures=failures[:1])) == failures[0]
     assert reason(verdict(QUIET, NOTHING, failures=failures)) == f"{failures[0]} (and 1 more)"
 
@@ -168,7 +171,7 @@ def test_saturated_server_makes_a_run_not_valid() -> None:
     assert verdict(host(4, server=[1.0] * 2), NOTHING).valid  # the end of a short run
     assert verdict(host(server=[0.9] * 30), NOTHING).valid
     assert reason(verdict(host(server=[0.95, 0.97, 0.99] * 4), NOTHING)) == (
-        "aggregator, broker or router ran or waited for a CPU without a pause in 12 of 30 s: updates "
+        "aggregator, broker or router ran or waited for a CPU without a pause for 12 of 30 s: updates "
         "waited for the server"
     )
 
@@ -178,7 +181,7 @@ def test_other_work_on_other_cores_leaves_a_run_unjudged() -> None:
     found = verdict(host(elsewhere=0.3), NOTHING)
     assert found.valid is None
     assert found.unjudged == (
-        "what steps cost: other work took 30% of this host's CPU time, and may have slowed down "
+        "the cost of steps: other work took 30% of this host's CPU time, and may have slowed down "
         "caches and memory",
     )
 
@@ -201,10 +204,10 @@ def test_stolen_time_makes_a_run_not_valid() -> None:
 def test_late_timers_make_a_run_not_valid() -> None:
     assert verdict(host(late=[1.5]), NOTHING).valid  # a hiccup
     assert reason(verdict(host(late=[0.1, 0.3, 0.45]), NOTHING)) == (
-        "timers came up to 0.45 s late, in 2 of 30 s: the host could not keep up"
+        "timers were up to 0.45 s late, in 2 of 30 s: the host was too slow"
     )
     assert reason(verdict(host(late=[0.1, 0.3, 6.0]), NOTHING)) == (
-        "this host stood still for 6.0 s at 3 s, while the run's clock went on"
+        "this host stood still for 6.0 s at 3 s, while the run clock continued"
     )
 
 
@@ -214,12 +217,12 @@ def test_wrong_cpu_share_makes_a_run_not_valid() -> None:
     assert judged(device(cpu=Figure(0.25, None))).valid
     starved = device("pi-1", cpu=Figure(0.25, 0.2))
     assert reason(verdict(host(devices=0.99), Fidelity((starved, device("pi-2"))))) == (
-        "pi-1 got 0.2 of a core where 0.25 was asked, 20.0% less; the devices' cores were full for "
+        "pi-1 got 0.2 of a core, 20.0% less than the requested 0.25; the devices' cores were full for "
         "30 of 30 s"
     )
     unlimited = device("pi-2", cpu=Figure(0.25, 1.0))
     assert reason(verdict(host(devices=0.99), Fidelity((starved, unlimited)))) == (
-        "pi-2 got 1 of a core where 0.25 was asked, 300.0% more (and 1 more)"
+        "pi-2 got 1 of a core, 300.0% more than the requested 0.25 (and 1 more)"
     )
 
 
@@ -228,14 +231,14 @@ def test_devices_waiting_for_a_core_make_a_run_not_valid() -> None:
     assert judged(device(demand=Figure(0.25, 0.9))).valid  # short bursts fit into the quota
     assert judged(device(demand=Figure(0.25, 0.1), wanted=0.4)).valid
     never_busy = device(cpu=Figure(0.25), demand=Figure(0.25, 0.0025), measured=0.0)
-    assert reason(judged(never_busy)) == "pi got 0.0025 of a core where 0.25 was asked, 99.0% less"
+    assert reason(judged(never_busy)) == "pi got 0.0025 of a core, 99.0% less than the requested 0.25"
 
 
 def test_wrong_link_makes_a_run_not_valid() -> None:
     near = device("near", up=Figure(5e6, 4.6e6), rtt=Figure(0.01, 0.0119), loss=Figure(0.01, 0.0))
     assert judged(near).valid
     far = device("far", down=Figure(5e6, 4e6), rtt=Figure(0.06, 0.078))
-    assert reason(judged(near, far)) == "the round trip of far was 30.0% more than asked"
+    assert reason(judged(near, far)) == "the round trip of far was 30.0% more than requested"
 
 
 def test_unrequested_loss_or_delay_makes_a_run_not_valid() -> None:
@@ -243,13 +246,13 @@ def test_unrequested_loss_or_delay_makes_a_run_not_valid() -> None:
     assert judged(device(loss=Figure(None, 0.2), round_trips=5)).valid  # one of five
     assert judged(device(loss=Figure(0.19, 0.25), round_trips=500)).valid
     lossy = [device("a", loss=Figure(None, 0.41)), device("b", loss=Figure(0.1, 0.57))]
-    assert reason(judged(lossy[0])) == "a lost 41.0% of its round trips where no loss was asked"
+    assert reason(judged(lossy[0])) == "a lost 41.0% of its round trips, but no loss was requested"
     assert reason(judged(*lossy)) == (
-        "b lost 57.0% of its round trips where 10.0% was asked (and 1 more)"
+        "b lost 57.0% of its round trips, but 10.0% was requested (and 1 more)"
     )
     assert not judged(device(loss=Figure(0.19, 0.0))).valid
     slow = device(up=Figure(1e6), rtt=Figure(None, 0.25))
-    assert reason(judged(slow)) == "round trips of pi took 250 ms where no delay was asked"
+    assert reason(judged(slow)) == "round trips of pi took 250 ms, but no delay was requested"
 
 
 def test_uncertain_clock_of_another_host_makes_a_run_not_valid() -> None:
@@ -259,22 +262,24 @@ def test_uncertain_clock_of_another_host_makes_a_run_not_valid() -> None:
     assert near.as_dict()["clocks"] == {"b": {"uncertainty": 0.0009}, "c": {"uncertainty": 0.0001}}
     assert fidelity_table.summary(near).endswith("clocks: within 0.9 ms of this host's (b)")
     far = verdict(QUIET, Fidelity((slow,), {"b": 0.0011, "c": 0.0012}))
-    assert reason(far).startswith("times of c may be off by 1.2 ms, where 1 ms is the most (and 1 more)")
+    assert reason(far).startswith(
+        "times of c may be off by 1.2 ms, at most 1 ms is allowed (and 1 more)"
+    )
     quick = device(rtt=Figure(0.004, 0.004))
     found = verdict(QUIET, Fidelity((slow, quick), {"b": 0.0003}))
-    assert reason(found).startswith("times of b may be off by 0.3 ms, where 0.2 ms is the most")
+    assert reason(found).startswith("times of b may be off by 0.3 ms, at most 0.2 ms is allowed")
     unknown = Fidelity((slow,), {"b": math.inf})
     assert not verdict(QUIET, unknown).valid
     assert unknown.as_dict()["clocks"] == {"b": {"uncertainty": None}}
 
 
-def trained(times: Sequence[float]) -> list[Training]:
+def trained(times: Sequence[float]) -> list[TrainingSpan]:
     """One training after the other, each with its seconds per step."""
-    return [Training(1.0 * at, at + 0.9, pace) for at, pace in enumerate(times)]
+    return [TrainingSpan(1.0 * at, at + 0.9, pace) for at, pace in enumerate(times)]
 
 
 def test_slower_trainings_within_a_run_make_it_not_valid() -> None:
-    def found(*trainings: list[Training]) -> Validity:
+    def found(*trainings: list[TrainingSpan]) -> Validity:
         return verdict(QUIET, NOTHING, trainings=trainings)
 
     assert found().valid
@@ -285,7 +290,7 @@ def test_slower_trainings_within_a_run_make_it_not_valid() -> None:
         "trainings took 0.37 times as long from 0 to 10 s as in the rest of the run: something "
         "disturbed the devices"
     )
-    short = [Training(at / 40, (at + 0.9) / 40, 1.0 + at // 30) for at in range(40)]
+    short = [TrainingSpan(at / 40, (at + 0.9) / 40, 1.0 + at // 30) for at in range(40)]
     assert reason(found(short)).startswith("trainings took 2 times as long from 0.74 to 0.99 s as in ")
     assert reason(found(trained([1.0] * 30 + [1.5] * 10))) == (
         "trainings took 1.5 times as long from 30 to 39 s as in the rest of the run: something "
@@ -300,7 +305,7 @@ def test_late_scenario_steps_make_a_run_not_valid() -> None:
         StepDone("restart of pi-2", 40.0, 40.25),
     ]
     assert reason(verdict(QUIET, NOTHING, steps=steps)) == (
-        "the scenario's step at 30.5 s (crash of pi-2) came 1.5 s late (and 1 more)"
+        "the scenario's step at 30.5 s (crash of pi-2) was 1.5 s late (and 1 more)"
     )
 
 
@@ -315,7 +320,7 @@ def test_load_on_other_hosts_is_reported_by_host() -> None:
     others = {"b": host(foreign=0.4), "c": host(), "d": host(seconds=2)}
     found = verdict(QUIET, NOTHING, others=others)
     assert reason(found).startswith("b: other work on this host took 40% of the devices' cores")
-    assert found.unjudged == ("d: its load was seen for 2.0 s, which is too short",)
+    assert found.unjudged == ("d: its load was sampled for 2.0 s: too short",)
     assert verdict(QUIET, NOTHING, others={"c": host()}).valid
 
 
@@ -413,7 +418,7 @@ def test_other_work_is_unknown_if_a_cpu_has_no_counter(later: tuple[int, ...]) -
     assert found is not None
     assert (found.foreign, found.elsewhere) == (None, None)
     assert verdict([replace(one, foreign=None) for one in QUIET], NOTHING).unjudged == (
-        "other work: the kernel's counters do not tell what the devices' cores did, and for whom",
+        "other work: the kernel's counters do not show which processes used the devices' cores",
     )
 
 
@@ -447,13 +452,13 @@ def test_server_load_is_its_busiest_thread_without_evaluations(nice: int, tmp_pa
             0.1,
             0.03,
             "Not quite quiet: other work uses 10% of the run's 2 cores, the hypervisor takes 3%. The "
-            "run may turn out not valid",
+            "run may not be valid",
         ),
         (
             0.5,
             0.0,
-            "Busy host: other work uses 50% of the run's 2 cores. The run will probably not be valid; "
-            "better wait until that is done",
+            "Busy host: other work uses 50% of the run's 2 cores. The run will probably not be valid: "
+            "wait until other work is done",
         ),
     ],
 )
@@ -484,7 +489,7 @@ def test_host_with_an_uncounted_core_is_not_called_quiet(monkeypatch: pytest.Mon
     monkeypatch.setattr(host_load, "_counters", lambda: next(looks))
     for name in ("QUIET_SECONDS", "SECONDS", "LONGEST"):
         monkeypatch.setattr(FreeCores, name, 0.01)
-    expected = "How busy this host is cannot be told from the kernel's counters"
+    expected = "The load of this host is unknown: the kernel's counters do not show it"
     assert FreeCores({1, 2}).expectation() == expected
 
 

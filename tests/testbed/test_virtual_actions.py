@@ -25,7 +25,7 @@ from agents.rules.interface import ClientSide
 from agents.timing.nanoseconds import SECOND, Nanoseconds
 from agents.wire import payloads
 from testbed.virtual import faults
-from testbed.virtual.device import Device, Work
+from testbed.virtual.device import Device, OngoingTraining
 from testbed.virtual.event_queue import DEVICE, SCENARIO, EventQueue
 from tests.testbed import devices
 
@@ -42,7 +42,7 @@ class World:
         self.start = start
         self.lives = [devices.device(self.queue, side, memory)]
         self.told: Told = []
-        self.works: list[Work] = []
+        self.works: list[OngoingTraining] = []
 
     def device(self, name: str) -> Device:
         return self.lives[-1]
@@ -87,7 +87,7 @@ class World:
     def at(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
         self.queue.plan(time, DEVICE, 0, callback)
 
-    def work_on(self, device: Device, work: Work) -> None:
+    def work_on(self, device: Device, work: OngoingTraining) -> None:
         device.working_on = work
         self.works.append(work)
 
@@ -275,7 +275,7 @@ def test_farewell_is_delivered_before_the_end() -> None:
 
 def _working(*, computed: float) -> World:
     world = World()
-    world.lives[0].working_on = Work(
+    world.lives[0].working_on = OngoingTraining(
         training=devices.Steps(1), started=0, since=0, computed=int(computed * SECOND), floor=0
     )
     return world

@@ -6,13 +6,13 @@ from fractions import Fraction
 
 import pytest
 
-from testbed.virtual.device import Work, release
+from testbed.virtual.device import OngoingTraining, release
 from testbed.virtual.event_queue import EventQueue
 from tests.testbed.devices import Steps, device, play
 
 
-def _work(steps: int = 4, *, since: int = 100, computed: int = 110, floor: int = 0) -> Work:
-    return Work(training=Steps(steps), started=7, since=since, computed=computed, floor=floor)
+def _work(steps: int = 4, *, since: int = 100, computed: int = 110, floor: int = 0) -> OngoingTraining:
+    return OngoingTraining(training=Steps(steps), started=7, since=since, computed=computed, floor=floor)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_minimum_duration_applies_if_it_ends_later() -> None:
 def test_slower_cpu_prolongs_the_remaining_work() -> None:
     work = _work()
     slower = work.slower(104, 2.5)  # 6 ns are left to compute: they take 15
-    assert slower == Work(
+    assert slower == OngoingTraining(
         training=work.training, started=7, since=104, done=Fraction(16, 10), computed=119, floor=0
     )
     assert slower.progress(104) == Fraction(16, 10)
@@ -74,7 +74,9 @@ def test_interrupted_training_finishes_its_current_step(at: int, steps: int, end
     work = _work(3)
     cut = work.cut_short(at)
     assert work.training.steps == steps
-    assert cut == Work(training=work.training, started=7, since=100, computed=ended, floor=ended)
+    assert cut == OngoingTraining(
+        training=work.training, started=7, since=100, computed=ended, floor=ended
+    )
 
 
 def test_interrupt_after_a_change_of_speed() -> None:

@@ -15,9 +15,9 @@ from agents import events
 from analysis.load import Run, load
 from testbed.errors import BadInputError, RunFailedError
 from testbed.plan import costs
-from testbed.plan.measured import Measured
+from testbed.plan.measurements import Measurements
 from testbed.run import live_runs, planning, up
-from testbed.run.optimum import ending
+from testbed.run.optimum import compare_with_optimum
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
@@ -72,7 +72,7 @@ def _topology(path: Path, **changes: Any) -> Path:
     ],
 )
 def test_run_ends_where_theory_predicts(name: str, final: float, within: float, tmp_path: Path) -> None:
-    ended = ending(_run(THEORY / f"{name}.yaml", tmp_path))
+    ended = compare_with_optimum(_run(THEORY / f"{name}.yaml", tmp_path))
     assert ended is not None
     assert ended.final.tolist() == pytest.approx([final], abs=within)
     if name.startswith("area"):  # and not the mean by the rates
@@ -92,7 +92,7 @@ def test_area_with_secure_sums_ends_at_its_optimum(tmp_path: Path) -> None:
     )
     run = _run(topology, tmp_path)
     assert run.rejected["reason"].str.startswith("its buffer is lost").sum() >= 2
-    ended = ending(run)
+    ended = compare_with_optimum(run)
     assert ended is not None
     assert ended.final.tolist() == pytest.approx([3.0], abs=1e-5)
 
@@ -155,7 +155,9 @@ def test_each_rule_converges_where_theory_predicts(
 ) -> None:
     """Three updates to one, centers 0 and 6: their mean, or weighted by the updates, or none."""
     task = {"name": "quadratic", "centers": [[0], [6]], "local": {"steps": 1, "lr": 0.01}}
-    ended = ending(_run(_topology(tmp_path, rule=rule, task=task, stop={"after": "60s"}), tmp_path))
+    ended = compare_with_optimum(
+        _run(_topology(tmp_path, rule=rule, task=task, stop={"after": "60s"}), tmp_path)
+    )
     assert ended is not None
     if heading is None:
         assert ended.surrogate is None
@@ -225,7 +227,7 @@ def test_resolved_topology_reproduces_the_run(tmp_path: Path) -> None:
     devices = [{"name": "a", "cpu": 0.5}, {"name": "b", "cpu": 0.1}]
     first = _run(_topology(tmp_path, devices=devices, stop={"updates": 20}), tmp_path, "one")
     again = _run(first.path / "topology.yaml", tmp_path, "two")
-    virtual = Measured.read(first.path).virtual
+    virtual = Measurements.read(first.path).virtual
     step = costs.step_time(virtual)
     assert step is not None
     assert step.sliced is not None
@@ -297,7 +299,7 @@ def test_virtual_run_cannot_be_resumed(tmp_path: Path) -> None:
     file = _topology(tmp_path)
     parsed, plan = planning.plan_file(file, Options())
     directory = RunDirectory.create(tmp_path, "run")
-    with pytest.raises(BadInputError, match="its seed gives it again"):
+    with pytest.raises(BadInputError, match="same seed"):
         up.run(parsed, plan, directory, Options(resume=True), View())
 
 
@@ -308,12 +310,12 @@ def test_foreground_run_is_listed_and_ctrl_c_completes_its_records(tmp_path: Pat
         while "accuracy" not in running.stdout.readline():
             pass
         (path,) = (tmp_path / "runs").iterdir()
-        listed = {live.run: live for live in live_runs.find_all(tmp_path / "runs")}
+        listed = {live.run: live for live in live_runs.find_all_runs(tmp_path / "runs")}
         assert listed[path.name] == LiveRun(path.name, "virtual", 0, path)
         seconds, _ = interrupt(running)
         assert running.returncode == 130
         assert seconds < 10
-    assert path.name not in {live.run for live in live_runs.find_all(tmp_path / "runs")}
+    assert path.name not in {live.run for live in live_runs.find_all_runs(tmp_path / "runs")}
     records = list(events.read(path / "events.jsonl"))
     assert isinstance(records[-1], events.RunEnded)
     assert records[-1].reason == "interrupted"

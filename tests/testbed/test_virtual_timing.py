@@ -83,7 +83,7 @@ def test_start_time_does_not_depend_on_the_share() -> None:
 def test_default_update_cost_applies_without_times_in_the_topology(
     given: dict[str, str], seconds: float
 ) -> None:
-    assert costs.of(Virtual.model_validate(given), None).update == seconds
+    assert costs.step_cost(Virtual.model_validate(given), None).update == seconds
 
 
 def test_smaller_share_prolongs_all_steps() -> None:

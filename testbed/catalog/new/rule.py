@@ -1,4 +1,4 @@
-"""A rule of your own. Its topology is beside it."""
+"""Your own aggregation rule. A topology that uses it is in the YAML file with the same name."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from agents.rules.parts import WeightedSum
 
 @dataclass(frozen=True)
 class MyRule(Rule):
-    """w ← w + (η/K) Σ Δ_i of K updates. The fields are the parameters that a topology may give."""
+    """w ← w + (η/K) Σ Δ_i of K updates. The fields are parameters that a topology can set."""
 
-    buffer_size: Count = 2  # a whole number from 1 on; agents/config.py has more such types
+    buffer_size: Count = 2  # an integer of at least 1; agents/config.py has more such types
     server_lr: Positive = 1.0
 
     def check(self, clients: int) -> None:
-        """Refuse parameters with which so many clients cannot work."""
+        """Raise an error if the parameters do not work with this number of clients."""
         at_least("buffer_size", self.buffer_size, 1)
 
     def begin(self, server: Server) -> MyRuleState:
-        """The rule in a run: `server` has the model, the clients that are present, and a generator."""
+        """Start the rule in a run. `server` has the model, the present clients, and a random
+        generator."""
         return MyRuleState(self, server)
 
 
 class MyRuleState(State):
-    """Numbers, texts, lists, dicts, sets, arrays and objects of classes in this file: it is kept in
-    checkpoints. No clock, and no random numbers but of server.rng: so the run can be replayed."""
+    """State of the rule, which is saved in checkpoints. So attributes must be numbers, texts, lists,
+    dicts, sets, arrays, or objects of classes in this file. Use no clock, and random numbers only from
+    server.rng, so that the run can be replayed."""
 
     def __init__(self, params: MyRule, server: Server) -> None:
         self.params, self.server = params, server
         self.buffer = WeightedSum(server)
 
     def update(self, update: Update) -> Actions:
-        """An update has arrived; return what is to be done. `update.vector` is not to be kept, and
-        `server.w` is changed in place."""
+        """Handle an update; return the actions to carry out. Do not keep `update.vector`; change
+        `server.w` in place."""
         self.buffer.add(update)
-        reply = Send(
-            update.client
-        )  # so it begins again at once; agents/rules/interface.py has the others
+        # The client starts its next training at once. agents/rules/interface.py has more actions.
+        reply = Send(update.client)
         if len(self.buffer) < self.params.buffer_size:
             return [reply]
         return [self.buffer.apply(self.params.server_lr / self.params.buffer_size), reply]
 
-    # By default every client gets the model at the start and when it joins, and nothing happens when
-    # one leaves: override start, join, leave and timer where your rule differs.
+    # By default every client gets the model at the start and when it joins, and nothing happens when a
+    # client leaves. Override start, join, leave and timer if your rule differs.

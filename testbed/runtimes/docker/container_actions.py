@@ -22,7 +22,7 @@ from agents.device_actions import (
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder
 from testbed.errors import BadInputError
-from testbed.plan import PlannedDevice, dilated
+from testbed.plan import PlannedDevice, to_host_time
 from testbed.plan.agent_configs import IMPAIRMENTS, RunSpec
 from testbed.runtimes.docker.containers import CpuLimits
 from testbed.runtimes.docker.specifications import UNLIMITED, planned_limits, starting_limits
@@ -76,15 +76,15 @@ def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None
 
 def _of_link(spec: RunSpec, device: str, requested: Mapping[str, float | None]) -> list[AddressedOrder]:
     """Orders that change a device's link. Raises BadInputError."""
-    changes = dilated(requested, spec.plan.dilation)
+    changes = to_host_time(requested, spec.plan.dilation)
     impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
     rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
-    if impaired and not spec.plan.routed:
+    if impaired and not spec.plan.is_routed:
         raise BadInputError(
             f"{', '.join(impaired)} cannot change in this run, which has no router: no "
             "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
         )
-    if spec.plan.netem:
+    if spec.plan.uses_netem:
         return [(device, DeviceOrder(device, SetLink(rates | impaired)))]
     orders: list[AddressedOrder] = [(device, DeviceOrder(device, SetLink(rates)))] if rates else []
     if impaired:

@@ -15,7 +15,7 @@ from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET, Listeners
 from testbed.errors import HostError
-from testbed.images import own
+from testbed.images import device_images
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.runtimes.docker import executor
@@ -29,14 +29,16 @@ def ensure_images(
     engine: docker.DockerClient, spec: RunSpec, progress: Callable[[str], None]
 ) -> images.Images:
     """Build the images that the run needs and this host lacks, with what its topology adds to them."""
-    code = spec.topology.own_code
+    code = spec.topology.user_code
     added = None
     if code is not None:
-        added = images.Own(str(code.path), code.digest, code.copy, spec.topology.requirements)
+        added = images.ImageAdditions(str(code.path), code.digest, code.copy, spec.topology.requirements)
     with_gpus = any(device.gpu is not None for device in spec.plan.devices)
     built = images.ensure(engine, progress, added, cuda=with_gpus)
     labels = executor.helper(spec.directory.run)
-    return replace(built, groups=own.of_groups(engine, spec.topology, built, progress, labels))
+    return replace(
+        built, groups=device_images.group_images(engine, spec.topology, built, progress, labels)
+    )
 
 
 def owner() -> tuple[int, int]:

@@ -93,7 +93,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class ContainerLaunch:
     """All that is launched for a run, in this order."""
 
     networks: tuple[Network, ...]

@@ -27,7 +27,7 @@ from docker.errors import APIError, DockerException, NotFound
 
 from agents.node import isolation
 from agents.node.isolation import Endpoint
-from testbed.errors import HostError, of_os
+from testbed.errors import HostError, from_os_error
 from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory, last_lines
@@ -238,7 +238,7 @@ def _as_root(
     engine: docker.DockerClient, image: str, run: str, command: Sequence[str], **rights: Any
 ) -> None:
     """Run `command` as root of this host, with no other `rights` than are given. Raises ERRORS."""
-    docker_engine.output(engine, image, command, helper(run), user="0:0", **rights)
+    docker_engine.run_output(engine, image, command, helper(run), user="0:0", **rights)
 
 
 def helper(run: str) -> dict[str, str]:
@@ -488,7 +488,7 @@ def save_logs(
         except ERRORS as error:
             unsaved.append(f"{path}: {error}")
         except OSError as error:
-            unsaved.append(str(of_os(error, path)))
+            unsaved.append(str(from_os_error(error, path)))
 
     with ThreadPoolExecutor(PARALLEL) as pool:
         found = [one for one in containers(engine, run) if not spare(one)]

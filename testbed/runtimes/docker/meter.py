@@ -24,12 +24,12 @@ class DockerMeter(Meter):
         self._run = spec.directory.run
         self._containers = containers
         self._with_gpu = [device.name for device in spec.plan.devices if device.gpu is not None]
-        self._gpus: gpus.Meter | None = None
+        self._gpus: gpus.GpuMeter | None = None
         self.lack_of_gpus: str | None = None
         """Why the use of GPUs cannot be read, if devices have any."""
         if uuids := {device.gpu.uuid for device in spec.plan.devices if device.gpu is not None}:
             try:
-                self._gpus = gpus.Meter(sorted(uuids))
+                self._gpus = gpus.GpuMeter(sorted(uuids))
             except OSError as error:
                 self.lack_of_gpus = str(error)
 

@@ -21,7 +21,7 @@ from testbed.broker import BROKER
 from testbed.broker.identity import new_identity
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
-from testbed.host.docker_engine import available
+from testbed.host.docker_engine import is_available as available
 from testbed.host.gpus import MPS
 from testbed.images import Images
 from testbed.plan import agent_configs
@@ -49,14 +49,14 @@ __all__ = ["DockerRuntime", "available", "check_host", "launcher", "live_runs", 
 
 def check_host() -> None:
     """See `testbed.runtimes.Emulator`."""
-    with docker_engine.fit():
+    with docker_engine.connect_fit():
         pass
 
 
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
-    with docker_engine.fit() as client:
+    with docker_engine.connect_fit() as client:
         built = container_files.ensure_images(client, spec, view.progress)
         spec.directory.write_manifest(images=asdict(built))
         runtime = DockerRuntime(client, built, spec)
@@ -68,7 +68,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
 
 def live_runs() -> list[LiveRun]:
     """Runs that have a container or network here, which no Swarm has made."""
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         if client is None:
             return []
         running: Counter[str] = Counter()
@@ -84,7 +84,7 @@ def live_runs() -> list[LiveRun]:
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
     """See `testbed.runtimes.Emulator`."""
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         if client is not None:
             executor.remove(client, run, directory)
         return client is not None
@@ -92,7 +92,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
     """The last `tail` lines of each container of `run`, by component; none where no engine answers."""
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         return {} if client is None else executor.logs(client, run, tail)
 
 
@@ -129,7 +129,7 @@ class DockerRuntime:
         )
         tls = self._spec.topology.broker.tls
         identity = new_identity(agent_configs.SERVER) if tls else None
-        self._places = agent_configs.in_containers(identity.certificate if identity else None)
+        self._places = agent_configs.container_places(identity.certificate if identity else None)
         agent_configs.write(self._spec, accounts, self._places)
         with_mps = self._launch.mps is not None
         container_files.prepare(self._spec, self._owner, accounts, identity, mps=with_mps)

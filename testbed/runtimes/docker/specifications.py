@@ -35,15 +35,15 @@ from testbed.host.gpus import MPS
 from testbed.plan import Plan, PlannedDevice, agent_configs, memory
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.plan.gpu_placement import PlannedGpu
-from testbed.plan.planned import DEVICES_WEIGHT
+from testbed.plan.planned_devices import DEVICES_WEIGHT
 from testbed.runtimes.docker.containers import (
     COMPONENT_LABEL,
     DIRECTORY_LABEL,
     RUN_LABEL,
     Attachment,
     Container,
+    ContainerLaunch,
     CpuLimits,
-    Launch,
     Mount,
     Network,
 )
@@ -84,7 +84,7 @@ def launch(
     owner: tuple[int, int],
     congestion_control: str | None,
     cgroup_driver: str,
-) -> Launch:
+) -> ContainerLaunch:
     """The specifications of a run whose files belong to the user and group `owner`.
 
     `congestion_control` is that of all TCP in containers; None: the host's. `cgroup_driver` is the
@@ -92,12 +92,12 @@ def launch(
     """
     sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
     builder = _SpecificationBuilder(spec, images, owner, sysctls, cgroup_driver)
-    return Launch(
+    return ContainerLaunch(
         networks=builder.networks(),
         broker=builder.broker(),
         aggregator=builder.aggregator(),
         devices=tuple(map(builder.device, spec.plan.devices)),
-        router=builder.router() if spec.plan.routed else None,
+        router=builder.router() if spec.plan.is_routed else None,
         mps=builder.mps() if spec.plan.shared_gpus else None,
     )
 
@@ -148,7 +148,7 @@ class _SpecificationBuilder:
                 "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
             },
         )
-        return (data, control, server) if self.spec.plan.routed else (data, control)
+        return (data, control, server) if self.spec.plan.is_routed else (data, control)
 
     def broker(self) -> Container:
         return replace(
@@ -170,7 +170,7 @@ class _SpecificationBuilder:
     def aggregator(self) -> Container:
         run = self.spec.directory
         inside = Path(agent_configs.RUN_DIRECTORY)
-        probes = ("python3", "-m", "agents.links.probe_server") if self.spec.plan.routed else ()
+        probes = ("python3", "-m", "agents.links.probe_server") if self.spec.plan.is_routed else ()
         return replace(
             self._container(AGGREGATOR, self.images.agent),
             command=(
@@ -240,7 +240,7 @@ class _SpecificationBuilder:
             command=("python3", "-m", "agents.node.mps", agent_configs.MPS_FOLDER),
             mounts=(self._mps_folder,),
             cpu=self._infrastructure,
-            memory=memory.mps(len(spec.plan.devices)),
+            memory=memory.mps_limit(len(spec.plan.devices)),
             gpus=spec.plan.shared_gpus,
             ipc="shareable",
         )
@@ -258,7 +258,7 @@ class _SpecificationBuilder:
             ),
             mounts=(Mount(str(self.spec.directory.config(ROUTER)), agent_configs.ROUTER_CONFIG),),
             cpu=self._infrastructure,
-            memory=memory.router(len(self.spec.plan.devices)),
+            memory=memory.router_limit(len(self.spec.plan.devices)),
             cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
             sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
         )
@@ -282,13 +282,13 @@ class _SpecificationBuilder:
     @property
     def _start(self) -> tuple[Mount, ...]:
         """The state that modules are built from, where the run has one."""
-        weights = agent_configs.start_of(self.spec.topology, self.spec.directory).weights
+        weights = agent_configs.model_start(self.spec.topology, self.spec.directory).weights
         return () if weights is None else (Mount(weights, agent_configs.START),)
 
     @property
     def _server(self) -> str:
         """The network that broker and aggregator are on."""
-        return "server" if self.spec.plan.routed else "data"
+        return "server" if self.spec.plan.is_routed else "data"
 
     @property
     def _infrastructure(self) -> CpuLimits:

@@ -34,7 +34,7 @@ class LogWriter:
         """A descriptor to print to, for the log at `path`; the caller closes it."""
         path.touch()
         reading, writing = os.pipe()
-        reading = descriptors.aside(reading)  # with a thousand devices there are as many
+        reading = descriptors.renumber(reading)  # with a thousand devices there are as many
         os.set_blocking(reading, False)
         with self._lock:
             self._selector.register(

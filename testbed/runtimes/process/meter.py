@@ -11,13 +11,13 @@ import psutil
 
 from agents.device.resource_usage import is_stopped, schedstat
 from agents.wire.messages import LinkProbe, Telemetry, UsageSample
-from testbed.host.forkserver import Forked
+from testbed.host.forkserver import ForkedProgram
 from testbed.relay.traffic import Traffic
 from testbed.runtimes import SERVERS, Meter
 from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
 
 
-class Children(dict[str, psutil.Popen | Forked]):
+class Children(dict[str, psutil.Popen | ForkedProgram]):
     """The processes of a run, by component; of one that was started again the latest."""
 
     def is_alive(self, component: str) -> bool:
@@ -49,7 +49,7 @@ class ProcessMeter(Meter):
             with contextlib.suppress(psutil.NoSuchProcess):
                 memory = self._children[name].memory_info().rss
                 cpu = cpu_clock(self._children[name])()
-                passed = {} if self.traffic is None else self.traffic.of(name)
+                passed = {} if self.traffic is None else self.traffic.telemetry_fields(name)
                 demand = schedstat(self._children[name].pid)
                 if demand:
                     demand["waited"] += self._duty_cycle.suspended_s(name)

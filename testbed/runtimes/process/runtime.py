@@ -39,10 +39,10 @@ from agents.wire.messages import AddressedOrder, DeviceOrder
 from testbed import broker
 from testbed.broker import BROKER, Account, Listeners, TlsIdentity
 from testbed.broker.identity import new_identity
-from testbed.errors import BadInputError, HostError, of_os
+from testbed.errors import BadInputError, HostError, from_os_error
 from testbed.host import descriptors, die_with_parent, forkserver, run_module
 from testbed.host.forkserver import ForkServer
-from testbed.plan import agent_configs, dilated
+from testbed.plan import agent_configs, to_host_time
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
 from testbed.relay import relay_process as relay
 from testbed.rundir.directory import RunDirectory
@@ -149,7 +149,7 @@ class ProcessRuntime:
         self._restarting: set[str] = set()
         """Devices that are to start as soon as their old process has gone."""
         self._paused: set[str] = set()
-        self._relayed = relay.needed(spec)
+        self._relayed = relay.is_needed(spec)
         self.meter = ProcessMeter(self._devices, self._children, self._paused, self._duty_cycle)
 
     @property
@@ -165,7 +165,7 @@ class ProcessRuntime:
         file descriptors.
         """
         count = len(self._devices)
-        descriptors.allow((4 if self._relayed else 1) * count, f"{count:,} devices")
+        descriptors.raise_limit((4 if self._relayed else 1) * count, f"{count:,} devices")
         accounts = broker.accounts(
             self._directory.run, self._devices, secure=self._spec.topology.secure is not None
         )
@@ -257,7 +257,7 @@ class ProcessRuntime:
                 "the process runtime, whose links are TCP relays, loses no packets: use the docker "
                 "runtime"
             )
-        changes = dilated(action.changes, self._spec.plan.dilation)
+        changes = to_host_time(action.changes, self._spec.plan.dilation)
         rates = ("up", "down")
         return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
 
@@ -313,7 +313,7 @@ class ProcessRuntime:
         # controller itself has started, such as trackers, has the end of the run still before it.
         remove(self._directory.run, spare=CONTROLLER)
         if failures := self._logs.close():
-            told = "; ".join(str(of_os(failure)) for failure in failures)
+            told = "; ".join(str(from_os_error(failure)) for failure in failures)
             run = self._directory.run
             raise HostError(f"everything of {run} is removed, but logs could not be saved: {told}")
 
@@ -325,7 +325,7 @@ class ProcessRuntime:
         """Start the relay and measure the links; return each device's port to the broker."""
         command = [*self._programs.relay, self._config(ROUTER)]
         try:
-            started = relay.launch(
+            started = relay.launch_relay(
                 self._spec, login, port, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
             )
         except OSError as error:

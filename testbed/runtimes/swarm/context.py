@@ -16,9 +16,9 @@ from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.plan import cpuset
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.planned import SHARES_OF_A_PROCESS, weight_alone
+from testbed.plan.planned_devices import SHARES_OF_A_PROCESS, weight_alone
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, CpuLimits, Launch
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, ContainerLaunch, CpuLimits
 from testbed.runtimes.docker.running_containers import ContainerRef
 from testbed.runtimes.docker.specifications import INFRASTRUCTURE_WEIGHT, name_of
 from testbed.runtimes.swarm import services
@@ -37,7 +37,7 @@ class SwarmContext:
     names: Mapping[str, str]
     """Of the nodes, by id."""
     spec: RunSpec
-    launch: Launch
+    launch: ContainerLaunch
     base: str
     """Image of the node agents."""
     labels: Mapping[str, str]

@@ -113,7 +113,7 @@ class EngineProxies:
 
     def _client(self, node: Node, url: str) -> docker.DockerClient:
         try:
-            return docker_engine.at(url, _OPEN_TIMEOUT_SECONDS)
+            return docker_engine.connect_to(url, _OPEN_TIMEOUT_SECONDS)
         except HostError as error:
             told = services.log(self._manager, self._named(PROXY_CLIENT))
             raise HostError(f"the engine of {node.name} does not answer: {error}{told}") from error

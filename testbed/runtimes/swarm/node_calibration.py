@@ -19,12 +19,12 @@ from testbed.runtimes.swarm.node_images import Progress
 from testbed.runtimes.swarm.removal import temporary_proxies
 from testbed.speed import device_benchmark
 from testbed.speed.calibration import (
+    CalibratedHost,
     Calibration,
-    Host,
+    cache_for_nodes,
+    cached_for_nodes,
     calibrate,
-    keep_of_nodes,
-    kept_of_nodes,
-    of_core,
+    from_core,
 )
 
 _SECONDS = 2.0
@@ -38,7 +38,7 @@ def calibrations(
     takes the agents' image. Raises HostError."""
     others = [node for node in nodes if not node.here]
     image = images.current_tags(images.FOLDER, images.AGENTS)["libraries"]
-    found = kept_of_nodes(others, image)
+    found = cached_for_nodes(others, image)
     if missing := [node for node in others if node.id not in found]:
         progress(f"Measuring how fast a core is of {', '.join(node.name for node in missing)}")
         with closing(docker_engine.connect()) as manager:
@@ -50,7 +50,7 @@ def calibrations(
                 with ThreadPoolExecutor(len(missing)) as pool:
                     speeds = pool.map(lambda node: _measured(proxies, node, built.agent), missing)
                     new = {node.id: one for node, one in zip(missing, speeds, strict=True)}
-        keep_of_nodes(new, image)
+        cache_for_nodes(new, image)
         found |= new
     return {**{node.id: calibrate() for node in nodes if node.here}, **found}
 
@@ -58,7 +58,7 @@ def calibrations(
 def _measured(proxies: EngineProxies, node: Node, image: str) -> Calibration:
     """Of a node: on its last core, which is for devices."""
     script = Path(device_benchmark.__file__).read_text("utf-8")
-    told = docker_engine.output(
+    told = docker_engine.run_output(
         proxies.engines[node.id],
         image,
         ["python3", "-c", script, "--core", "--seconds", f"{_SECONDS:g}"],
@@ -68,4 +68,4 @@ def _measured(proxies: EngineProxies, node: Node, image: str) -> Calibration:
         cpuset_cpus=f"{node.cores - 1}",
     )
     found = json.loads(told)
-    return of_core(found, Host(cpu=found["cpu"], cores=node.cores, torch=found["torch"]))
+    return from_core(found, CalibratedHost(cpu=found["cpu"], cores=node.cores, torch=found["torch"]))

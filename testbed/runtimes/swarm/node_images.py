@@ -86,7 +86,7 @@ def copy(
                 pass
             _remember(node, {*_copied().get(node, ()), tag})
             ours = {one for one in _copied()[node] if one.startswith("testbed-")}  # else a user's own
-            _remove(proxies, node, ours - {*images.registered()} - {tag})
+            _remove(proxies, node, ours - {*images.registered_images()} - {tag})
 
 
 def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:

@@ -241,7 +241,9 @@ class Routers:
             addresses = {name: found[one] for name, one in ids.items() if one in found}
             if not addresses:
                 continue
-            config = agent_configs.router(context.spec, login, places, addresses, context.names[node])
+            config = agent_configs.router_config(
+                context.spec, login, places, addresses, context.names[node]
+            )
             file = context.spec.directory.config(component)
             dump(config, file)
             name = Path(agent_configs.ROUTER_CONFIG).name

@@ -86,7 +86,7 @@ def available() -> bool:
 
 @contextmanager
 def _manager() -> Iterator[docker.DockerClient | None]:
-    with docker_engine.if_present() as client:
+    with docker_engine.connect_if_present() as client:
         try:
             manages = client is not None and swarm_nodes.manages(client.info())
         except docker_engine.ERRORS:
@@ -96,7 +96,7 @@ def _manager() -> Iterator[docker.DockerClient | None]:
 
 def check_host() -> None:
     """See `testbed.runtimes.Emulator`."""
-    swarm_nodes.here()
+    swarm_nodes.local_nodes()
 
 
 @contextmanager
@@ -245,7 +245,7 @@ class SwarmRuntime:
         tls = self._spec.topology.broker.tls
         identity = new_identity(agent_configs.SERVER, agent_configs.CONTROL)
         places = replace(
-            agent_configs.in_containers(identity.certificate if tls else None),
+            agent_configs.container_places(identity.certificate if tls else None),
             router=(agent_configs.CONTROL, TLS_PORT),
             clock=f"{agent_configs.CONTROL_FOLDER}/{agent_configs.CLOCK}",
         )
@@ -353,7 +353,7 @@ class SwarmRuntime:
                 self._context.volume("control", agent_configs.CONTROL_FOLDER, read_only=True),
             ],
             names={agent_configs.SERVER: server},
-            cores=0.0 if self._spec.plan.oversubscribed else planned.host_cpu,
+            cores=0.0 if self._spec.plan.is_oversubscribed else planned.host_cpu,
         )
         container = replace(container, group=0)
         return self._context.create(container, options)
@@ -364,7 +364,7 @@ class SwarmRuntime:
         planned = self._devices.states[container.component].planned
         update: Any = made.engine.api
         update.update_container(made.id, mem_limit=planned.memory, memswap_limit=planned.memory)
-        sent = agent_configs.sent(self._spec, container.component)
+        sent = agent_configs.files_to_send(self._spec, container.component)
         files: dict[str, bytes | Path] = {Path(path).name: source for path, source in sent.items()}
         disk, client = Path(agent_configs.DISK).name, agent_configs.CLIENT_USER
         kept = self._directory.disk(container.component)  # of an earlier segment of the run
@@ -400,7 +400,11 @@ class SwarmRuntime:
         on = self._context.devices_on(node.id) if node else ()
         shares = {name: self._devices.states[name].planned.host_cpu for name in on}
         shares[device] = share / self._spec.plan.dilation
-        if node and not self._spec.plan.oversubscribed and sum(shares.values()) > node.capacity + 1e-9:
+        if (
+            node
+            and not self._spec.plan.is_oversubscribed
+            and sum(shares.values()) > node.capacity + 1e-9
+        ):
             raise BadInputError(
                 f"{device} cannot have {share:g} cpu: the devices on {node.name} would ask for "
                 f"{sum(shares.values()):g} cores, and it has {node.capacity:g} for them"

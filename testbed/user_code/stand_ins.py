@@ -1,7 +1,7 @@
-"""Stand-ins for a user's tasks and rules: dataclasses with the same parameters, and none of the code.
+"""Stand-ins for a user's tasks and rules: dataclasses with the same parameters, without the user's code.
 
-Topologies are checked against them, and they say what the plan needs to know. A process of its own,
-which does import the code, answers their questions (`testbed.own_code.inspector`).
+Topologies are checked against them, and the plan gets its facts from them. A separate process, which
+does import the code, answers their questions (`testbed.user_code.inspector`).
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 
 import numpy as np
 
-from agents import own_code, shards
+from agents import shards, user_code
 from agents.rules.interface import ClientSide, Sums
 from agents.shards import Shard
 from agents.tasks.interface import Splits
 from testbed.errors import BadInputError
-from testbed.own_code.code import Code, root_of
-from testbed.own_code.inspector import Inspector, RaisedError
+from testbed.user_code.code import UserCode, import_folder
+from testbed.user_code.inspector import Inspector, RaisedError
 
 Kind = Literal["task", "rule"]
 _LITERAL: Any = Literal
 _UNION: Any = Union
-"""Their arguments are known at run time only."""
+"""`Literal` and `Union` for arguments that are known at run time only."""
 _TYPES: Mapping[str, Any] = {"bool": bool, "float": float, "int": int, "str": str, "None": type(None)}
 
 
 class StandIn:
-    """An object of a user's class, without its code: a dataclass with the same parameters."""
+    """Stand-in for an object of a user's class: a dataclass with the same parameters."""
 
-    stands_for: ClassVar[tuple[Code, Kind, str]]
-    """The class: its code, whether it is a task or a rule, and its name."""
+    stands_for: ClassVar[tuple[UserCode, Kind, str]]
+    """The class that this stands for: its code, its kind, and its name."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError as the class itself does."""
+        """Raise ValueError if the class itself would."""
         ask(self, "facts")
 
     def check(self, clients: int) -> None:
-        """Raise ValueError where it cannot work with `clients` clients."""
+        """Raise ValueError if it cannot work with `clients` clients."""
         ask(self, "check", clients=clients)
 
 
 class TaskStandIn(StandIn):
-    """Of an `agents.tasks.interface.Task`; without model, loss and metric."""
+    """Stand-in for an `agents.tasks.interface.Task`, without model, loss and metric."""
 
     dataset: ClassVar[str | Callable[[Any], Splits] | None]
     has_accuracy: ClassVar[bool]
@@ -56,12 +56,13 @@ class TaskStandIn(StandIn):
     fits: ClassVar[bool]
 
     def shards_for(self, clients: int) -> list[Shard]:
-        """As the task's."""
+        """Return the shards that the task brings, one per client."""
         return [shards.load(Path(path)) for path in ask(self, "shards", clients=clients)]
 
 
 def _dataset(task: TaskStandIn) -> Splits:
-    """What the task's own method `dataset` returns. Raises ValueError where it is no dataset."""
+    """Return what the task's own method `dataset` returns. Raises ValueError if that is not a
+    dataset."""
     with tempfile.TemporaryDirectory(prefix="testbed-dataset-") as folder:
         found: dict[str, dict[str, Any]] = {}
         for split in ask(task, "dataset", to=folder):
@@ -71,7 +72,7 @@ def _dataset(task: TaskStandIn) -> Splits:
 
 
 class RuleStandIn(StandIn):
-    """Of an `agents.rules.interface.Rule`; without the rule itself."""
+    """Stand-in for an `agents.rules.interface.Rule`, without the rule itself."""
 
     @property
     def client_side(self) -> ClientSide:
@@ -89,8 +90,11 @@ class RuleStandIn(StandIn):
 
 
 def ask(one: StandIn, question: str, **facts: Any) -> Any:
-    """Ask `question` (see `testbed.own_code.inspection`) about the object that `one` stands for. Raises
-    ValueError with what its class refuses; BadInputError, with the traceback, where its code raises."""
+    """Ask `question` (see `testbed.user_code.inspection_process`) about the object that `one` stands
+    for.
+
+    Raises ValueError if its class refuses; BadInputError, with the traceback, if its code raises.
+    """
     code, kind, name = one.stands_for
     try:
         return _ask(code, question, kind, name, params=vars(one), **facts)
@@ -98,26 +102,28 @@ def ask(one: StandIn, question: str, **facts: Any) -> Any:
         raise BadInputError(f"{name} in {code.path} failed:\n{error}") from error
 
 
-def _ask(code: Code, question: str, kind: Kind, name: str, **facts: Any) -> Any:
-    """Raises ValueError with what the class refuses, RaisedError with the traceback of what its code
-    raises."""
+def _ask(code: UserCode, question: str, kind: Kind, name: str, **facts: Any) -> Any:
+    """Ask about a class. Raises ValueError if the class refuses, RaisedError with the traceback if its
+    code raises."""
     request = {"question": question, "kind": kind, "name": name, **facts}
-    return _inspector(code).ask(own_code.as_json_values(request))
+    return _inspector(code).ask(user_code.as_json_values(request))
 
 
 @functools.lru_cache(maxsize=8)
-def _inspector(code: Code) -> Inspector:
-    return Inspector(code.copy, root_of(code.path))
+def _inspector(code: UserCode) -> Inspector:
+    return Inspector(code.copy, import_folder(code.path))
 
 
 @functools.lru_cache(maxsize=64)
-def stand_in(code: Code, kind: Kind, name: str) -> type[StandIn]:
-    """For the class called `name`. Raises ValueError that says what is wrong with that, RaisedError
-    where importing it raises."""
+def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
+    """Return the stand-in for the class `name`.
+
+    Raises ValueError that says what is wrong with the class, RaisedError if importing it raises.
+    """
     found = _ask(code, "class", kind, name)
     fields = []
     for parameter in found["parameters"]:
-        default = dataclasses.MISSING if parameter["required"] else _frozen(parameter["default"])
+        default = dataclasses.MISSING if parameter["required"] else _as_tuples(parameter["default"])
         made: Any = field() if default is dataclasses.MISSING else field(default=default)
         fields.append((parameter["name"], _type(parameter["type"]), made))
     base = TaskStandIn if kind == "task" else RuleStandIn
@@ -134,20 +140,20 @@ def stand_in(code: Code, kind: Kind, name: str) -> type[StandIn]:
 
 
 def _type(described: Any) -> Any:
-    """The type hint that `testbed.own_code.inspection` has described."""
+    """Return the type hint that `testbed.user_code.inspection_process` has described."""
     match described:
         case str():
             return _TYPES[described]
         case {"literal": values}:
             return _LITERAL[tuple(values)]
         case {"list": inner}:
-            return GenericAlias(tuple, (_type(inner), ...))  # as YAML's are read
+            return GenericAlias(tuple, (_type(inner), ...))  # lists in YAML are read as tuples
         case {"either": options}:
             return _UNION[tuple(map(_type, options))]
         case {"of": inner, "mark": mark}:
             return Annotated[_type(inner), mark]
-    raise ValueError(f"{described} describes no type")
+    raise ValueError(f"{described} does not describe a type")
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""A topology planned on this host, with what is measured or found on it."""
+"""Plan of a topology on this host, with what is measured on it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from testbed.plan import model_check
 from testbed.plan.assignment import plan
 from testbed.plan.catalog import HERE, Catalog, needs_speeds, with_cpu
 from testbed.plan.host import this_host
-from testbed.plan.planned import Plan
+from testbed.plan.planned_devices import Plan
 from testbed.speed.calibration import Calibration, calibrate
 from testbed.topology import Topology
 from testbed.traits import traits
 
 
 def check_model(topology: Topology) -> None:
-    """Raises BadInputError."""
+    """Check the task's model, and its initial state. Raises BadInputError."""
     model_check.check(topology)
     if topology.task.initial is not None:
-        from testbed.plan import models  # with torch, which takes a second
+        from testbed.plan import models  # imports torch, which takes a second
 
         models.check_initial(topology)
 
 
 def check_requirements(topology: Topology) -> None:
-    """Raise BadInputError where this host lacks packages that own code imports, and where it runs."""
+    """Raise BadInputError if this host lacks packages that own code requires."""
     problems = []
     for index, text in enumerate(topology.requirements):
         wanted = Requirement(text)
@@ -41,18 +41,18 @@ def check_requirements(topology: Topology) -> None:
         except metadata.PackageNotFoundError:
             found = None
         if found is None or not wanted.specifier.contains(found, prereleases=True):
-            state = "is not installed here" if found is None else f"is {found} here"
+            state = "is not installed" if found is None else f"is installed as {found}"
             problems.append(
                 topology.source.problem(
                     ("requirements", index),
-                    f"{wanted.name} {state}: {sys.executable} -m pip install '{text}'",
+                    f"{wanted.name} {state}: run {sys.executable} -m pip install '{text}'",
                 )
             )
     if problems:
         raise topology.source.error(problems)
 
 
-def plan_here(
+def plan_on_host(
     topology: Topology,
     catalog: Catalog,
     runtime: str,
@@ -61,8 +61,11 @@ def plan_here(
     *,
     oversubscribe: bool,
 ) -> Plan:
-    """The plan of `topology` on this host. `nodes`: the machines, this one first, where the runtime has
-    several; `speeds` measures how fast a core of each is, by id. Raises BadInputError."""
+    """Plan `topology` on this host.
+
+    `nodes`: the machines, this one first, if the runtime uses several; else empty. `speeds` measures the
+    speed of a core of each: node's id -> calibration. Raises BadInputError.
+    """
     if needs_speeds(topology, catalog, many_hosts=bool(nodes)):
         found = speeds() if nodes else {HERE: calibrate()}
         here = nodes[0].id if nodes else HERE

@@ -1,4 +1,4 @@
-"""The models that a run has kept, evaluated afterwards."""
+"""Evaluation, after a run, of the models that it saved."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from agents.models.flat import first_model
 from agents.wire import payloads
 from testbed.data import preparation
 from testbed.errors import BadInputError
-from testbed.plan.agent_configs import start_of
-from testbed.plan.models import task_of
+from testbed.plan.agent_configs import model_start
+from testbed.plan.models import run_task
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import load
 
 _MAX_BYTES = 2**33
 
 
-def of_run(
+def evaluate_saved_models(
     directory: RunDirectory, root: Path | None, *, classes: bool = False, devices: int | None = None
 ) -> pd.DataFrame:
-    """A row for each kept model, and for each part of the data: `model` (its file's name), `version`,
-    `part` (`test set`, `class`, `device`), `name`, `samples`, `loss`, `accuracy`, and `perplexity` where
-    the task has one.
+    """Evaluate the saved models: one row per model and part of the data.
 
-    On the data of `root` and as the run's topology says; with `classes` and with `devices` samples of
-    each device also where that does not. Raises BadInputError.
+    Columns: `model` (the file's name), `version`, `part` (`test set`, `class`, `device`), `name`,
+    `samples`, `loss`, `accuracy`, and `perplexity` if the task has one. `root`: folder of the datasets.
+    `classes`: also per class. `devices`: also per device, on this many samples each. Both add to what
+    the run's topology asks for. Raises BadInputError.
     """
     topology = load(directory.topology)
     evaluate = topology.evaluate
     changes = {"classes": classes or evaluate.classes, "devices": devices or evaluate.devices}
     topology = topology.model_copy(update={"evaluate": evaluate.model_copy(update=changes)})
     prepared = preparation.prepare(topology, root)
-    task, start = task_of(topology, directory), start_of(topology, directory)
+    task, start = run_task(topology, directory), model_start(topology, directory)
     parts = preparation.evaluation_parts(prepared, topology)
     evaluator = Evaluator(task, prepared.test, lambda _: None, start=start, parts=parts)
     _, _, schema = first_model(task, topology.seed, start)
@@ -45,7 +45,7 @@ def of_run(
         try:
             w, metadata, buffers = payloads.unpack(files.read(path, _MAX_BYTES))
             if metadata.get("schema") != schema:
-                raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
+                raise ValueError(f"its parameters do not match the present code of {topology.task.name}")
             version = int(metadata["version"])
         except (OSError, ValueError, LookupError, payloads.WireError) as error:
             raise BadInputError(

@@ -1,10 +1,10 @@
-"""Images of a user's own for device groups: checked, or built by a Dockerfile on top of ours.
+"""Users' own images for device groups: checked, or built by a Dockerfile on top of the testbed's image.
 
     devices:
-      - {name: nano, cpu: 0.25, image: my-agent:1}           # built by the user, FROM an image of ours
-      - {name: cam, cpu: 0.25, image: camera/Dockerfile}     # built here, with ours as its BASE
+      - {name: nano, cpu: 0.25, image: my-agent:1}        # built by the user, FROM the testbed's image
+      - {name: cam, cpu: 0.25, image: camera/Dockerfile}  # built by the testbed; BASE is its image
 
-Broker, aggregator and router always run in ours.
+Broker, aggregator and router always run in the testbed's images.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ KIND = "device"
 _MAX_BYTES = 512 * 2**20
 _MAX_FILES = 20_000
 _CLIENT = "10001:10001"
-"""User and group of devices' clients (`testbed.plan.agent_configs.CLIENT_USER`)."""
+"""User and group of the devices' clients (`testbed.plan.agent_configs.CLIENT_USER`)."""
 
 
-def of_groups(
+def group_images(
     client: docker.DockerClient,
     topology: Topology,
     ours: Images,
     progress: Progress,
     labels: Mapping[str, str],
 ) -> dict[str, str]:
-    """The tag of the image of each group that has one of its own, built where that is missing. The
-    containers in which they are looked at have `labels`.
+    """Return the image tag of each group that has its own image; build missing ones.
 
-    Raises BadInputError that says what is wrong with each, and where; HostError where the engine fails.
+    `labels`: labels of the containers in which the images are checked. Raises BadInputError with all
+    problems and their places; HostError if the engine fails.
     """
     problems, tags = [], {}
     for index, group in enumerate(topology.devices):
@@ -52,7 +52,7 @@ def of_groups(
             continue
         base = ours.agent if group.gpu is None else ours.gpu
         try:
-            tag = _tag_of(client, group, base, progress, with_code=topology.code is not None)
+            tag = _group_tag(client, group, base, progress, with_code=topology.code is not None)
             _check(client, tag, base, labels)
             tags[group.name] = tag
         except BadInputError as error:
@@ -64,41 +64,43 @@ def of_groups(
     return tags
 
 
-def _tag_of(
+def _group_tag(
     client: docker.DockerClient, group: DeviceGroup, base: str, progress: Progress, *, with_code: bool
 ) -> str:
     if group.dockerfile is not None:
-        return _built(client, Context.read(group.dockerfile), base, progress)
+        return _build(client, BuildContext.read(group.dockerfile), base, progress)
     tag = group.image or ""
     if with_code:
         raise BadInputError(
-            f"{tag} does not have what this topology's code adds: give a Dockerfile instead, whose BASE "
-            "then has it"
+            f"{tag} does not contain this topology's code: give the path of a Dockerfile instead "
+            "(its BASE contains the code)"
         )
     try:
         client.images.get(tag)
     except ImageNotFound:
         raise BadInputError(
-            f"{group.name} is to run in {tag}, and the engine has no such image: build it (FROM {base}),"
-            f" or fetch it with docker pull {tag}; for a file, give its path, as in sensor/Dockerfile"
+            f"{group.name}: the engine has no image {tag}: build it (FROM {base}), or fetch it with "
+            f"docker pull {tag}; to build from a file, give its path, as in sensor/Dockerfile"
         ) from None
     return tag
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What a user's image is built from: the folder of its Dockerfile."""
+class BuildContext:
+    """Files that a user's image is built from: the folder of its Dockerfile."""
 
     dockerfile: Path
     files: tuple[str, ...]
-    """By their paths in the folder."""
+    """Paths of the files, relative to the folder."""
     digest: str
-    """Of their contents."""
+    """Hash of the files' contents."""
 
     @classmethod
-    def read(cls, dockerfile: Path) -> Context:
-        """Without what a .dockerignore beside it names. Raises BadInputError where it is too large, or
-        has something else than files."""
+    def read(cls, dockerfile: Path) -> BuildContext:
+        """Read the folder, without what its .dockerignore names.
+
+        Raises BadInputError if it is too large, or contains something other than files and links.
+        """
         folder = dockerfile.parent
         if not dockerfile.is_file():
             raise BadInputError(f"there is no {dockerfile}: give its path from the topology's folder")
@@ -113,36 +115,37 @@ class Context:
                 continue
             if not (path.is_file() or path.is_symlink()):
                 raise BadInputError(
-                    f"{path} is neither a file nor a link, and cannot go to the engine: remove it, or "
-                    "name it in a .dockerignore"
+                    f"{path} is neither a file nor a link and cannot be sent to the engine: remove it, "
+                    "or name it in a .dockerignore"
                 )
             names.append(name)
             size += path.lstat().st_size
             if size > _MAX_BYTES or len(names) > _MAX_FILES:
                 raise BadInputError(
-                    f"{folder} holds more than {_MAX_FILES:,} files or {_MAX_BYTES >> 20} MiB, and all "
-                    "of it goes to the engine: put the Dockerfile into a folder with what it copies, or "
-                    "name the rest in a .dockerignore"
+                    f"{folder} has more than {_MAX_FILES:,} files or {_MAX_BYTES >> 20} MiB, and all of "
+                    "it would be sent to the engine: put the Dockerfile into a folder with only what it "
+                    "copies, or name the rest in a .dockerignore"
                 )
             found.update(f"\0{name}\0{path.lstat().st_mode & 0o111}\0".encode())
             found.update(str(path.readlink()).encode() if path.is_symlink() else path.read_bytes())
         return cls(dockerfile, tuple(names), found.hexdigest())
 
     def tag(self, base: str) -> str:
-        """Of the image on top of `base`."""
+        """Return the tag of the image built on `base`."""
         made = hashlib.sha256(f"{base}\n{self.dockerfile.name}\n{self.digest}".encode())
         return f"testbed-{KIND}:{made.hexdigest()[:12]}"
 
 
-def _built(client: docker.DockerClient, context: Context, base: str, progress: Progress) -> str:
-    """The user's image on top of `base`. Raises BadInputError with the engine's last lines."""
+def _build(client: docker.DockerClient, context: BuildContext, base: str, progress: Progress) -> str:
+    """Build the user's image on top of `base` if it is missing. Raises BadInputError with the engine's
+    last lines."""
     tag, folder = context.tag(base), str(context.dockerfile.parent)
-    images.register({KIND: tag}, str(context.dockerfile))
-    if images.exists(client, tag):
+    images.register_images({KIND: tag}, str(context.dockerfile))
+    if images.image_exists(client, tag):
         return tag
     progress(f"Building {tag} by {context.dockerfile}")
-    # One file at a time to the disk: it may be larger than what memory is free.
-    with images.one_at_a_time(), tempfile.TemporaryFile(dir=cache.folder()) as file:
+    # The archive goes to the disk: it may be larger than the free memory.
+    with images.build_lock(), tempfile.TemporaryFile(dir=cache.folder()) as file:
         docker_build.create_archive(folder, [*context.files], fileobj=file)
         file.seek(0)
         try:
@@ -151,7 +154,7 @@ def _built(client: docker.DockerClient, context: Context, base: str, progress: P
                 tag,
                 file,
                 {"BASE": base},
-                network=None,  # a user's steps may fetch
+                network=None,  # the user's build steps may download
                 dockerfile=context.dockerfile.name,
             )
         except HostError as error:
@@ -162,7 +165,7 @@ def _built(client: docker.DockerClient, context: Context, base: str, progress: P
 
 
 def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str, str]) -> None:
-    """Look at the image from inside, once for each image and version of ours. Raises BadInputError."""
+    """Check the image from inside, once per image and version of the testbed. Raises BadInputError."""
     image = client.images.get(tag)
     expected = image_check.digest(images.AGENTS)
     known = cache.folder() / "checked-images" / f"{str(image.id).partition(':')[2][:16]}-{expected[:16]}"
@@ -170,39 +173,42 @@ def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str
         return
     if entrypoint := image.attrs["Config"].get("Entrypoint"):
         raise BadInputError(
-            f"{tag} has an ENTRYPOINT ({' '.join(entrypoint)}), and devices are started by a command of "
-            "ours: write ENTRYPOINT [] at the end of its Dockerfile"
+            f"{tag} has an ENTRYPOINT ({' '.join(entrypoint)}), but the testbed starts devices by its "
+            "own command: write ENTRYPOINT [] at the end of its Dockerfile"
         )
-    if faults := list(_faults(_seen_inside(client, tag, labels), expected)):
+    if faults := list(_faults(_inspect_inside(client, tag, labels), expected)):
         raise BadInputError(
-            f"{tag} cannot be a device: it lacks {', '.join(faults)}. Build it on top of ours: ARG BASE,"
-            f" FROM ${{BASE}} in a Dockerfile whose path is given here, or FROM {base}"
+            f"{tag} cannot run a device: it lacks {', '.join(faults)}. Build it on top of the testbed's "
+            "image: give here the path of a Dockerfile with ARG BASE and FROM ${BASE}, or use "
+            f"FROM {base}"
         )
     cache.keep(known, "")
 
 
-def _seen_inside(client: docker.DockerClient, tag: str, labels: Mapping[str, str]) -> dict[str, object]:
+def _inspect_inside(
+    client: docker.DockerClient, tag: str, labels: Mapping[str, str]
+) -> dict[str, object]:
     script = Path(image_check.__file__).read_text(encoding="utf-8")
     try:
-        output = docker_engine.output(
+        output = docker_engine.run_output(
             client, tag, ["python3", "-c", script], labels, user=_CLIENT, network_mode="none"
         )
         found = json.loads(output.decode("utf-8", "replace").splitlines()[-1])
     except ContainerError as error:
         said = (error.stderr or "").strip().splitlines()[-1:]
-        return {"lacks": [f"a Python that works ({' '.join(said) or f'exit {error.exit_status}'})"]}
+        return {"lacks": [f"a working Python ({' '.join(said) or f'exit {error.exit_status}'})"]}
     except APIError as error:
         if "executable file not found" not in str(error) and "no such file" not in str(error):
             raise
-        return {"lacks": ["Python (no python3 in it)"]}
+        return {"lacks": ["Python (it has no python3)"]}
     except (ValueError, IndexError):
-        return {"lacks": ["a Python that answers (python3 printed something else)"]}
+        return {"lacks": ["a working Python (python3 printed something unexpected)"]}
     return found if isinstance(found, dict) else {}
 
 
 def _faults(seen: dict[str, object], expected: str) -> Iterator[str]:
-    """What the image lacks, by what was `seen` in it; `expected`: the digest of our agents' code."""
+    """Yield what the image lacks. `seen`: the check's output; `expected`: hash of the agents' code."""
     lacks = seen.get("lacks")
     yield from map(str, lacks) if isinstance(lacks, list) else ("an answer",)
     if seen.get("agents") not in (expected, None):
-        yield "the agents' code of this version of the testbed (it has another's)"
+        yield "the agents' code of this version of the testbed (it has another version's)"

@@ -1,5 +1,5 @@
-"""What was measured on a host for a run. It lies beside the run's topology, so that the run can be
-repeated with the same figures."""
+"""Measurements on a host for a run, kept beside the run's topology so that the run can be repeated with
+the same figures."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from testbed.topology.fields import Cpu, Model, Name
 FILE = "measured.yaml"
 
 
-class Measured(Model):
-    """What was measured on a host for a run."""
+class Measurements(Model):
+    """Measurements on a host for a run."""
 
     cpu: dict[Name, Cpu] = Field(
-        default={}, description="Share of a core of that host, by group: as fast as the group's profile"
+        default={},
+        description="Group -> CPU share, in cores of that host, as fast as the group's profile",
     )
     virtual: Virtual = Field(default=Virtual(), description="Costs for virtual time")
 
     @classmethod
-    def read(cls, folder: Path) -> Measured:
-        """From the folder of a topology; nothing where it has no such file. Raises BadInputError."""
+    def read(cls, folder: Path) -> Measurements:
+        """Read the measurements in a topology's folder; empty if it has none. Raises BadInputError."""
         path = folder / FILE
         return validation_errors.validated(cls, yamlfile.read(path)) if path.is_file() else cls()
 
     def write(self, path: Path) -> None:
-        """Write what there is."""
-        if self != Measured():
+        """Write the measurements, if there are any."""
+        if self != Measurements():
             text = yamlfile.write(self.model_dump(mode="json", exclude_defaults=True))
             path.write_text(text, encoding="utf-8")

@@ -16,33 +16,34 @@ _TAKEN = sys.stdlib_module_names | {"agents", "analysis", "testbed"}
 
 
 @dataclass(frozen=True)
-class Code:
-    """A user's modules, as they were when they were read."""
+class UserCode:
+    """A user's modules, with their contents at the time they were read."""
 
     path: Path = field(compare=False)
-    """Of what was named: a module, a package, or a folder of modules and packages."""
+    """Path that the user gave: a module, a package, or a folder of modules and packages."""
     digest: str
+    """First 12 hexadecimal digits of the SHA-256 of the files."""
     files: Mapping[str, bytes] = field(compare=False, repr=False)
-    """Their contents, by path in the folder that modules are imported from."""
+    """Path relative to the folder that modules are imported from -> content."""
 
     @classmethod
-    def read(cls, path: Path) -> Code:
-        """Raises ValueError that says what is wrong with `path`."""
+    def read(cls, path: Path) -> UserCode:
+        """Read the code at `path`. Raises ValueError that says what is wrong with it."""
         files: dict[str, bytes] = {}
         size = 0
         for name, file in _files(path):
             size += file.stat().st_size
             if size > _MAX_BYTES or len(files) >= _MAX_FILES:
                 raise ValueError(
-                    f"holds more than {_MAX_FILES} files or {_MAX_BYTES >> 20} MiB, and is copied into "
-                    "each run: name a module, or a folder with the code alone"
+                    f"has more than {_MAX_FILES} files or {_MAX_BYTES >> 20} MiB, but is copied into "
+                    "each run: name a module, or a folder with only the code"
                 )
             files[name] = file.read_bytes()
         for module in {Path(name).parts[0].removesuffix(".py") for name in files if name[-3:] == ".py"}:
             if is_taken(module):
                 raise ValueError(
-                    f"has a module {module}, and so has Python here: which of the two would be imported "
-                    "is not certain, so rename yours"
+                    f"has a module {module}, a name that Python already uses on this host: rename "
+                    "yours, or the wrong one may be imported"
                 )
         if not any(name.endswith(".py") for name in files):
             raise ValueError("has no Python module, expected a .py file, or a folder with some")
@@ -52,7 +53,8 @@ class Code:
         return cls(path, digest.hexdigest()[:12], files)
 
     def copy(self, folder: Path) -> None:
-        """Make `folder` one to import the modules from, which all may read."""
+        """Write the files into `folder`, readable by all, so that the modules can be imported from
+        it."""
         for name, content in self.files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -60,15 +62,18 @@ class Code:
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """Path in the folder of modules, and here, of each file of the code; raises ValueError."""
+    """Yield each file of the code: its path relative to the import folder, and its path on this host.
+
+    Raises ValueError.
+    """
     if path.is_file():
         if path.suffix != ".py":
-            raise ValueError("is no Python module, expected a .py file, or a folder with some")
+            raise ValueError("is not a Python module, expected a .py file, or a folder with some")
         yield path.name, path
         return
     if not path.is_dir():
-        raise ValueError(f"there is no {path}; give the path of a .py file or folder, from this file's")
-    root = root_of(path)
+        raise ValueError(f"{path} does not exist; give a .py file or folder, relative to this file")
+    root = import_folder(path)
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
         for name in sorted(names):
@@ -77,13 +82,13 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
                 yield str(file.relative_to(root)), file
 
 
-def root_of(path: Path) -> Path:
-    """The folder from which the modules at `path` would be imported."""
+def import_folder(path: Path) -> Path:
+    """Return the folder from which the modules at `path` are imported."""
     return path if path.is_dir() and not (path / "__init__.py").is_file() else path.parent
 
 
 def is_taken(module: str) -> bool:
-    """Whether there is another module of that name on this host."""
+    """Return whether this host has another module of that name."""
     if module in _TAKEN:
         return True
     places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]

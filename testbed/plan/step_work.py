@@ -1,7 +1,7 @@
-"""Work of one training step of a task: operations and memory traffic, counted while the step runs once.
+"""Work of a training step of a task: operations and memory traffic, counted while the step runs once.
 
-It takes a second, as PyTorch is imported, so it is kept in the user's cache, for these sources,
-parameters, batch size and version of PyTorch.
+Counting takes a second, to import PyTorch. So the result is cached, for these sources, parameters, batch
+size and this version of PyTorch.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from agents.shards import model_inputs
 from agents.tasks.interface import Task
 from testbed.data.datasets import DATASETS
 from testbed.host import cache
-from testbed.own_code.stand_ins import StandIn
 from testbed.plan.model_check import fingerprint
 from testbed.speed.kinds import KINDS, Work
+from testbed.user_code.stand_ins import StandIn
 
 if TYPE_CHECKING:
     import torch
 
 
-def of_step(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | None:
-    """One mini-batch step of `task`, whose parameters of these names are frozen; None where its inputs
-    are not known here or it cannot be run, as a user's own."""
+def count_step_work(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | None:
+    """Count the work of one mini-batch step of `task`, with the parameters `frozen` frozen.
+
+    None if the shape of its inputs is unknown, or it cannot be run, such as a user's own task.
+    """
     if isinstance(task, StandIn):
         return None
     mark = fingerprint(task, frozen)
@@ -35,7 +37,7 @@ def of_step(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | N
             return Work.model_validate_json(path.read_bytes())
     try:
         found = _count_step(task, batch_size, frozen)
-    except Exception:  # noqa: BLE001  # a user's code: what is wrong, the run itself will say
+    except Exception:  # noqa: BLE001  # a user's code: the run itself will say what is wrong
         return None
     if path is not None and found is not None:
         cache.keep(path, found.model_dump_json())
@@ -47,28 +49,28 @@ def _count_step(task: Task, batch_size: int, frozen: Sequence[str]) -> Work | No
 
     from agents.models.flat import build
 
-    with torch.random.fork_rng(devices=[]):  # the run's draws are its own
+    with torch.random.fork_rng(devices=[]):  # must not change the run's random numbers
         module = build(task, InitialModel(frozen=tuple(frozen)))
     if task.dataset is None:
         shard = task.shards_for(1)[0]
         x = model_inputs(torch.from_numpy(shard.x[:batch_size]), shard.scale)
         y = torch.from_numpy(shard.y[:batch_size])
     else:
-        known = DATASETS[str(task.dataset)]  # a method of own code is not called here, see `of_step`
+        known = DATASETS[str(task.dataset)]  # never a method of own code: see `count_step_work`
         if known.shape is None:
             return None
         x = torch.zeros(batch_size, *known.shape, dtype=torch.int64 if known.tokens else torch.float32)
         y = torch.zeros(batch_size, dtype=torch.int64)
-    return count(lambda: step(module, x, y, task.loss))
+    return count_work(lambda: gradient_step(module, x, y, task.loss))
 
 
-def step(
+def gradient_step(
     module: torch.nn.Module,
     x: torch.Tensor,
     y: torch.Tensor,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
-    """One step of gradient descent, with a rate of 0."""
+    """Do one step of gradient descent, with a learning rate of 0."""
     import torch
 
     loss(module(x), y).mean().backward()  # type: ignore[no-untyped-call]
@@ -78,8 +80,8 @@ def step(
                 parameter.sub_(parameter.grad, alpha=0.0)
 
 
-def count(run: Callable[[], object]) -> Work:
-    """What the operations of PyTorch that `run` calls do."""
+def count_work(run: Callable[[], object]) -> Work:
+    """Count the work of PyTorch's operations that `run` calls."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -106,7 +108,7 @@ def count(run: Callable[[], object]) -> Work:
     def add_convolution(
         x: Any, weight: Any, out: Any, transposed: Any, groups: int, products: int
     ) -> None:
-        # Not by torch's own formula: of a backward pass it takes no account of groups.
+        # Not by torch's own formula: for a backward pass it ignores groups.
         outputs = x.numel() if transposed else out.numel()
         flop = 2 * outputs * weight[0].numel() * products
         giga["depthwise" if groups > 1 else "convolution"] += flop / 1e9

@@ -1,11 +1,11 @@
-"""The process that imports a user's code, for `testbed.own_code.inspector`.
+"""The process that imports a user's code, started by `testbed.user_code.inspector`.
 
-    python -m testbed.own_code.inspection FOLDER
+    python -m testbed.user_code.inspection_process FOLDER
 
 The modules are in FOLDER/code. Each line of standard input is a question (a key of `_QUESTIONS`, with
-its arguments), answered in a line of JSON: `{"answer": ...}`, `{"refused": why}` where the code does not
-fit or does not take what the topology says, or `{"raised": traceback}`. It ends with its input, and when
-it is asked nothing for some seconds.
+its arguments). Each is answered by a line of JSON: `{"answer": ...}`; `{"refused": reason}` if the class
+does not have the expected form or refuses the topology's parameters; or `{"raised": traceback}`. The
+process ends when its input ends, or when no question arrives for some seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from agents import own_code, shards
+from agents import shards, user_code
 from agents.aggregator import snapshot
 from agents.rules import RULES
 from agents.rules import interface as rules
@@ -37,32 +37,32 @@ from agents.tasks.interface import Task, mean_loss, no_classes, not_taken
 
 _IDLE_S = 5.0
 _TRIED = 3
-"""Updates, and parameters of the model, that a rule is tried with."""
+"""Number of updates, and of model parameters, in the trial of a rule."""
 _MAX_TRACEBACK = 20_000
-"""Characters."""
+"""Characters of a traceback that are reported."""
 _SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
 _OF_CLASS = ("dataset", "fits", "has_accuracy", "has_perplexity")
-"""Attributes of a task that are the same whatever its parameters."""
+"""Attributes of a task that do not depend on its parameters."""
 _SPLITS = "train", "test", "validation"
 _ARRAYS = {
     "x": ("biuf", "numbers"),
     "y": ("biufU", "numbers or names"),
     "client": ("iuU", "whole numbers or names"),
 }
-"""Of a split: the kinds of numpy's types that each may have, and these in words."""
+"""Array of a split -> the kinds of NumPy types that it may have, and their description in errors."""
 _EXAMPLE = '{"train": {"x": x, "y": y}}, with arrays that have a row for each sample'
 _ACTIONS = get_args(rules.Action)
 
 
 class _RefusedError(Exception):
-    """The class does not fit, or does not take its parameters; the text says why."""
+    """The class does not have the expected form, or refuses its parameters; the text says why."""
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    own_code.use_folder(str(folder / "code"))
+    user_code.use_folder(str(folder / "code"))
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the code prints is no answer
+    os.dup2(2, 1)  # what the code prints must not look like an answer
     while select.select([sys.stdin], [], [], _IDLE_S)[0] and (line := sys.stdin.readline()):
         answers.write(json.dumps(_answer(json.loads(line), folder)) + "\n")
         answers.flush()
@@ -71,20 +71,20 @@ def main() -> None:
 def _answer(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     question, kind, name = (request.pop(key) for key in ("question", "kind", "name"))
     try:
-        return {"answer": _QUESTIONS[question](_found(kind, name), folder, **request)}
+        return {"answer": _QUESTIONS[question](_find_class(kind, name), folder, **request)}
     except _RefusedError as error:
         return {"refused": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's code may raise anything
-        return {"raised": own_code.own_traceback(error)[-_MAX_TRACEBACK:]}
+        return {"raised": user_code.own_traceback(error)[-_MAX_TRACEBACK:]}
 
 
-def _found(kind: str, name: str) -> Any:
+def _find_class(kind: str, name: str) -> Any:
     is_task = kind == "task"
     base, method = (Task, "model") if is_task else (Rule, "begin")
     try:
-        cls: Any = own_code.find_class(name, TASKS if is_task else RULES, base)
+        cls: Any = user_code.find_class(name, TASKS if is_task else RULES, base)
     except LookupError as error:
-        if own_code.is_from_own_code(error):
+        if user_code.is_from_own_code(error):
             raise
         raise _RefusedError(str(error)) from error
     if getattr(cls, method) is getattr(base, method):
@@ -96,15 +96,15 @@ def _found(kind: str, name: str) -> Any:
     return cls
 
 
-def _made(cls: Any, params: Mapping[str, Any]) -> Any:
+def _make(cls: Any, params: Mapping[str, Any]) -> Any:
     try:
         return cls(**params)
-    except ValueError as error:  # by which a class refuses its parameters
+    except ValueError as error:  # the class refuses its parameters
         raise _RefusedError(str(error)) from error
 
 
 def _class(cls: Any, _: Path) -> dict[str, Any]:
-    """Its parameters, and what else is the same for all of its objects."""
+    """Answer with the class's parameters, and what else is the same for all of its objects."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
         "about": inspect.cleandoc(cls.__doc__ or ""),
@@ -126,37 +126,38 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         default = field.default_factory()
     required = default is dataclasses.MISSING
     try:
-        found = {"name": field.name, "type": _described(hint), "required": required}
+        found = {"name": field.name, "type": _describe_type(hint), "required": required}
         json.dumps(default := None if required else default)
     except TypeError:
         raise _RefusedError(
-            f"its parameter {field.name} ({field.type!s}) is nothing that a topology can give: write "
-            "int, float, str, bool, a Literal, a list of these, or one of them | None"
+            f"its parameter {field.name} ({field.type!s}) has a type that a topology cannot express: "
+            "use int, float, str, bool, a Literal, a list of these, or one of them | None"
         ) from None
     return {**found, "default": default}
 
 
-def _described(hint: Any) -> Any:
-    """`hint` as `testbed.own_code` reads it. Raises TypeError for what YAML cannot give."""
+def _describe_type(hint: Any) -> Any:
+    """Describe `hint` in JSON, for `testbed.user_code.stand_ins`. Raises TypeError for what YAML cannot
+    express."""
     arguments = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
             mark = next((mark for mark in arguments[1:] if isinstance(mark, str)), "")
-            return {"of": _described(arguments[0]), "mark": mark}
+            return {"of": _describe_type(arguments[0]), "mark": mark}
         case origin if origin is Literal:
             return {"literal": list(arguments)}
         case origin if origin in (Union, types.UnionType):
-            return {"either": [_described(option) for option in arguments]}
+            return {"either": [_describe_type(option) for option in arguments]}
         case origin if origin is list or (origin is tuple and arguments[1:] == (...,)):
-            return {"list": _described(arguments[0])}
+            return {"list": _describe_type(arguments[0])}
     if not isinstance(hint, type) or hint not in _SIMPLE:
         raise TypeError
     return _SIMPLE[hint]
 
 
 def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
-    """What depends on the parameters."""
-    made = _made(cls, params)
+    """Answer with the properties that depend on the parameters."""
+    made = _make(cls, params)
     if Rule not in cls.__mro__:
         return {}
     side = dataclasses.asdict(made.client_side)
@@ -169,8 +170,8 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
-    """Whether it can work with so many clients."""
-    made = _made(cls, params)
+    """Check that the task or rule can work with `clients` clients."""
+    made = _make(cls, params)
     try:
         made.check(clients)
     except ValueError as error:
@@ -180,7 +181,7 @@ def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None
 
 
 def _try_rule(rule: Rule, clients: int, file: Path) -> None:
-    """Run the first updates of a run through `rule`, and keep its state in `file` and read it back."""
+    """Run the first updates of a run through `rule`, then save its state to `file` and load it again."""
     importance = {f"client-{k}": 1 / clients for k in range(clients)}
     w = np.zeros(_TRIED, np.float32)
     server = Server(w, dict(importance), np.random.default_rng(0), population=importance)
@@ -199,14 +200,14 @@ def _try_rule(rule: Rule, clients: int, file: Path) -> None:
         )
         _actions("update", state.update(update))
     if not isinstance(server.w, np.ndarray) or (server.w.shape, server.w.dtype) != (w.shape, w.dtype):
-        raise _RefusedError("its update makes server.w another type of array: change it in place")
+        raise _RefusedError("its update replaces server.w by another type of array: change it in place")
     try:
         snapshot.save((state, server), file)
         snapshot.load(file)
     except Exception as error:
         raise _RefusedError(
-            f"its state cannot be kept for the case of a crash ({error}): it may consist of numbers, "
-            "texts, lists, dicts, sets, NumPy arrays and objects of the code's own classes"
+            f"its state cannot be saved for a restart after a crash ({error}): use only numbers, "
+            "strings, lists, dicts, sets, NumPy arrays and objects of the code's own classes"
         ) from error
 
 
@@ -217,28 +218,31 @@ def _actions(method: str, returned: Any) -> list[Any]:
 
 
 def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tuple[Any, ...]:
-    """See `agents.models.flat.extent`."""
+    """Answer with `agents.models.flat.extent`."""
     from agents.models import flat
 
-    task = _made(cls, params)
+    task = _make(cls, params)
     try:
         return flat.extent(task, frozen)
     except ValueError as error:
-        if own_code.is_from_own_code(error):
+        if user_code.is_from_own_code(error):
             raise
         raise _RefusedError(str(error)) from error
 
 
 def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -> list[str]:
-    """See `agents.models.flat.write_start`."""
+    """Answer with `agents.models.flat.write_start`."""
     from agents.models import flat
 
-    return flat.write_start(_made(cls, params), seed, **files)
+    return flat.write_start(_make(cls, params), seed, **files)
 
 
 def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> list[str]:
-    """Files with the shards that the task brings, in a folder of their own, as answers are kept."""
-    brought = [*_made(cls, params).shards_for(clients)]
+    """Write the shards that the task brings to files; answer with their paths.
+
+    Each answer gets a folder of its own, because answers are cached.
+    """
+    brought = [*_make(cls, params).shards_for(clients)]
     if len(brought) != clients:
         raise _RefusedError(f"its shards has {len(brought)}, expected one for each of {clients} devices")
     paths, own = [], Path(tempfile.mkdtemp(dir=folder))
@@ -247,35 +251,36 @@ def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> lis
             raise _RefusedError(f"its shards has {shard!r:.80}, expected an agents.shards.Shard each")
         if not len(shard.x) == len(shard.y) > 0:
             raise _RefusedError(
-                f"its shards[{number}] has {len(shard.x)} inputs and {len(shard.y)} labels, expected as "
-                "many of both, at least one"
+                f"its shards[{number}] has {len(shard.x)} inputs and {len(shard.y)} labels, expected "
+                "the same number of both, at least one"
             )
-        if (found := _form(shard)) != (first := _form(brought[0])):
+        if (found := _shard_layout(shard)) != (first := _shard_layout(brought[0])):
             raise _RefusedError(
-                f"its shards[{number}] has {found}, and the first {first}: make them alike"
+                f"its shards[{number}] has {found}, but the first has {first}: make them alike"
             )
         paths.append(own / f"shard-{number}.safetensors")
         shards.save(shard, paths[-1])
     return [*map(str, paths)]
 
 
-def _form(shard: Shard) -> str:
-    """What is the same in all of a task's shards."""
+def _shard_layout(shard: Shard) -> str:
+    """Describe the properties that all shards of a task must share."""
     x, y = (f"{each.dtype} of shape {each.shape[1:]}" for each in (shard.x, shard.y))
     return f"inputs {x}, labels {y}, scale {shard.scale}"
 
 
 def _dataset(cls: Any, _: Path, params: dict[str, Any], to: str) -> list[str]:
-    """The splits of the dataset that the task brings, each in a file SPLIT.npz of the folder `to`."""
-    splits = _keyed("its dataset()", _made(cls, params).dataset(), _SPLITS)
+    """Write each split of the dataset that the task brings to SPLIT.npz in the folder `to`; answer with
+    the names of the splits."""
+    splits = _check_keys("its dataset()", _make(cls, params).dataset(), _SPLITS)
     for split, value in splits.items():
-        arrays = _keyed(split, value, _ARRAYS)
+        arrays = _check_keys(split, value, _ARRAYS)
         whole = {name: _array(f"{name} of {split}", array, name) for name, array in arrays.items()}
         np.savez(Path(to, f"{split}.npz"), **whole)
     return [*splits]
 
 
-def _keyed(what: str, value: Any, keys: Iterable[str]) -> Mapping[str, Any]:
+def _check_keys(what: str, value: Any, keys: Iterable[str]) -> Mapping[str, Any]:
     first, *_ = keys
     if not isinstance(value, Mapping) or first not in value:
         found = (
@@ -290,8 +295,8 @@ def _keyed(what: str, value: Any, keys: Iterable[str]) -> Mapping[str, Any]:
 def _array(what: str, value: Any, key: str) -> Any:
     try:
         array = np.asarray(value)
-    except ValueError as error:  # of lists of different lengths
-        raise _RefusedError(f"{what} is no array: {error}") from error
+    except ValueError as error:  # lists of different lengths
+        raise _RefusedError(f"{what} is not an array: {error}") from error
     kinds, names = _ARRAYS[key]
     if array.dtype.kind == "O" and "U" in kinds:  # a column of pandas
         other = next((one for one in array.flat if not isinstance(one, str)), None)
@@ -304,40 +309,42 @@ def _array(what: str, value: Any, key: str) -> Any:
 
 
 def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *, trains: bool) -> None:
-    """One step of training, where it `trains`, on the shard in the file `samples`, and its evaluation;
-    not of a task that trains by itself, which may take any time."""
+    """Run one training step if `trains`, and an evaluation, on the shard in the file `samples`.
+
+    Skipped for a task that trains by its own `fit`, which may take any time.
+    """
     if cls.fits:
         return
     import torch
 
     torch.manual_seed(seed)
-    task: Task = _made(cls, params)
+    task: Task = _make(cls, params)
     module, shard = task.model().train(trains), shards.load(Path(samples))
     y = torch.from_numpy(shard.y)
     x = shards.model_inputs(torch.from_numpy(shard.x), shard.scale)
     try:
         outputs = module(x)
-    except (IndexError, RuntimeError, ValueError) as error:  # by which torch refuses shapes and types
-        reason = str(error).partition("\n")[0] + own_code.error_place(error)
+    except (IndexError, RuntimeError, ValueError) as error:  # torch refuses shapes and types by these
+        reason = str(error).partition("\n")[0] + user_code.error_place(error)
         raise _RefusedError(f"its model {not_taken(x, reason)}") from error
     shape = getattr(outputs, "shape", ())
     if cls.loss is Task.loss and len(shape) < 2:
-        found = f"the shape {tuple(shape)}" if shape else f"the type {type(outputs).__name__}"
+        found = f"a tensor of shape {tuple(shape)}" if shape else f"a {type(outputs).__name__}"
         raise _RefusedError(
-            f"what its model returns has {found}, and the cross-entropy takes scores of the shape "
-            f"({len(y)}, classes): return these, or define a loss"
+            f"its model returns {found}, but the cross-entropy takes scores of the shape ({len(y)}, "
+            "classes): return these, or define a loss"
         )
     try:
         losses = task.loss(outputs, y)
-    except (IndexError, RuntimeError) as error:  # torch names a target, and neither classes nor labels
+    except (IndexError, RuntimeError) as error:  # torch's message names neither classes nor labels
         crossed = cls.loss is Task.loss or shard.y.dtype.kind == "i"
         if outputs.ndim > 1 and crossed and (message := no_classes(shard.y, outputs.shape)):
             raise _RefusedError(message) from error
         raise
     if losses.shape != (len(y),):
         raise _RefusedError(
-            f"its loss has the shape {tuple(losses.shape)}, expected one of each of {len(y)} samples: "
-            f"({len(y)},), as with reduction='none'"
+            f"its loss has the shape {tuple(losses.shape)}, expected one value for each of {len(y)} "
+            f"samples: ({len(y)},), as with reduction='none'"
         )
     weights = task.weights(y)
     if weights is not None and weights.shape != (len(y),):
@@ -346,12 +353,12 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
         )
     if trains:
         if not torch.isfinite(loss := mean_loss(task, outputs, y)):
-            raise _RefusedError(f"its loss is {loss.item()} with the model that the run begins with")
+            raise _RefusedError(f"its loss is {loss.item()} with the initial model")
         loss.backward()  # type: ignore[no-untyped-call]
     right = task.correct(outputs, y)
     if right is not None and right.shape != (len(y),):
         raise _RefusedError(
-            f"its correct has the shape {tuple(right.shape)}, expected one of each sample: ({len(y)},)"
+            f"its correct has the shape {tuple(right.shape)}, expected one value per sample: ({len(y)},)"
         )
 
 

@@ -1,8 +1,8 @@
-"""Asks a process that imports a user's code (`testbed.own_code.inspection`): it, and not the controller,
-runs what is in there.
+"""Client of the process that imports a user's code (`testbed.user_code.inspection_process`).
 
-The process ends by itself when it is asked nothing for some seconds, and with this one; the next
-question starts another. Each question has a time limit, and only the end of what is printed is kept.
+That process, and not the controller, runs the code. It ends by itself when it gets no question for some
+seconds, and when the controller ends; the next question starts another. Each question has a time limit,
+and of what the code prints only the end is kept.
 """
 
 from __future__ import annotations
@@ -25,20 +25,24 @@ from testbed.errors import BadInputError
 from testbed.host import die_with_parent, run_module, subprocesses
 
 _PATIENCE_S = 120.0
-"""For one answer: importing PyTorch alone takes seconds, on a busy host many."""
+"""Seconds for one answer: importing PyTorch alone takes seconds, on a busy host many."""
 _DATASET_PATIENCE_S = 3600.0
-"""For a dataset, which may have to be fetched and decoded."""
+"""Seconds for a dataset, which may have to be downloaded and decoded."""
 _MAX_ANSWER = 4 * 2**20
+"""Bytes of one answer."""
 _KEPT = 4000
-"""Bytes of what is printed."""
+"""Bytes of printed text that are kept."""
 
 
 class RaisedError(Exception):
-    """The user's code has raised something; the text is its traceback."""
+    """The user's code raised an exception; the text is its traceback."""
 
 
 class Inspector:
-    """One version of a user's modules: `copy` writes them into a folder, and they are from `origin`."""
+    """Inspector of one version of a user's modules.
+
+    `copy` writes them into a folder; `origin` is the folder with the user's files, named in errors.
+    """
 
     def __init__(self, copy: Callable[[Path], None], origin: Path) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="testbed-code-")).resolve()
@@ -47,11 +51,14 @@ class Inspector:
         copy(self._folder / "code")
         self._process: _Process | None = None
         self._known: dict[str, dict[str, Any]] = {}
-        """Answers by question: the code does not change."""
+        """Answer by question: the code does not change."""
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Raises ValueError with what the code refuses, RaisedError with what it raises, BadInputError
-        where it does not answer."""
+        """Answer `request`.
+
+        Raises ValueError if the code refuses it, RaisedError if the code raises, BadInputError if there
+        is no answer.
+        """
         line = json.dumps(request)
         if line not in self._known:
             patience = _DATASET_PATIENCE_S if request["question"] == "dataset" else _PATIENCE_S
@@ -61,14 +68,14 @@ class Inspector:
                 return answer
             case {"refused": message}:
                 raise ValueError(message)
-            case {"raised": text}:  # which names the user's files, not their copies
+            case {"raised": text}:  # name the user's files, not their copies
                 raise RaisedError(text.replace(str(self._folder / "code"), str(self._origin)))
         raise AssertionError(self._known[line])
 
     def _answer(self, line: str, name: str, patience: float) -> dict[str, Any]:
         printed = ""
-        for _ in range(2):  # it may just have ended for want of questions
-            if self._process is None or not self._process.lives:
+        for _ in range(2):  # the process may just have ended because it had no questions
+            if self._process is None or not self._process.is_alive:
                 self._process = _Process(self._folder)
             if (answer := self._process.answer(line, patience)) is not None:
                 found: dict[str, Any] = json.loads(answer)
@@ -80,14 +87,14 @@ class Inspector:
 
 class _Process:
     def __init__(self, folder: Path) -> None:
-        module = run_module.command("testbed.own_code.inspection", str(folder))
+        module = run_module.command("testbed.user_code.inspection_process", str(folder))
         self._popen = subprocess.Popen(
             [*die_with_parent.prefix(), *module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C of the terminal reaches us alone, and we end it
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # no byte code beside the user's
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the controller, which ends it
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # no byte code beside the user's files
         )
         self.end = weakref.finalize(self, _end, self._popen)
         self._printed = bytearray()
@@ -96,12 +103,14 @@ class _Process:
         self._reader.start()
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         return self._popen.poll() is None
 
     def answer(self, line: str, patience: float) -> bytes | None:
-        """The answer to the question `line`; None where the process has ended. Raises BadInputError
-        where there is none within `patience` seconds."""
+        """Return the answer to the question `line`; None if the process has ended.
+
+        Raises BadInputError if there is no answer within `patience` seconds.
+        """
         assert self._popen.stdin is not None  # noqa: S101  (pipes, see above)
         assert self._popen.stdout is not None  # noqa: S101
         try:
@@ -110,7 +119,7 @@ class _Process:
             return self._read(self._popen.stdout.fileno(), patience)
         except BrokenPipeError:
             return None
-        except BaseException:  # what it still says answers no later question
+        except BaseException:  # a late answer must not be read as the answer to a later question
             self.end()
             raise
 
@@ -120,8 +129,8 @@ class _Process:
             left = deadline - time.monotonic()
             if left <= 0 or len(data) > _MAX_ANSWER:
                 raise BadInputError(
-                    f"own code has not answered within {patience:g} s: does a module work when it is "
-                    f"imported, or a model take that long to make?\n{self.printed()}"
+                    f"own code did not answer within {patience:g} s: does a module do work on import, "
+                    f"or does the model take that long to make?\n{self.printed()}"
                 )
             if select.select([descriptor], [], [], left)[0]:
                 if not (chunk := os.read(descriptor, 65536)):
@@ -130,8 +139,8 @@ class _Process:
         return bytes(data)
 
     def printed(self) -> str:
-        """The end of what the code has printed, indented."""
-        if not self.lives:
+        """Return the last lines that the code printed, indented."""
+        if not self.is_alive:
             self._reader.join(1)
         lines = bytes(self._printed).decode(errors="replace").splitlines()[-15:]
         return "\n".join(f"    {line}" for line in lines)

@@ -1,7 +1,7 @@
-"""What a run that is continued must find as it began: what its plan is made of, and the state that its
-module starts from. (Its own code is checked by `preparing.check_code`.)
+"""Check that a resumed run finds what it began with: the inputs of its plan, and its model's start file.
 
-The manifest has the digests. `state/` has the files once more, so that a refusal says what differs.
+(Its own code is checked by `preparing.check_code`.) The manifest has digests of these files, and
+`state/` has copies, so that an error can say what differs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from agents.disk import files
 from agents.texts import quantity
-from testbed.errors import BadInputError, reading
+from testbed.errors import BadInputError, reading_run
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import yamlfile
 from testbed.topology.yamlfile import Where
@@ -23,12 +23,12 @@ from testbed.topology.yamlfile import Where
 _NAMED = 5
 """Maximum number of differences that an error lists."""
 _SHOWN = 60
-"""Maximum number of characters of a value in one."""
+"""Maximum number of characters shown of a value."""
 _NOTHING = object()
 
 
-def keep(directory: RunDirectory) -> None:
-    """Note what the run begins with."""
+def save(directory: RunDirectory) -> None:
+    """Save copies and digests of what the run begins with."""
     directory.state.mkdir(mode=0o700, exist_ok=True)
     for path in _files(directory):
         if path.is_file():
@@ -38,12 +38,12 @@ def keep(directory: RunDirectory) -> None:
 
 
 def _files(directory: RunDirectory) -> tuple[Path, ...]:
-    """What the plan of the run is made of."""
+    """Return the paths of the files that the run's plan is made from."""
     return directory.topology, directory.profiles, directory.measured
 
 
 def _read(directory: RunDirectory, folder: Path) -> Any:
-    """The content of these files in `folder`. Raises BadInputError."""
+    """Read these files in `folder`. Raises BadInputError."""
     topology, *others = (folder / path.name for path in _files(directory))
     data = yamlfile.read(topology).data
     beside = {path.name: yamlfile.read(path).data for path in others if path.is_file()}
@@ -51,57 +51,59 @@ def _read(directory: RunDirectory, folder: Path) -> Any:
 
 
 def check(directory: RunDirectory) -> None:
-    """Raise BadInputError where the run in `directory` cannot continue, because what it began with was
+    """Raise BadInputError if the run in `directory` cannot continue, because what it began with has
     changed."""
     manifest = directory.read_manifest()
     now = _read(directory, directory.path)
     if _digest_of(now) != manifest.get("topology"):
         raise BadInputError(
             f"{directory.topology} is not the topology that the run began with"
-            f"{_differences(directory)}. A run continues as it began: undo the change, or start a new "
-            "run with it"
+            f"{_differences(directory)}. A resumed run needs the same topology: undo the change, or "
+            "start a new run with it"
         )
-    with reading(directory.path):
+    with reading_run(directory.path):
         found = _digest(directory.start) if directory.start.exists() else None
     if found != manifest.get("start"):
         raise BadInputError(
-            f"{directory.start}, the state that the run's module starts from, is not what it was when "
-            "the run began: put a copy back, or start a new run"
+            f"{directory.start}, the state that the run's module starts from, has changed since the run "
+            "began: put a copy back, or start a new run"
         )
 
 
 def _differences(directory: RunDirectory) -> str:
-    """What differs, for an error, as far as that is known."""
+    """Describe the differences for an error message."""
     path, now = directory.state / directory.topology.name, _read(directory, directory.path)
     try:
         began = _read(directory, directory.state)
     except BadInputError:
-        return f" (with which one is not known: {path} cannot be read)"
+        return f" (the change is not known: {path} cannot be read)"
     if _digest_of(began) != directory.read_manifest().get("topology"):
-        return f" (with which one is not known: {path}, or the digest in the manifest, was changed, too)"
-    found = list(_differing(began, now, ()))
+        return f" (the change is not known: {path}, or the digest in the manifest, was changed, too)"
+    found = list(_describe_differences(began, now, ()))
     more = f"; {quantity(len(found) - _NAMED, 'more difference')}" if len(found) > _NAMED else ""
     return f": {'; '.join(found[:_NAMED])}{more}"
 
 
-def _differing(began: Any, now: Any, where: Where) -> Iterator[str]:
-    """Each difference in words: `rule.buffer_size was 2, and is 7`."""
+def _describe_differences(began: Any, now: Any, where: Where) -> Iterator[str]:
+    """Yield a sentence on each difference: `rule.buffer_size was 2, and is 7`."""
     if isinstance(began, dict) and isinstance(now, dict):
         for key in {**began, **now}:
-            yield from _differing(began.get(key, _NOTHING), now.get(key, _NOTHING), (*where, key))
+            yield from _describe_differences(
+                began.get(key, _NOTHING), now.get(key, _NOTHING), (*where, key)
+            )
     elif isinstance(began, tuple) and isinstance(now, tuple):
         for index in range(max(len(began), len(now))):
             before, after = (each[index] if index < len(each) else _NOTHING for each in (began, now))
-            yield from _differing(before, after, (*where, index))
+            yield from _describe_differences(before, after, (*where, index))
     elif now is _NOTHING:
-        yield f"{yamlfile.dotted(where)} was {_shown(began)}, and is missing"
+        yield f"{yamlfile.dotted(where)} was {_format_value(began)}, and is missing"
     elif began is _NOTHING:
-        yield f"{yamlfile.dotted(where)} is new, {_shown(now)}"
+        yield f"{yamlfile.dotted(where)} is new, {_format_value(now)}"
     elif _canonical(began) != _canonical(now):
-        yield f"{yamlfile.dotted(where)} was {_shown(began)}, and is {_shown(now)}"
+        yield f"{yamlfile.dotted(where)} was {_format_value(began)}, and is {_format_value(now)}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = _canonical(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -111,7 +113,7 @@ def _canonical(value: Any) -> str:
 
 
 def _digest_of(data: Any) -> str:
-    """Of what a file says: comments and the order of keys do not count."""
+    """Return the hash of a file's content; comments and the order of keys do not count."""
     return hashlib.sha256(_canonical(data).encode("utf-8", "surrogatepass")).hexdigest()
 
 

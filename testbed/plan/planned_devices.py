@@ -1,0 +1,315 @@
+"""The plan: devices with quotas and limits, on the cores of one host or of several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, SharedLink
+from agents.timing.clock import in_host_time
+from testbed.host.cpusets import cpu_numbers
+from testbed.plan import feasibility
+from testbed.plan.gpu_placement import PlannedGpu
+from testbed.plan.measurements import Measurements
+from testbed.plan.placement import PlannedNode
+from testbed.plan.shaper import Shaper
+from testbed.topology import Virtual
+from testbed.topology.fields import Thermal
+from testbed.topology.link_traces import Trace
+from testbed.topology.profiles import Profiles
+from testbed.topology.units import format_duration
+from testbed.traits import Traits, traits
+
+SHARES_OF_A_PROCESS, _SHARES_OF_A_CORE, _MAX_SHARES = 1024, 10_000, 262_144
+"""CPU weights as engines take them: of a single process; of a device with a whole core, among the
+devices of its run; and the kernel's maximum."""
+DEVICES_WEIGHT = 50.0
+"""CPU weight of all devices of a run per core, relative to a single process of the host."""
+_MIN_SLICE_MICROSECONDS = 5_000
+"""Shortest slice of work: each slice begins with cold caches, which cost some of it."""
+_MIN_RATE_BITS_PER_SECOND = 8
+"""Lowest rate: the kernel counts in bytes per second."""
+
+
+def weight_alone(weight: int) -> int:
+    """CPU weight of a device outside its run's control group, from its `weight` among the devices.
+
+    It is the device's part of the weight that the group would have.
+    """
+    return min(_MAX_SHARES, round(weight * DEVICES_WEIGHT * SHARES_OF_A_PROCESS / _SHARES_OF_A_CORE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDevice:
+    """A device with every number that its host needs."""
+
+    name: str
+    """Name of the device."""
+    group: str
+    """Name of its device group."""
+    cpu: float | None
+    """CPU share in device time, in cores; None only in virtual time."""
+    memory: int
+    """Memory limit in bytes."""
+    local: LocalTraining
+    """Local training."""
+    cores: str = ""
+    """cpuset, such as `1-3`; empty in virtual time."""
+    core_speed: float = 1.0
+    """Speed of a core of its machine, relative to a core of this host."""
+    link: AccessLink | None = None
+    """The device's own link at the start of the run; None: not shaped."""
+    trace: tuple[Trace, ...] = ()
+    """Changes of its own link during the run."""
+    access: SharedLink | None = None
+    """Access link that it shares with others; None: none."""
+    think: DrawnDuration | None = None
+    """Pause after each update; None: no pause."""
+    timing: DrawnDuration | None = None
+    """Minimum duration of a training, from when it could begin; to be divided by `speed`. None: no
+    minimum."""
+    gflops: float | None = None
+    """Speed in 1e9 operations per second; to be multiplied by `speed`. None: not given."""
+    speed: float = 1.0
+    """This device's own factor of speed, as drawn."""
+    steps: tuple[Named, ...] = ()
+    """The device's own pipeline steps (`agents.pipeline`), in addition to those of all devices."""
+    power: Mapping[str, float] | None = None
+    """State -> watts; None: unknown."""
+    thermal: Thermal | None = None
+    """Loss of CPU share by heat; None: none."""
+    gpu: PlannedGpu | None = None
+    """GPU that it trains on; None: it trains on the CPU."""
+    dilation: float = 1.0
+    """Host seconds per second of device time; all its rates are divided by this."""
+
+    def step_kind(self, step: str) -> str | None:
+        """Kind of its own pipeline step `step`; None if it has no such step."""
+        return next((one.params["kind"] for one in self.steps if one.name == step), None)
+
+    @property
+    def host_cpu(self) -> float:
+        """CPU share in the host's time, in cores. Raises ValueError if it has no cpu."""
+        if self.cpu is None:
+            raise ValueError(f"{self.name} has no cpu: it exists in virtual time only")
+        return self.cpu / self.dilation
+
+    @property
+    def host_link(self) -> AccessLink | None:
+        """The device's own link in the host's time; None: not shaped."""
+        return (
+            None if self.link is None else AccessLink(**to_host_time(asdict(self.link), self.dilation))
+        )
+
+    @property
+    def host_access(self) -> SharedLink | None:
+        """The shared access link in the host's time; None: none."""
+        return (
+            None
+            if self.access is None
+            else SharedLink(**to_host_time(asdict(self.access), self.dilation))
+        )
+
+    @property
+    def end_to_end(self) -> AccessLink | None:
+        """The whole path between device and server at the start of the run, if no other device uses it;
+        None: not shaped."""
+        return None if self.is_direct else (self.link or AccessLink()).limited_by(self.access)
+
+    @property
+    def host_end_to_end(self) -> AccessLink | None:
+        """The whole path in the host's time; None: not shaped."""
+        return None if self.is_direct else (self.host_link or AccessLink()).limited_by(self.host_access)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether its path to the server is not shaped."""
+        return self.link is None and self.access is None
+
+    @property
+    def shared_name(self) -> str:
+        """Name of the part of that path that it shares with others; else its own name."""
+        return self.name if self.access is None else self.access.name
+
+    @property
+    def period(self) -> int:
+        """CFS period in µs: at least 10 ms, longer if a slice would be too short; the kernel's maximum
+        is 1 s.
+
+        In stretched time the pauses between slices are longer and caches are colder, so slices are made
+        longer, too: then a CPU second does as much work (`make dilation`).
+        """
+        least = _MIN_SLICE_MICROSECONDS * math.sqrt(self.dilation)
+        return min(max(10_000, round(least / self.host_cpu)), 1_000_000)
+
+    @property
+    def quota(self) -> int:
+        """CFS quota in µs per period."""
+        return round(self.host_cpu * self.period)
+
+    @property
+    def weight(self) -> int:
+        """CPU weight against other devices that want the same core, proportional to the share.
+
+        So a device gets its quota in each period even if another's slice is as long as the period.
+        """
+        return min(max(2, round(_SHARES_OF_A_CORE * self.host_cpu)), _MAX_SHARES)
+
+    @property
+    def threads(self) -> int:
+        """Number of torch threads: more threads than cores in the quota would only wait."""
+        return max(1, -(-self.quota // self.period))
+
+    @property
+    def profile(self) -> str:
+        """Hardware as text: `0.25 cpu, 512 MiB` or `10 gflops`."""
+        facts = (
+            f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB" if self.cpu is not None else "",
+            f"{self.gflops:g} gflops" if self.gflops is not None else "",
+            f"timing {duration_text(self.timing)}" if self.timing is not None else "",
+        )
+        return ", ".join(filter(None, facts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that a run will launch. In virtual time it launches nothing and assigns no cores."""
+
+    runtime: str
+    """Name of the runtime in `testbed.traits.RUNTIMES`."""
+    devices: tuple[PlannedDevice, ...]
+    """The devices, in the topology's order."""
+    infrastructure_cpus: str = ""
+    """cpuset of broker and aggregator, such as `0` or `0-1`."""
+    device_cpus: str = ""
+    """cpuset of the devices."""
+    evaluation_cpus: str = ""
+    """cpuset of the aggregator's evaluations; empty: the aggregator's."""
+    device_capacity: float = 0.0
+    """Cores that all devices together can have."""
+    dilation: float = 1.0
+    """Host seconds per second of device time."""
+    shaper: Shaper | None = None
+    """The links' shaper; None if no device has a link."""
+    is_oversubscribed: bool = False
+    """Whether the devices may request more than `device_capacity`."""
+    hints: tuple[str, ...] = ()
+    """Sentences on outdated notation in the files of traces."""
+    notes: tuple[str, ...] = ()
+    """Sentences on properties of devices that are emulated differently, or not at all."""
+    nodes: tuple[PlannedNode, ...] = ()
+    """The machines, this one first; empty if the runtime uses one machine."""
+    placement: Mapping[str, str] = field(default_factory=dict)
+    """Device -> node's id; empty if the runtime uses one machine."""
+    aggregator_memory: int | None = None
+    """Memory limit of the aggregator's container in bytes (`memory.aggregator_limit`); None in virtual
+    time."""
+    cpu_notes: tuple[str, ...] = ()
+    """Sentences on how the CPU shares of profiles were computed."""
+    profiles: Profiles = field(default_factory=Profiles)
+    """The device profiles and link classes that were used."""
+    measured: Measurements = field(default_factory=Measurements)
+    """Measurements for the plan: on this host, or by the run that this one repeats."""
+    virtual: Virtual = field(default_factory=Virtual)
+    """Costs in virtual time: the topology's, else measured ones; None: still to be measured."""
+    is_routed: bool = False
+    """Whether devices reach the broker through a router.
+
+    They do if any of them has a link, or gets one later, or if there are several machines.
+    """
+    absent: frozenset[str] = frozenset()
+    """Devices that join later."""
+
+    @property
+    def cpus(self) -> set[int]:
+        """Numbers of the CPUs of broker, aggregator and devices."""
+        return cpu_numbers(self.infrastructure_cpus) | cpu_numbers(self.device_cpus)
+
+    @property
+    def aggregator_cpus(self) -> str:
+        """cpuset of the aggregator, evaluations included."""
+        return ",".join(filter(None, (self.infrastructure_cpus, self.evaluation_cpus)))
+
+    @property
+    def compromises(self) -> tuple[str, ...]:
+        """Sentences on compromises that a host with more cores would not need."""
+        shares = self.device_cpus != "" and self.device_cpus == self.infrastructure_cpus
+        return (
+            *(("Broker and aggregator share the only core with the devices",) if shares else ()),
+            *((f"One second of device time takes {self.dilation:g} s",) if self.dilation != 1 else ()),
+        )
+
+    def node_of(self, device: str) -> PlannedNode | None:
+        """Return the machine of `device`; None if the runtime uses one machine."""
+        return next((node for node in self.nodes if node.id == self.placement[device]), None)
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether virtual time has to measure the time of a step on this host, as it stands for a
+        container."""
+        shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
+        return shares and self.virtual.step_time is None
+
+    @property
+    def simulates_packets(self) -> bool:
+        """Whether virtual time simulates transfers packet by packet, as on emulated links."""
+        return self.measures_steps if self.virtual.packets is None else self.virtual.packets
+
+    def with_measurements(self, virtual: Virtual) -> Plan:
+        """Return the plan with measured costs."""
+        return replace(
+            self, virtual=virtual, measured=Measurements(cpu=self.measured.cpu, virtual=virtual)
+        )
+
+    @property
+    def uses_netem(self) -> bool:
+        """Whether devices make delay, jitter and loss themselves, by netem."""
+        return self.shaper is not None and self.shaper.is_netem
+
+    @property
+    def probed_devices(self) -> frozenset[str]:
+        """Devices that measure their link before the run clock starts."""
+        if not self.traits.devices_probe:
+            return frozenset()
+        return frozenset(device.name for device in self.devices if not device.is_direct)
+
+    @property
+    def shared_gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that devices share under MPS's limits."""
+        gpus = [device.gpu for device in self.devices if device.gpu is not None]
+        return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu.limited))
+
+    @property
+    def traits(self) -> Traits:
+        """Capabilities of the runtime."""
+        return traits(self.runtime)
+
+    def too_much(self, shares: Iterable[float]) -> str | None:
+        """Return what is wrong with CPU `shares` of the devices, in device time; None if they fit."""
+        if self.is_oversubscribed:
+            return None
+        return feasibility.too_much(shares, self.device_capacity * self.dilation)
+
+    def too_little(self, share: float) -> str | None:
+        """Return what is wrong with a device's CPU `share`, in device time; None if it is possible."""
+        return feasibility.too_little(share, self.dilation) if self.traits.cgroups else None
+
+
+def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
+    """Convert fields of a link from device time to the host's time."""
+    made = in_host_time(changes, dilation)
+    for name in ("up", "down"):
+        if made.get(name) is not None:
+            made[name] = max(_MIN_RATE_BITS_PER_SECOND, round(made[name]))
+    return made
+
+
+def duration_text(duration: DrawnDuration | None) -> str | None:
+    """Format as `200ms`, or as the name of the distribution; None stays None."""
+    if duration is None:
+        return None
+    if duration.distribution == "constant":
+        return format_duration(duration.params["value"])
+    return duration.distribution

@@ -1,0 +1,1 @@
+"""A user's own tasks and rules, as the controller sees them (docs/guide/own-code.md)."""
