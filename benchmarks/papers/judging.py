@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log10
 from statistics import fmean
 
-from analysis.metrics import Interval, t_interval
+from analysis.metrics import ConfidenceInterval, t_interval
 from benchmarks.papers import honest
 from benchmarks.papers.experiments import MEASURES, TOLERATED, Claim, Experiment, Figure
 from benchmarks.papers.honest import Judgement, Verdict
@@ -126,7 +126,7 @@ def _row(experiment: Experiment, claim: Claim, result: Result) -> Row:
     reason = _unfit(experiment, claim, result, best)
     for variant in variants:
         if not reason and honest.at_edge(tried[variant]):
-            reason = f"the best step size of {variant}, {best[variant]:g}, is at the edge of those tried"
+            reason = f"the best step size of {variant}, {best[variant]:g}, is the edge of what was tried"
     for variant in claim.others if figure == "tolerance" else ():
         if not reason and log10(max(tried[variant])) in scores[variant, best[variant]].values():
             reason = f"{variant} tolerates the largest step size tried, {max(tried[variant]):g}"
@@ -227,7 +227,7 @@ def _shown(figure: Figure, scores: Mapping[int, float], alone: float, lr: float)
     return f"{measure.shown(mean)} ({lr:g})"
 
 
-def _difference(figure: Figure, interval: Interval) -> str:
+def _difference(figure: Figure, interval: ConfidenceInterval) -> str:
     differs = MEASURES[figure].differs
     if interval.count == 0:
         return ""

@@ -24,7 +24,7 @@ from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
-from testbed.topology.data_settings import Data, Split
+from testbed.topology.data_settings import DataSettings, Split
 from testbed.view import View
 from tests.running import TOPOLOGIES, Testbed
 
@@ -70,7 +70,7 @@ def prepared(path: Path) -> Prepared:
 
 
 def read(folder: Path, **settings: Any) -> Dataset:
-    data = Data(path=str(folder), **{"input": ("x",), **settings})
+    data = DataSettings(path=str(folder), **{"input": ("x",), **settings})
     return datasets.load_from(Columns(data), None)
 
 
@@ -283,7 +283,7 @@ def test_files_of_a_dataset_configuration_are_in_its_folder(tmp_path: Path) -> N
     for name in ("one", "two"):
         for split in ("train", "test"):
             write(tmp_path / "a" / "b" / name / split, {"x": [1.0], "y": [len(name)]}, "0000.parquet")
-    whole = Data(hub="a/b", input=("x",), label="y")
+    whole = DataSettings(hub="a/b", input=("x",), label="y")
     one = datasets.load_from(Columns(whole.model_copy(update={"config": "one"})), tmp_path)
     assert one.train.y.tolist() == [3]
     with pytest.raises(BadInputError, match="has several configurations: add one of one, two"):
@@ -334,12 +334,12 @@ WRONG = [
     (
         "label: y}",
         "label: y, split: {gap: 3}}",
-        "4:55: task.data.split.gap: needs order: file beside it",
+        "4:55: task.data.split.gap: needs order: file",
     ),
     (
         "label: y}",
         "label: y, split: {test: 100%}}",
-        "4:56: task.data.split.test: found '100%', expected a share from 0 to below 1",
+        "4:56: task.data.split.test: found '100%', expected a share of at least 0",
     ),
     (
         "local:",
@@ -350,22 +350,22 @@ WRONG = [
     (
         "timing: 1s",
         "timing: 1s, data: {labels: [0, 1]}",
-        "8:53: devices[0].data.labels: needs samples beside it: say how many",
+        "8:53: devices[0].data.labels: needs samples",
     ),
     (
         "timing: 1s",
         "timing: 1s, data: {samples: 5, labels: [12]}",
-        "8:65: devices[0].data.labels: no training sample is of class 12: there are 0 to 9",
+        "8:65: devices[0].data.labels: no training sample has class 12, expected classes from 0 to 9",
     ),
     (
         "timing: 1s",
         "timing: 1s, data: {samples: 5, labels: [1]}",
-        "devices[0].data.samples: pi-2 is to have 5 samples of class 1, and ",
+        "devices[0].data.samples: pi-2 needs 5 samples of class 1",
     ),
     (
         "timing: 1s",
         "timing: 1s, data: {transform: {scale: [2, 1]}}",
-        "8:64: devices[0].data.transform.scale: found a list, expected a number from 0 on",
+        "8:64: devices[0].data.transform.scale: found a list, expected a number of at least 0",
     ),
 ]
 
@@ -451,9 +451,9 @@ def test_files_of_other_types_are_refused_with_those_that_are_read(
 def test_labels_that_do_not_fit_the_model_are_reported(folder: Path, testbed: Testbed) -> None:
     mine, x = folder / "mine" / "all.npz", np.zeros((60, 8, 8), np.uint8)
     for y, told in (
-        (np.arange(60) % 12, "found class 11, and the model has 10 outputs, for classes 0 to 9"),
+        (np.arange(60) % 12, "found class 11, but the model has 10 outputs, for classes 0 to 9"),
         (np.arange(60) % 10 - 1, "row 0: found class -1, expected 0 or more"),
-        (np.arange(60) / 60, "which takes classes, and these are float32"),
+        (np.arange(60) / 60, "which needs integer classes, but the labels are float32"),
         (np.where(np.arange(60) == 7, np.nan, 0.5), "row 7: value is not a number"),
     ):
         np.savez(mine, x=x, y=y)
@@ -461,7 +461,9 @@ def test_labels_that_do_not_fit_the_model_are_reported(folder: Path, testbed: Te
         assert (said.code, told in said.err) == (2, True), said.err
         assert "own.yaml:4:39: task.data.label" in said.err
     np.savez(mine, x=np.zeros((60, 9, 9), np.uint8), y=np.arange(60) % 10)
-    assert "digits-logreg does not take inputs of shape 9×9" in testbed("data", folder / "own.yaml").err
+    assert (
+        "digits-logreg does not accept inputs of shape 9×9" in testbed("data", folder / "own.yaml").err
+    )
     np.savez(mine, x=x, y=np.array([{}] * 60, dtype=object))
     assert "not readable as .npz without pickled objects" in testbed("data", folder / "own.yaml").err
     mine.write_bytes(b"PK torn")
@@ -475,7 +477,7 @@ def test_labels_of_the_test_set_are_checked_too(folder: Path, testbed: Testbed) 
     np.savez(folder / "mine" / "test.npz", x=x, y=np.arange(60) % 11)
     said = testbed("data", folder / "own.yaml")
     assert said.code == 2
-    assert "of the test set, found class 10, and the model has 10 outputs" in " ".join(said.err.split())
+    assert "of the test set, found class 10, but the model has 10 outputs" in " ".join(said.err.split())
 
 
 def test_samples_without_classes_need_class_free_schemes(folder: Path) -> None:
@@ -489,7 +491,7 @@ def test_samples_without_classes_need_class_free_schemes(folder: Path) -> None:
 
 def test_quadratic_task_refuses_data() -> None:
     text = OWN.replace("digits-logreg", "quadratic\n  centers: [[0], [1], [2], [3]]")
-    with pytest.raises(BadInputError, match=r"5:3: task\.data: the task quadratic brings"):
+    with pytest.raises(BadInputError, match=r"5:3: task\.data: the task quadratic has its own"):
         topology.parse(text)
 
 
