@@ -55,11 +55,7 @@ def tags_for(path: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "runtime",
-    [
-        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.alone]),  # tests of images prune
-        "process",
-        "virtual",
-    ],
+    [pytest.param("docker", marks=pytest.mark.docker), "process", "virtual"],
 )
 def test_example_of_own_code_runs_and_is_replayed(
     runtime: str, example: Path, tmp_path: Path, request: pytest.FixtureRequest
