@@ -66,7 +66,7 @@ class Named:
     """A task, a rule or a step, by name and parameters."""
 
     name: str
-    """Name in TASKS, RULES or STEPS, or `module:Class` of own code."""
+    """Name in TASKS, RULES or STEPS, or `module:Class` of user code."""
     params: Mapping[str, Any]
     """Fields of its dataclass."""
 
@@ -251,7 +251,7 @@ class ClientConfig:
     timeout_s: float = 30.0
     """Seconds within which the broker must answer."""
     code: str | None = None
-    """Path of the folder with own code (`agents.user_code`); None if there is none."""
+    """Path of the folder with user code (`agents.user_code`); None if there is none."""
     clock: str | None = None
     """Path of the estimate of the aggregator's clock (`agents.timing`); None if both are on one host."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -357,7 +357,7 @@ class AggregatorConfig:
     last_evaluation_timeout_s: float = 30.0
     """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
-    """Path of the folder with own code (`agents.user_code`); None if there is none."""
+    """Path of the folder with user code (`agents.user_code`); None if there is none."""
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """Steps of the clients' update pipelines: one of each kind in the run, in the order of
     `agents.pipeline.STEPS`."""

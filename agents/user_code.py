@@ -1,4 +1,4 @@
-"""Own code: tasks and rules written by the user, as `module:Class` in a folder of modules
+"""User code: tasks and rules written by the user, as `module:Class` in a folder of modules
 (docs/guide/own-code.md).
 
 Python's import state is global, so a process uses one such folder at a time.
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HOSTS = {"flower": "agents.tasks.flower:Flower"}
-"""Built-in tasks that run own code; they are planned, copied and inspected like own code."""
+"""Built-in tasks that run user code; they are planned, copied and inspected like user code."""
 FAILED = 3
-"""Exit code after an error in own code; the log then ends with its traceback."""
+"""Exit code after an error in user code; the log then ends with its traceback."""
 _OURS = {"__main__", "agents", "analysis", "concurrent", "importlib", "testbed"}
-"""Top-level modules whose frames are not own code."""
+"""Top-level modules whose frames are not user code."""
 _in_use: list[str] = []
 """The folder in use, as its only element; empty if there is none."""
 
 
-def is_own(name: str) -> bool:
-    """Return whether `name` names own code or a built-in task that runs own code."""
+def is_user_code(name: str) -> bool:
+    """Return whether `name` names user code or a built-in task that runs user code."""
     return ":" in name or name in HOSTS
 
 
 def use_folder(folder: str | None) -> None:
-    """Import own code from `folder` from now on; None: from none. Modules of the previous folder are
+    """Import user code from `folder` from now on; None: from none. Modules of the previous folder are
     unloaded, so that one process can run several versions one after the other."""
     if folder is None and not _in_use:
         return  # in a forked process, inspecting each module would copy its memory pages
@@ -55,7 +55,7 @@ def folder() -> str | None:
 
 
 def load_attribute(name: str) -> Any:
-    """Return the object `module:name` of own code. Raises LookupError if it does not exist, and any
+    """Return the object `module:name` of user code. Raises LookupError if it does not exist, and any
     error of the import."""
     module_name, _, last = name.partition(":")
     module = _module(module_name)
@@ -65,16 +65,16 @@ def load_attribute(name: str) -> Any:
 
 
 def build(named: Named, ours: Mapping[str, type[T]], base: type) -> T:
-    """Build the task or rule that `named` describes, from `ours` or own code. Raises LookupError if it
-    does not exist, and any error of own code."""
-    params = as_json_values(named.params) if is_own(named.name) else named.params
+    """Build the task or rule that `named` describes, from `ours` or user code. Raises LookupError if it
+    does not exist, and any error of user code."""
+    params = as_json_values(named.params) if is_user_code(named.name) else named.params
     return find_class(named.name, ours, base)(**params)
 
 
 def find_class(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
-    """Return the class called `name`: a key of `ours`, or a dataclass of own code derived from `base`.
-    Raises LookupError, and any error of importing own code."""
-    if not is_own(name):
+    """Return the class called `name`: a key of `ours`, or a dataclass of user code derived from `base`.
+    Raises LookupError, and any error of importing user code."""
+    if not is_user_code(name):
         return ours[name]
     if name in HOSTS:
         host, _, class_name = HOSTS[name].partition(":")
@@ -102,12 +102,12 @@ def find_class(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
 
 
 def has_module(module: str) -> bool:
-    """Return whether `module` is in the folder of own code."""
+    """Return whether `module` is in the folder of user code."""
     return PathFinder.find_spec(module.partition(".")[0], _in_use) is not None
 
 
 def _module(name: str) -> object:
-    """Import the module `name` of own code, without writing byte code. Raises LookupError if there is
+    """Import the module `name` of user code, without writing byte code. Raises LookupError if there is
     none."""
     if not has_module(name):
         raise LookupError(f"the code has no module {name}")
@@ -116,7 +116,7 @@ def _module(name: str) -> object:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name + ".").startswith(error.name + "."):
-            raise  # a module that own code imports is missing
+            raise  # a module that user code imports is missing
         raise LookupError(f"the code has no module {name}") from error
     finally:
         sys.dont_write_bytecode = writes
@@ -125,28 +125,28 @@ def _module(name: str) -> object:
     return module
 
 
-def is_from_own_code(error: BaseException) -> bool:
-    """Return whether `error` was raised in own code, or in code that it called."""
+def is_from_user_code(error: BaseException) -> bool:
+    """Return whether `error` was raised in user code, or in code that it called."""
     return bool(_own_lines(error))
 
 
-def is_own_fault(error: BaseException, task: str) -> bool:
-    """Return whether own code caused `error`: it was raised in own code, or in objects of the task
+def is_caused_by_user_code(error: BaseException, task: str) -> bool:
+    """Return whether user code caused `error`: it was raised in user code, or in objects of the task
     `task`, such as torch layers of its model. Errors of the latter kind have notes of ours."""
-    return is_from_own_code(error) or (is_own(task) and hasattr(error, "__notes__"))
+    return is_from_user_code(error) or (is_user_code(task) and hasattr(error, "__notes__"))
 
 
 def error_place(error: BaseException) -> str:
-    """Return the line of own code where `error` was raised, as " (mlp.py, line 12)"; empty if there is
+    """Return the line of user code where `error` was raised, as " (mlp.py, line 12)"; empty if there is
     none."""
     return "".join(f" ({file}, line {number})" for file, number in _own_lines(error)[-1:])
 
 
-def own_traceback(error: BaseException) -> str:
-    """Return the traceback of `error` as text, without our frames before the first frame of own code or
-    of an object that own code made."""
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback of `error` as text, without our frames before the first frame of user code or
+    of an object that user code made."""
     start = error.__traceback__
-    own = is_from_own_code(error)
+    own = is_from_user_code(error)
     while start is not None and not _begins(start.tb_frame, own=own):
         start = start.tb_next
     lines = traceback.format_exception(type(error), error, start)
@@ -154,20 +154,20 @@ def own_traceback(error: BaseException) -> str:
 
 
 @contextmanager
-def exit_if_own_code_fails(name: str) -> Iterator[None]:
-    """Context in which an error of the task or rule `name`, if it is own code, ends the process with its
-    traceback and the exit code FAILED."""
+def exit_if_user_code_fails(name: str) -> Iterator[None]:
+    """Context in which an error of the task or rule `name`, if it is user code, ends the process with
+    its traceback and the exit code FAILED."""
     try:
         yield
     except Exception as error:
-        if not is_own(name):
+        if not is_user_code(name):
             raise
-        sys.stderr.write(f"{own_traceback(error)}\n")
+        sys.stderr.write(f"{user_traceback(error)}\n")
         sys.exit(FAILED)
 
 
 def as_json_values(value: Any) -> Any:
-    """Return `value` as own code receives it in every runtime: JSON types, with lists for tuples."""
+    """Return `value` as user code receives it in every runtime: JSON types, with lists for tuples."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return as_json_values(dataclasses.asdict(value))
     if isinstance(value, Mapping):
@@ -191,7 +191,7 @@ def _lies_in_use(file: str | None) -> bool:
 
 
 def _own_lines(error: BaseException) -> list[tuple[str, int]]:
-    """Return file and line number of each frame of own code in the traceback, outermost first."""
+    """Return file and line number of each frame of user code in the traceback, outermost first."""
     return [
         (frame.f_code.co_filename.removeprefix(f"{folder()}/"), number)
         for frame, number in traceback.walk_tb(error.__traceback__)

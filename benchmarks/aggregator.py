@@ -32,7 +32,7 @@ from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.durable import DurableCore
-from agents.aggregator.outbox import Outbox
+from agents.aggregator.pending_messages import PendingMessages
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
 from agents.config import Durability, Named, StopConditions
@@ -83,7 +83,7 @@ class Aggregator:
         self._recording: Recording | None = None
         if record is not None:
             self._recording = Recording(record, Setup(settings, Named("fedbuff", {}), 0))
-        self._outbox = Outbox(Topics("bench"), CLIENTS, "schema", self._server)
+        self._outbox = PendingMessages(Topics("bench"), CLIENTS, "schema", self._server)
         self._dispatches: dict[str, act.Dispatch] = {}
         self._sequence = 0
         for client in CLIENTS:
@@ -231,7 +231,7 @@ class Durable(Aggregator):
             now = 3 * SECOND
             self._handle(inputs.UpdateArrived(now, client, len(payload), now, message), payload)
             if count % self._batch == 0:
-                self._durable.sync(told=True)
+                self._durable.sync(before_replies=True)
                 self._outbox.waiting.clear()
 
 

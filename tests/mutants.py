@@ -125,8 +125,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "no version has either number",
     (
         "agents/aggregator/losses.py",
-        "self._told[client] = {one: first for one, first in told if not 0 < first <= number}",
-        "self._told[client] = {one: first for one, first in told if not 1 < first <= number}",
+        "self._announced[client] = {one: first for one, first in told if not 0 < first <= number}",
+        "self._announced[client] = {one: first for one, first in told if not 1 < first <= number}",
     ): "dispatch 1 tells of no loss: nothing was sent before it",
     (
         "agents/aggregator/validation.py",
@@ -243,7 +243,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (_OBJECTIVES, "flat = p.reshape(-1)", "flat = p.reshape(-2)"): "to numpy they are the same",
     (
         _SIMULATION,
-        "if self._snapshot is None or self._snapshot[0] != version:",
+        "if self._snapshot is None or self._snapshot[0] != dispatch.version:",
         "if True:",
     ): "copies of a version are equal; it takes more memory",
     (
@@ -274,7 +274,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         _RUN,
         "steady=not has_steps(spec.topology, spec.plan),",
-        "packets=spec.plan.packets,",
+        "packets=spec.plan.simulates_packets,",
     ): "steady links are computed faster, to the same times",
     (
         _SIMULATION,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import testbed
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.sweeps import SweepFile
@@ -175,6 +176,18 @@ def test_python_examples_import_existing_names(block: Block) -> None:
             for name in node.names:
                 if not hasattr(importlib.import_module(node.module), name.name):
                     importlib.import_module(f"{node.module}.{name.name}")  # else a module
+
+
+def test_functions_of_the_python_page_exist() -> None:
+    """The names in the tables of functions, and of the commands as functions."""
+    page = (DOCS / "guide" / "python.md").read_text(encoding="utf-8")
+    functions = re.findall(r"^\| `(\w+)\(", page.partition("## A run")[0], re.MULTILINE)
+    table = page.partition("## The commands as functions")[2]
+    cells = [line.split(" | ", 1)[1] for line in table.splitlines() if line.startswith("| `")]
+    named = {*functions, *(name for cell in cells for name in re.findall(r"`([a-z_]+)", cell))}
+    assert len(named) > 30
+    known = {*testbed.__all__, *dir(testbed.RunHandle)}
+    assert named - known == set()
 
 
 @pytest.fixture(scope="module")

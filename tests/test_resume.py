@@ -123,7 +123,7 @@ def test_crashed_run_resumes_from_its_checkpoint(testbed: Testbed, tmp_path: Pat
     assert after.manifest["judged_segments"] == 2
     assert sum(isinstance(record, events.RunStarted) for record in after.records) == 2
     (note,) = [record.message for record in after.records if isinstance(record, events.Note)]
-    assert "goes on from its last checkpoint" in note
+    assert "continues from its last checkpoint" in note
     versions = [record.version for record in after.records if isinstance(record, events.VersionMade)]
     assert versions == list(range(1, len(versions) + 1))
 
@@ -177,7 +177,7 @@ def test_damaged_log_is_not_resumed_and_invalid_outbox_files_are_set_aside(
         said = testbed(*resume)
         assert said.code == 1
         assert told in " ".join(said.err.split())
-        assert "Whole: checkpoint.bin" in " ".join(said.err.split())
+        assert "Intact: checkpoint.bin" in " ".join(said.err.split())
         assert (log.read_bytes(), journal.read_bytes()) == (content, records)
     log.write_bytes(whole)
     (outbox / "9999.update").touch()

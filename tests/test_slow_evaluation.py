@@ -36,7 +36,7 @@ evaluation.Evaluator.evaluate = slow
 main.main()
 """
 """An aggregator whose evaluations take so many seconds, and which waits so long for the last one."""
-WAITS = "the run is over; its last 2 evaluations are waited for"
+WAITS = "the run is over and waits for its last 2 evaluations"
 Up = Callable[..., Finished]
 
 

@@ -1,4 +1,4 @@
-"""What the aggregator's core wants done; `main.py` and other shells do it."""
+"""Actions that the aggregator's core requests; `main.py` and other shells carry them out."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from agents.rules.interface import Request
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the global model, as it is now, to `client`."""
+    """Send the present global model to `client`. Further fields as in `payloads.ModelMessage`."""
 
     client: str
     version: int
+    """Version of the model."""
     number: int
+    """Number of the dispatch."""
     lr: float | None = None
-    """Step size that the rule assigns."""
+    """Step size that the rule assigns; None: that of the client's settings."""
     acknowledged: int = 0
-    """Sequence number of the client's last update that the rule was given."""
+    """Sequence number of the client's last update that was passed to the rule; 0 for none."""
     waiting: tuple[int, ...] = ()
+    """Dispatches whose updates wait to be summed (secure aggregation)."""
     lost: tuple[int, ...] = ()
-    """As in `agents.wire.payloads.ModelMessage`."""
+    """Dispatches whose updates were lost with their sum (secure aggregation)."""
 
     @property
     def to_client(self) -> dict[str, Any]:
@@ -37,8 +40,8 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast:
-    """Send the global model, as it is now, to all clients, as dispatch `number` of each."""
+class BroadcastModel:
+    """Send the present global model to all clients, as dispatch `number` of each of them."""
 
     version: int
     number: int
@@ -47,32 +50,32 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class EndInstant:
-    """Hand in `inputs.InstantOver` once everything that happened at this instant has been handed in: a
+    """Pass `inputs.InstantOver` to the core when it has received all inputs of this instant: a
     broadcast, models or requests wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskForReport:
-    """Have `client` say which dispatch its next update will answer. It is sent after the dispatches
-    before it, and answered after the updates before it, so the answer tells what was lost."""
+    """Ask `client` which dispatch its next update will answer. The request arrives after all earlier
+    dispatches, and the answer after all earlier updates, so the answer shows what was lost."""
 
     client: str
     about: int
-    """The newest dispatch that the client has not answered, 0 for none. It says so in its answer: of two
-    that are under way, each is known by it."""
+    """Newest dispatch that the client has not answered, 0 for none. It is repeated in the answer, which
+    identifies the request that it answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskForUnacknowledged:
-    """Have `client` send once more what was not acknowledged."""
+    """Ask `client` to send its unacknowledged updates again."""
 
     client: str
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Have `client` forget its update that answered `dispatch`: it was applied, is in the rule's buffer,
-    or was reported as rejected."""
+    """Let `client` delete its update that answered `dispatch`: it was applied, is in the rule's buffer,
+    or was recorded as rejected."""
 
     client: str
     dispatch: int
@@ -80,55 +83,57 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class AskForShares:
-    """Have `client` sum up its shares of the masks of a buffer."""
+    """Ask `client` for the sum of its shares of the masks of a buffer."""
 
     client: str
     number: int
-    """Of the buffer."""
+    """Number of the sum."""
     updates: Sequence[tuple[str, int, int]]
     """Client, dispatch and weight of each update in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate the global model, as it is now, and hand in `inputs.EvaluationDone`."""
+    """Evaluate the present global model, and pass `inputs.EvaluationDone` to the core."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Keep the global model, as it is now; `final` at the end of the run."""
+    """Save the present global model to a file. `final`: it is the last one of the run."""
 
     version: int
     final: bool = False
 
     @property
     def name(self) -> str:
-        """What it is kept as."""
+        """Name of the file, without suffix."""
         return "final" if self.final else f"{self.version:06d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
+    """Write `record` to `events.jsonl`."""
+
     record: events.Record
 
 
 @dataclass(frozen=True, slots=True)
 class StopClients:
-    """Tell every client that the run is over."""
+    """Request every client to end, because the run is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is over and its books are closed."""
+    """End the aggregator process: the run is over, and all records are written."""
 
     reason: str
 
 
 Action = (
     Dispatch
-    | Broadcast
+    | BroadcastModel
     | Request
     | EndInstant
     | AskForReport

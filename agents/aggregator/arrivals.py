@@ -1,8 +1,7 @@
-"""Updates that the rule was given and that wait to be applied, and the records of what becomes of them.
-Pure.
+"""Updates that were passed to the rule and are not applied yet, and their records. Pure.
 
-Their vectors are not kept: a rule that keeps a running sum is to need one model's memory, however many
-updates go into it.
+The updates' vectors are not kept, so that a rule with a running sum needs the memory of one model only,
+however many updates it sums.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ from agents.wire.payloads import plain_size
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
+    """An update that waits to be applied."""
+
     record: partial[events.UpdateApplied]
-    """Lacks only what is known when the update is applied."""
+    """Its record, without the fields that are known only when it is applied."""
     buffers: Buffers
 
 
 class Arrivals:
-    """By client and dispatch, in the order of their arrival."""
+    """Updates that wait to be applied, by client and dispatch, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], _Arrival] = {}
@@ -40,7 +41,7 @@ class Arrivals:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        """Client and dispatch of each."""
+        """Yield client and dispatch of each update."""
         return iter(self._waiting)
 
     def add(
@@ -51,8 +52,8 @@ class Arrivals:
         parameters: int,
         facts: Mapping[str, Any],
     ) -> None:
-        """It answers `dispatch`; `epoch` is what the client's clock showed at time 0, `parameters` are
-        the model's, and `facts` further fields of its record."""
+        """Add an update that answers `dispatch`. `epoch`: time of the client's clock at device time 0;
+        `parameters`: number of the model's parameters; `facts`: further fields of the record."""
         message, before = event.message, event.size
         if message.encoded is not None:
             before = plain_size(message, parameters)
@@ -78,22 +79,22 @@ class Arrivals:
         )
         self._waiting[event.sender, message.dispatch] = _Arrival(record, message.buffers)
 
-    def of(self, client: str) -> tuple[int, ...]:
-        """The dispatches that the waiting updates of `client` have answered."""
+    def dispatches_of(self, client: str) -> tuple[int, ...]:
+        """Return the dispatches that the waiting updates of `client` answer."""
         return tuple(dispatch for sender, dispatch in self._waiting if sender == client)
 
     def averaged_buffers(
         self, old: Buffers, contributions: Sequence[Contribution], *, shares: bool
     ) -> Buffers:
-        """Those of the version that `contributions`, of which there are some, make, as
-        `agents.models.buffers.averaged` has them."""
+        """Return the model's buffers of the version that `contributions`, at least one, make (see
+        `agents.models.buffers.averaged`)."""
         weights = {(used.client, used.dispatch): used.weight for used in contributions}
         arrived = [key for key in self._waiting if key in weights]
         used = [(weights[key], self._waiting[key].buffers) for key in arrived]
         return buffers.averaged(old, used, shares=shares)
 
-    def applied(self, used: Contribution, version: int, at: Nanoseconds) -> Log:
-        """It went into `version` with that weight, and waits no longer."""
+    def apply(self, used: Contribution, version: int, at: Nanoseconds) -> Log:
+        """Remove an update that was applied in `version`; return its record."""
         record = self._waiting.pop((used.client, used.dispatch)).record(
             applied_version=version,
             staleness=version - 1 - used.base_version,
@@ -102,12 +103,12 @@ class Arrivals:
         )
         return Log(record)
 
-    def dropped(self, client: str, dispatch: int, at: Nanoseconds) -> Log:
-        """It will not be applied, and waits no longer."""
+    def drop(self, client: str, dispatch: int, at: Nanoseconds) -> Log:
+        """Remove an update that will not be applied; return its record."""
         return _unapplied(self._waiting.pop((client, dispatch)), at)
 
-    def unapplied(self, at: Nanoseconds) -> list[Log]:
-        """All that still wait when the run ends, at time `at`."""
+    def unapplied_records(self, at: Nanoseconds) -> list[Log]:
+        """Return the records of all updates that still wait when the run ends, at time `at`."""
         return [_unapplied(arrival, at) for arrival in self._waiting.values()]
 
 

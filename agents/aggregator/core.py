@@ -1,18 +1,18 @@
-"""The aggregator's state machine: events in, actions out. No clock, no socket, no disk.
+"""The aggregator's state machine: inputs in, actions out. No clock, no socket, no disk.
 
-It guards the rule (who is present, which updates are valid), keeps the run's records (stop conditions,
-when to evaluate) and leaves the mathematics, and who gets a model when, to the rule. `run_phase` says
-which inputs it takes when. Its state is in parts, each pure and in a module of its own: `membership`,
-`reports`, `sending` (with `dispatches` and `outgoing`), `intake` (with `validation`), `versions` (with
-`arrivals`), `losses`, `evaluations`, `ending`, `timers`, `progress`.
+The core protects the rule (which clients are present, which updates are valid) and keeps the books of
+the run (stop conditions, evaluations). The rule decides about the mathematics, and about which client
+gets a model when. `run_phase` defines which inputs are allowed in which phase. The state is in parts,
+each pure and in its own module: `membership`, `reports`, `sending` (with `dispatches` and `outgoing`),
+`intake` (with `validation`), `versions` (with `arrivals`), `losses`, `evaluations`, `ending`, `timers`,
+`progress`.
 
-A shell hands it every input through `handle`, and carries out all the actions of one input before it
-hands in the next: `Started` once, then the others as things happen, `TimersDue` when `next_timer` has
-come, and, if `EndInstant` asks for it, `InstantOver` when all that happened at one instant has been
-handed in. What the server sends
-within an instant leaves in this order: immediate replies, as each arrival is handled; then, once the
-instant is over, the broadcast, the deferred models, and the requests, so that no request overtakes the
-model that it is about.
+A shell passes every input to `handle`, and carries out all actions of one input before it passes the
+next: `Started` once, then the others as they occur, `TimersDue` at the time `next_timer` and, if
+`EndInstant` requests it, `InstantOver` after all inputs of one instant. Within an instant the server
+sends in this order: immediate replies, while arrivals are handled; at the end of the instant the
+broadcast, the deferred models, then the requests, so that no request overtakes the model that it is
+about.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from agents.aggregator.actions import (
 from agents.aggregator.ending import GRACE_S, End, Ending
 from agents.aggregator.evaluations import Evaluations
 from agents.aggregator.intake import Intake
-from agents.aggregator.membership import Change, Membership
-from agents.aggregator.progress import NOTHING_ARRIVED, Progress
+from agents.aggregator.membership import Membership, MembershipChange
+from agents.aggregator.progress import NOTHING_ARRIVED, RunProgress
 from agents.aggregator.reports import Reports
 from agents.aggregator.run_phase import REACTIONS, IllegalInputError, Reaction, RunPhase
 from agents.aggregator.sending import Sending
@@ -64,21 +64,22 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
 _ORDERS = 64
-"""Latest orders that are known as recorded, as one may come twice."""
+"""Number of latest orders that are remembered, because MQTT may deliver an order twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """All that a core is made of. With the same model and the same inputs, two cores of one setup do the
-    same to the last bit."""
+    """Everything from which a core is built. Two cores with equal setups, models and inputs behave
+    identically, bit by bit."""
 
     settings: Settings
     rule: Named
     seed: int
+    """Seed of the rule's random numbers."""
 
     def core(self, w: Vector, model_buffers: Buffers = buffers.NONE) -> tuple[AggregatorCore, Server]:
-        """A core that begins with the model `w`, shape (d,), which it will change, and these buffers;
-        and its server."""
+        """Build a core and its server. The first model is `w`, shape (d,), which is changed in place,
+        with `model_buffers`."""
         rule = user_code.build(self.rule, RULES, Rule)
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         population = self.settings.importance
@@ -89,6 +90,8 @@ class Setup:
 
 
 class AggregatorCore:
+    """The aggregator's state machine; see the module."""
+
     def __init__(self, settings: Settings, rule: State, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
         self._rule = rule
@@ -97,7 +100,7 @@ class AggregatorCore:
         self._epoch: Nanoseconds = 0
         self._timers = Timers()
         self._members = Membership(settings.importance, server)
-        self.progress = Progress(settings.patience)
+        self.progress = RunProgress(settings.patience)
         self._versions = Versions(settings, server, steps)
         self._arrivals = self._versions.arrivals
         self._sending = Sending(settings, server, self._arrivals, steps)
@@ -117,42 +120,43 @@ class AggregatorCore:
 
     @property
     def ready(self) -> Sequence[str]:
-        """The clients that are ready, in device order."""
+        """Clients that are ready, in device order."""
         return self._members.ready
 
     @property
     def largest_answer(self) -> int | None:
-        """Bytes of a client's answer about a sum, at most; None: clients are asked about none."""
+        """Maximum bytes of a client's answer about a sum; None without secure aggregation."""
         return None if self._sums is None else self._sums.answer_size
 
     @property
     def next_timer(self) -> Nanoseconds | None:
-        """When `TimersDue` is to be handed in next."""
+        """Time at which the next `TimersDue` is due; None if no timer is set."""
         return self._timers.next
 
     @property
     def rule_waits(self) -> bool:
-        """Whether the rule will do something by itself, at a time that it has set."""
+        """Whether the rule has set a timer."""
         return self._timers.any_of_rule
 
     @property
     def epoch(self) -> Nanoseconds | None:
-        """What the clients' own clocks showed at time 0; None while the run clock stands still."""
+        """Time of the clients' clocks at device time 0; None while the run clock stands still."""
         stands_still = self._phase in (RunPhase.WAITING, RunPhase.SUSPENDED)
         return None if stands_still else self._epoch
 
     @property
     def ended(self) -> Nanoseconds | None:
-        """When the run ended, but for its last evaluation; None if it has not."""
+        """When the run ended, apart from its last evaluation; None if it has not ended."""
         return None if self._ending.end is None else self._ending.end.at
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the run has ended in a way after which it can be continued."""
+        """Whether the run has ended early and can be resumed."""
         return self._ending.is_cut_short
 
     def silent_since(self, at: Nanoseconds) -> Nanoseconds | None:
-        """Since when nothing has arrived, if at time `at` something should have; else None."""
+        """Return the time since which nothing has arrived if, at time `at`, something should have; else
+        None."""
         if self._phase is not RunPhase.RUNNING:
             return None
         present, open_since = self._server.clients, self._sending.open_since()
@@ -185,7 +189,7 @@ class AggregatorCore:
         yield from self._members.problems(clock_runs=phase is RunPhase.RUNNING)
         yield from self._reports.problems()
         yield from self._sending.problems(is_over=is_over)
-        yield from self._versions.problems(self._dispatches.were_sent)
+        yield from self._versions.problems(self._dispatches.was_sent)
         yield from self._evaluations.problems(self._server.version)
         if self._sums is not None:
             yield from self._sums.problems(self._arrivals)
@@ -196,8 +200,8 @@ class AggregatorCore:
     # Inputs
 
     def handle(self, event: inputs.Input) -> Actions:
-        """Return what is to be done because of `event`. Raises IllegalInputError if it cannot come in
-        this phase of the run."""
+        """Handle an input; return the actions to carry out. Raises IllegalInputError if the input is
+        impossible in this phase of the run."""
         reaction = REACTIONS[type(event)][self._phase]
         if reaction is not Reaction.HANDLED:
             if reaction is Reaction.ILLEGAL:
@@ -222,11 +226,11 @@ class AggregatorCore:
             case inputs.Reported():
                 actions = self._reported(event)
             case inputs.Reconnected(at, since):
-                actions = self._reports.disrupted(
+                actions = self._reports.record_disruption(
                     "the aggregator had no connection to the broker", since, at
                 )
             case inputs.Restarted(at, since):
-                self.progress.went_on(at)
+                self.progress.restart_silence(at)
                 away = events.Disrupted(to_seconds(at), to_seconds(since), "the aggregator was away")
                 actions = [Log(away)]
             case inputs.Stalled(at, since):
@@ -252,14 +256,14 @@ class AggregatorCore:
         return [*actions, *(self._evaluate(end.at) or self._finish(end))]
 
     def _fire_due_timers(self, at: Nanoseconds) -> Actions:
-        """Fire every timer that is due at time `at`, the earliest first."""
+        """Fire all timers that are due at time `at`, the earliest first."""
         actions: list[Action] = []
         while (popped := self._timers.pop(at)) is not None:
             actions += self._fire(*popped, at)
         return actions
 
     def _fire(self, timer: Timer, due: Nanoseconds, at: Nanoseconds) -> Actions:
-        """Do what `timer` is for, at `at`, which may be later than it was `due`."""
+        """Handle `timer`, which was `due` at or before the present time `at`."""
         match timer, self._ending.end:
             case ("rule", str(name)), _:
                 return self._carry_out(self._rule.timer(name), at, ticked=due)
@@ -276,30 +280,30 @@ class AggregatorCore:
             case "after", _:
                 return self._end("after", at)
             case "waiting", End() as end:
-                return [self._ending.waits(end, self._server.version)]
+                return [self._ending.note_waiting(end, self._server.version)]
             case "give up", End() as end:
                 return self._give_up(end, "the run waits no longer")
-        raise RuntimeError(f"a timer {timer} that cannot be set now")
+        raise RuntimeError(f"timer {timer} must not be set now")
 
     def _write(self, line: str) -> list[Action]:
-        """Record what the shell knows, once if it is an order."""
+        """Write a record of the shell; an action only once, even if its order arrives twice."""
         record = events.from_line(line)
         if isinstance(record, events.Acted):
             if line in self._orders:
                 return []
             self._orders.append(line)
             if record.action is not None:
-                self.progress.acted(record.device, record.action)
+                self.progress.note_action(record.device, record.action)
         return [] if record is None else [Log(record)]
 
-    # The run clock starts, stands still, and goes on
+    # The run clock starts, is suspended, and resumes
 
     def _start(self, started: inputs.Started) -> Actions:
-        """The run clock starts, with the clients that are ready now."""
+        """Start the run clock with the clients that are ready now."""
         at = started.at
         self._phase, self._epoch = RunPhase.RUNNING, started.epoch
         self._server.began = at
-        self.progress.went_on(at)
+        self.progress.restart_silence(at)
         self._members.admit(self._members.ready)
         self._timers.set_periodic("evaluate", self._settings.evaluate_every, at)
         if self._settings.checkpoint_every is not None:
@@ -309,7 +313,7 @@ class AggregatorCore:
         return [*self._clock_starts(started), *self._carry_out(self._rule.start(), at)]
 
     def _suspend(self) -> Actions:
-        """The run clock stands still. An end that only cut the run short is undone."""
+        """Stop the run clock. If the run had ended early, undo the end."""
         if self._ending.is_cut_short:
             self._ending.undo()
             self._phase = RunPhase.SUSPENDED
@@ -321,11 +325,11 @@ class AggregatorCore:
         return []
 
     def _resume(self, started: inputs.Started) -> Actions:
-        """The run clock goes on. To the rule, who was present leaves, and who is ready joins: one client
-        after the other, as rules make do with what they have if everybody leaves."""
+        """Resume the run clock. For the rule, each client that was present leaves, and each one that is
+        ready joins: client by client, because a rule may act if all clients are absent."""
         at = started.at
         self._epoch = started.epoch
-        self.progress.went_on(at)
+        self.progress.restart_silence(at)
         present, ready = set(self._server.clients), set(self._members.ready)
         changes: list[Action] = []
         for client in self._settings.importance:
@@ -338,7 +342,7 @@ class AggregatorCore:
         return [*self._clock_starts(started), *changes]
 
     def _clock_starts(self, started: inputs.Started) -> list[Action]:
-        """The run clock starts, or goes on, with the clients that are present now."""
+        """Return the actions of each start of the run clock: record, saved model, evaluation."""
         clients, missing = tuple(self._server.clients), tuple(self._members.missing)
         at = to_seconds(started.at)
         return [
@@ -350,8 +354,8 @@ class AggregatorCore:
     # Clients come and go
 
     def _status_changed(self, client: str, state: str, at: Nanoseconds) -> Actions:
-        """A client that is ready is asked for what is not acknowledged, which it also sends with a
-        report."""
+        """Handle a client's new state. A client that is ready is asked for its unacknowledged updates,
+        which it also sends before a report."""
         if client not in self._settings.importance:
             return []
         actions = [] if self._phase is RunPhase.ENDED else self._take_status(client, state, at)
@@ -367,13 +371,13 @@ class AggregatorCore:
             return []
         actions: list[Action] = [Log(events.ClientStatus(to_seconds(at), client, state))]
         match change:
-            case Change.LEFT:
+            case MembershipChange.LEFT:
                 actions += self._leave(client, at)
                 if not self._server.clients and not self._settings.patient:
                     actions += self._end("no clients left", at)
-            case Change.JOINED:
+            case MembershipChange.JOINED:
                 actions += self._join(client, at)
-            case Change.RECONNECTED:
+            case MembershipChange.RECONNECTED:
                 actions.append(self._reports.ask(client, at))
         return actions
 
@@ -391,14 +395,14 @@ class AggregatorCore:
         return [*unanswered, *self._carry_out(self._rule.leave(client), at)]
 
     def _rejoin(self, client: str, at: Nanoseconds) -> list[Action]:
-        """The work of `client` came to nothing. It waits for a model, and perhaps the rule for it: to
-        the rule it leaves and joins again, which both know how to go on from."""
+        """Let `client` leave and join again for the rule, because its work was lost: it waits for a
+        model, and the rule may wait for its update."""
         return [*self._leave(client, at), *self._join(client, at)]
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
-        """`sender` leaves for good and hands in what it remembers of its last applied update, or says
-        (as of update 0) that none was applied. From then on its numbers are forgotten: if it comes back,
-        it begins as one that never was here."""
+        """Handle the farewell of `sender`: the vector that it remembers of its last applied update, or
+        sequence number 0 if none was applied. Its sequence numbers are forgotten, so that it starts like
+        a new client if it comes back."""
         acknowledged = self._sending.acknowledged(sender)
         told = message.run, message.client, message.sequence
         if told != (self._settings.run, sender, acknowledged) or self._sums is not None:
@@ -412,7 +416,7 @@ class AggregatorCore:
     # Messages that may be lost
 
     def _stalled(self, since: Nanoseconds, at: Nanoseconds) -> Actions:
-        asked = self._reports.disrupted(NOTHING_ARRIVED, self.progress.stall(since, at), at)
+        asked = self._reports.record_disruption(NOTHING_ARRIVED, self.progress.note_stall(since, at), at)
         clients = list(self._server.clients)
         if any(self._dispatches.newest_open(client) for client in clients):
             return asked
@@ -421,14 +425,14 @@ class AggregatorCore:
     def _reported(self, event: inputs.Reported) -> Actions:
         if self._reports.brings_back(event.client):
             return self._take_status(event.client, "ready", event.at)
-        return self._reports.received(event)
+        return self._reports.handle(event)
 
     # Updates arrive
 
     def _update_arrived(self, event: inputs.UpdateArrived) -> Actions:
         at, message, is_over = event.at, event.message, self._phase is RunPhase.ENDED
         if is_over and self._ending.is_cut_short:
-            return []  # it stays with the client until the run continues
+            return []  # the client keeps it until the run is resumed
         if message.kind == FAREWELL:
             return [] if is_over else self._farewell(event.sender, message, at)
         runs = self._phase is RunPhase.RUNNING
@@ -436,7 +440,7 @@ class AggregatorCore:
         done = verdict.first
         if verdict.update is not None:
             wanted = self._rule.update(verdict.update)
-            self._sending.given(message, wanted)
+            self._sending.note_passed(message, wanted)
             done = [*done, *self._carry_out(wanted, at, verdict.update)]
         elif verdict.is_model_due:
             done = [*done, *self._rejoin(event.sender, at)]
@@ -451,12 +455,13 @@ class AggregatorCore:
         update: rules.Update | None = None,
         ticked: Nanoseconds | None = None,
     ) -> list[Action]:
-        """Carry out what the rule wants; it was just given `update`, or the timer due at `ticked`."""
+        """Carry out the rule's actions. They react to `update`, or to the timer that was due at
+        `ticked`; None: to something else."""
         done: list[Action] = []
         for action in actions:
             match action:
                 case rules.Aggregated():
-                    done += self._versions.made(action, at)
+                    done += self._versions.add(action, at)
                     if self._versions.are_enough:
                         done += self._end("updates", at)
                 case rules.Ignored(reason) if update is not None:
@@ -466,7 +471,7 @@ class AggregatorCore:
                 case rules.Remark(text):
                     done.append(Log(events.Note(to_seconds(at), text)))
                 case _ if self._ending.end is not None:
-                    continue  # the last version is made: no models, no timers
+                    continue  # after the last version, no models are sent and no timers set
                 case SumUp() if self._sums is not None:
                     done += self._sum_up(action, self._sums, at)
                 case Send(deferred=deferred) if deferred or self._phase is RunPhase.SUSPENDED:
@@ -478,23 +483,23 @@ class AggregatorCore:
                 case Request():
                     self._outgoing.request(action)
                 case rules.SetTimer(name, after):
-                    # A late timer does not make the next ones late: they count from when it was due.
+                    # Counted from when the timer was due, so that delays do not add up.
                     self._timers.set(("rule", name), (at if ticked is None else ticked) + after)
                 case rules.SetPeriodicTimer(name, period):
                     self._timers.set_periodic(("rule", name), period, at)
         return done
 
     def _unused(self, client: str, dispatch: int, reason: str, at: Nanoseconds) -> list[Action]:
-        """Nothing comes of the update of `client` that answered `dispatch`."""
+        """Return the records of an update of `client`, the answer to `dispatch`, that is not applied."""
         return [
             *self._intake.reject(client, reason, at, dispatch),
-            self._arrivals.dropped(client, dispatch, at),
+            self._arrivals.drop(client, dispatch, at),
         ]
 
     # Secure sums
 
     def _sum_up(self, wanted: SumUp, sums: SecureSums, at: Nanoseconds) -> list[Action]:
-        """Ask those who hold shares of the masks of these updates for their sums."""
+        """Ask the holders of shares of these updates' masks for their sums of shares."""
         begun = sums.begin(wanted, self._server.clients.keys())
         if not isinstance(begun, SumBegun):
             return self._settle(begun, at)
@@ -503,7 +508,7 @@ class AggregatorCore:
         return [AskForShares(client, begun.number, begun.updates) for client in asked]
 
     def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
-        """An answer to `AskForShares`. It is of no use if enough others were faster."""
+        """Handle an answer to `AskForShares`; ignore it if enough other clients were faster."""
         sums, shares = self._sums, message.words
         if sums is None:  # only a run with secure aggregation has the topic
             return []
@@ -515,7 +520,7 @@ class AggregatorCore:
         return [] if settled is None else self._settle(settled, at)
 
     def _settle(self, settled: SumOpened | SumLost, at: Nanoseconds) -> list[Action]:
-        """A sum waits no longer: the model moves by it, or nothing comes of its updates."""
+        """Pass an opened sum to the rule; of a lost one, record that its updates are not applied."""
         self._timers.cancel(("shares", settled.number))
         wanted = settled.wanted
         if isinstance(settled, SumOpened):
@@ -539,15 +544,15 @@ class AggregatorCore:
         return [log]
 
     def _interrupt(self, reason: str, at: Nanoseconds) -> list[Action]:
-        """End the run now; if it has ended already, do not wait for its last evaluation."""
+        """End the run now; if it has ended already, stop waiting for its last evaluation."""
         end = self._ending.end
         if end is None or not self._ending.is_waited_for:
             return self._end(reason, at, GRACE_S)
         return self._give_up(end, "the run was interrupted")
 
     def _end(self, reason: str, at: Nanoseconds, timeout: float = math.inf) -> list[Action]:
-        """The run is over; the final model is evaluated before the last records are written, which wait
-        for it as long as the settings say, and at most `timeout` seconds of the host."""
+        """End the run. The last records are written after the evaluation of the final model, or after
+        the timeout in the settings, but at most after `timeout` host seconds."""
         if self._ending.end is not None:
             return []
         self._phase = RunPhase.ENDED
@@ -556,8 +561,8 @@ class AggregatorCore:
         return [StopClients()]
 
     def _give_up(self, end: End, why: str) -> list[Action]:
-        """Finish without the evaluations that are not done."""
-        return [self._ending.gives_up(end, self._server.version, why), *self._finish(end)]
+        """Finish the run without the missing evaluations."""
+        return [self._ending.note_giving_up(end, self._server.version, why), *self._finish(end)]
 
     def _finish(self, end: End) -> list[Action]:
         """Write the last records."""
@@ -565,11 +570,11 @@ class AggregatorCore:
         self._timers.clear()
         at, version = end.at, self._server.version
         return [
-            *self._versions.left_in_buffer(at, is_cut_short=end.is_cut_short),
-            *self.progress.stall_ends(at),
-            *self._arrivals.unapplied(at),
+            *self._versions.buffered_records(at, is_cut_short=end.is_cut_short),
+            *self.progress.end_stall(at),
+            *self._arrivals.unapplied_records(at),
             *(log for client in self._server.clients for log in self._sending.unanswered(client, at)),
-            *self._intake.not_recorded(at),
+            *self._intake.unrecorded_notes(at),
             Save(version, final=True),
             Log(events.RunEnded(to_seconds(at), end.reason, version, self._versions.applied)),
             Finish(end.reason),

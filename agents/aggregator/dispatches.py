@@ -1,4 +1,4 @@
-"""Which model went to whom, and is not answered yet."""
+"""Dispatches: models sent to clients, and which of them are unanswered. Pure."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from enum import Enum
 from agents.timing.nanoseconds import Nanoseconds
 
 _REMEMBERED = 64
-"""Latest answers of each client that are known as dealt with: more than it has under way."""
+"""Number of latest answers of each client that are remembered; a client has fewer under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """The model of `version`, sent at time `at`."""
+    """The dispatch of the model `version`, sent at time `at`."""
 
     version: int
     at: Nanoseconds
     lr: float | None = None
-    """Step size that went with it."""
+    """Step size sent with it; None for none."""
 
 
 class NoAnswer(Enum):
-    """Why an update answers no dispatch."""
+    """Reason why an update does not answer a dispatch."""
 
     DUPLICATE = "duplicate"
-    """An update that answers the dispatch came before."""
+    """An earlier update has answered the dispatch."""
     NEVER_SENT = "never sent"
     """No dispatch has this number."""
     NOT_OPEN = "not open"
-    """The dispatch is not open to the client, or the update is not to be taken."""
+    """The client may not answer the dispatch any more, or updates are not accepted now."""
 
 
 class Dispatches:
-    """Dispatches are numbered through the run. A client answers them in order: what it has passed over,
-    it will not answer any more. One number of a broadcast is open to every client."""
+    """Dispatches of a run, numbered from 1. A client answers them in order: a dispatch that it has
+    skipped is never answered. A broadcast has one number, which every client may answer."""
 
     def __init__(self) -> None:
         self._count = 0
         self._open: dict[str, dict[int, Dispatched]] = {}
         self._broadcasts: dict[int, Dispatched] = {}
         self._broadcast_numbers: list[int] = []
-        """Ascending."""
+        """Numbers of the broadcasts, ascending."""
         self._answered: dict[str, int] = {}
         self._dealt_with: dict[str, deque[int]] = {}
-        """By client: the dispatches that its latest updates answered."""
+        """Dispatches that a client's latest updates answered, by client."""
 
     def send(self, client: str, version: int, at: Nanoseconds, lr: float | None = None) -> int:
-        """Count a dispatch to `client`; its number."""
+        """Add a dispatch to `client`; return its number."""
         self._count += 1
         self._open.setdefault(client, {})[self._count] = Dispatched(version, at, lr)
         return self._count
 
     def broadcast(self, version: int, at: Nanoseconds, present: Iterable[str]) -> int:
-        """Count a dispatch to all, of whom these are `present`; its number. Broadcasts that none of them
-        will answer any more are forgotten."""
+        """Add a broadcast; return its number. Forget broadcasts that none of the clients `present` can
+        still answer."""
         answered = min((self._answered.get(client, 0) for client in present), default=0)
         passed = bisect_right(self._broadcast_numbers, answered)
         for number in self._broadcast_numbers[:passed]:
@@ -68,19 +68,19 @@ class Dispatches:
         self._broadcast_numbers.append(self._count)
         return self._count
 
-    def were_sent(self, number: int) -> bool:
-        """Whether dispatch `number` has been sent."""
+    def was_sent(self, number: int) -> bool:
+        """Return whether dispatch `number` has been sent."""
         return 0 < number <= self._count
 
     def find(self, client: str, number: int) -> Dispatched | None:
-        """Dispatch `number`, if `client` may answer it."""
+        """Return dispatch `number` if `client` may answer it, else None."""
         return self._open.get(client, {}).get(number) or self._open_broadcast(client, number)
 
     def _open_broadcast(self, client: str, number: int) -> Dispatched | None:
         return self._broadcasts.get(number) if number > self._answered.get(client, 0) else None
 
-    def answered(self, client: str, number: int) -> None:
-        """`client` has answered dispatch `number`."""
+    def close(self, client: str, number: int) -> None:
+        """Close dispatch `number` of `client`, and all earlier ones."""
         later = {n: sent for n, sent in self._open.get(client, {}).items() if n > number}
         self._open[client] = later
         self._answered[client] = number
@@ -88,9 +88,11 @@ class Dispatches:
     def answer(
         self, client: str, number: int, *, is_valid: bool, is_taken: bool
     ) -> Dispatched | NoAnswer:
-        """An update of `client` says that it answers dispatch `number`. If that `is_valid`, the dispatch
-        is dealt with, whatever becomes of the update: if it comes again, it is a duplicate. If it
-        `is_taken`, too, and the dispatch is open, it and those before it are not any more."""
+        """Handle an update of `client` that claims to answer dispatch `number`. Return the dispatch, or
+        why the update answers none.
+
+        `is_valid`: the claim is valid; a further update with the same claim is a duplicate. `is_taken`:
+        updates of the client are accepted; the dispatch and all earlier ones are closed."""
         dealt_with = self._dealt_with.get(client)
         if dealt_with is not None and number in dealt_with:
             return NoAnswer.DUPLICATE
@@ -110,7 +112,8 @@ class Dispatches:
         return found
 
     def first_open(self, client: str) -> Dispatched | None:
-        """The oldest dispatch that `client` may still answer, broadcasts included."""
+        """Return the oldest dispatch that `client` may still answer, broadcasts included; None if there
+        is none."""
         answered = self._answered.get(client, 0)
         numbers = [*self._open.get(client, {})][:1]
         later = bisect_right(self._broadcast_numbers, answered)
@@ -118,29 +121,29 @@ class Dispatches:
         return self.find(client, min(numbers, default=0))
 
     def newest_open(self, client: str) -> int:
-        """Number of the newest dispatch that `client` may still answer, broadcasts included; 0 for
-        none."""
+        """Return the number of the newest dispatch that `client` may still answer, broadcasts included;
+        0 if there is none."""
         own, broadcast = next(reversed(self._open.get(client, {})), 0), self._broadcast_numbers[-1:]
         return max(number if self.find(client, number) else 0 for number in (own, *broadcast))
 
     def open_versions(self, clients: Collection[str]) -> set[int]:
-        """Of the models that `clients` may still answer, broadcasts included."""
+        """Return the versions of the models that `clients` may still answer, broadcasts included."""
         own = (sent for client in clients for sent in self._open.get(client, {}).values())
         answered = min((self._answered.get(client, 0) for client in clients), default=self._count)
         later = self._broadcast_numbers[bisect_right(self._broadcast_numbers, answered) :]
         return {sent.version for sent in (*own, *(self._broadcasts[number] for number in later))}
 
     def has_open(self, client: str) -> bool:
-        """Whether a dispatch of its own waits for the answer of `client`."""
+        """Return whether `client` may still answer a dispatch that is not a broadcast."""
         return bool(self._open.get(client))
 
     def problems(self, present: Collection[str], *, is_over: bool) -> Iterator[str]:
-        """Describe what is impossible in this state. If the run `is_over`, answers are rejected, and
-        dispatches stay open."""
+        """Yield a sentence for each inconsistency of this state. `is_over`: the run is over, answers are
+        rejected, and dispatches stay open."""
         for client, sent in self._open.items():
             if sent and client not in present:
                 yield f"{client} is not present, and is to answer {sent}"
-            if [*sent] != sorted(sent) or not all(map(self.were_sent, sent)):
+            if [*sent] != sorted(sent) or not all(map(self.was_sent, sent)):
                 yield f"{client} is to answer {sent}, of {self._count} dispatches"
             if not is_over and (dealt_with := sent.keys() & self._dealt_with.get(client, ())):
                 yield f"{client} has answered {dealt_with}, which are still open"
@@ -151,9 +154,9 @@ class Dispatches:
                 yield f"{client} has answered {answered}, of {self._count} dispatches"
 
     def forget(self, client: str) -> None:
-        """`client` is gone, and what it was sent with it."""
+        """Remove the dispatches of a client that has left."""
         self._open.pop(client, None)
 
     def restart(self, client: str) -> None:
-        """`client` starts anew: what it was sent before, it will not answer."""
+        """Close all dispatches so far for `client`, whose process has restarted."""
         self._answered[client] = self._count

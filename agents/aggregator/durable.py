@@ -1,10 +1,10 @@
-"""The aggregator's core together with all that a crash must not take: `DurableCore`.
+"""The aggregator's core with its durable state: `DurableCore`.
 
-What becomes of an input follows from the core's state and from the input alone. So each input goes into
-a log before the core is handed it, and the log onto the disk before anybody is told what came of it.
-From time to time the whole state goes into a checkpoint, and the log begins anew. After a crash the
-newest checkpoint is read and the inputs that came after it are handed in once more: state, journal and
-models are then what they were, to the bit. How much of this is done is `config.Durability`.
+The core is deterministic: its output depends only on its state and the input. Each input is written to a
+log before the core handles it, and the log is fsynced before any reply is sent. From time to time the
+whole state is saved in a checkpoint, and the log starts again. After a crash the newest checkpoint is
+loaded and the logged inputs after it are handled again: state, journal and models are then identical,
+bit by bit. `config.Durability` selects how much of this is done.
 """
 
 from __future__ import annotations
@@ -32,40 +32,41 @@ from agents.wire import payloads
 _APPLIED = f'{{"event":"{events.UpdateApplied.event}",'
 _LEAST_LOG = 64 * 1024 * 1024
 _LOG_TO_CHECKPOINT = 8
-"""A log of more bytes than both, the latter times the checkpoint's, makes a new checkpoint due: what a
-crash leaves is soon read, and the disk does not fill."""
+"""A new checkpoint is due when the log is larger than `_LEAST_LOG` bytes and than this multiple of the
+checkpoint's size. This limits the time of a recovery, and the disk space."""
 
 
 @dataclass(slots=True)
-class State:
-    """All that a checkpoint holds."""
+class DurableState:
+    """Content of a checkpoint."""
 
     run: str
     schema: str
     """Hash of the model's schema."""
     segment: str
-    """Id of the segment of the run that it is of."""
+    """Id of the segment of the run."""
     core: AggregatorCore
     server: Server
     at: Nanoseconds = 0
     """Device time of the last input."""
     entries: int = 0
-    """Number of inputs so far, each of which is an entry of the log."""
+    """Number of inputs so far; each is an entry of the log."""
     journal: int = 0
-    """Bytes of the journal that these have made."""
+    """Bytes of the journal after these inputs."""
     journal_sum: int = 0
     """Checksum of these bytes."""
     evaluating: list[int] = field(default_factory=list)
-    """Versions whose evaluation has been asked for and is not done. Their models are in files: with
+    """Versions whose evaluation was requested and is not done. Their models are in files, because with
     `evaluate: {when: after}` there are many."""
 
 
 class DurableCore:
-    """Keeps events.jsonl and models/ of `directory`, and in its state/aggregator/ checkpoint and log.
+    """The core with its files: events.jsonl and models/ in `directory`, checkpoint and log in its
+    state/aggregator/.
 
-    `segment` is the id of this segment of the run: a resumed run has several, one from each start of all
-    its processes; where the aggregator alone is started again, it is the same. With `recording` the log
-    is the run's recording, and is never cut.
+    `segment` is the id of this segment of the run. Each start of all processes (a resumed run) begins a
+    new segment; a restart of the aggregator alone does not. With the durability `recording` the log is
+    the run's recording and is never cut.
     """
 
     def __init__(
@@ -78,15 +79,15 @@ class DurableCore:
         durability: Durability,
         buffers: Buffers = NONE,
     ) -> None:
-        """Begins the run that `setup` describes with the model `w` and its `buffers`, or goes on where
-        its state is in `directory`. Raises RecordingError or SnapshotError where it cannot."""
+        """Begin the run that `setup` describes with the model `w`, shape (d,), and its `buffers`; or
+        recover the run if `directory` has its state. Raises RecordingError or SnapshotError."""
         self._directory = directory
         self._run, self._schema = setup.settings.run, setup.settings.schema
         self._durability = durability
         self._records = durability == "recording"
         self._logs = durability in LOGGED
         self._keeps = durability != "none" or setup.settings.evaluate_after
-        """Whether models wait for their evaluation in files."""
+        """Whether models that wait for their evaluation are kept in files."""
         folder = directory / "state" / "aggregator"
         folder.mkdir(parents=True, exist_ok=True)
         self._checkpoint = folder / "checkpoint.bin"
@@ -96,13 +97,13 @@ class DurableCore:
         self._size = 0
         self._due = False
         self._evaluated: list[Path] = []
-        """Models that need not be evaluated any more, once it is kept that they have been."""
+        """Files of models whose evaluation is done; they are removed when its result is durable."""
         if self._checkpoint.is_file():
             self._recover(segment)
             return
         if self._journal_path.is_file() and self._journal_path.stat().st_size:
-            raise SnapshotError(f"{directory} holds a run, but no state to go on from")
-        self._state = State(self._run, self._schema, segment, *setup.core(w, buffers))
+            raise SnapshotError(f"{directory} has a run, but no state from which it can be resumed")
+        self._state = DurableState(self._run, self._schema, segment, *setup.core(w, buffers))
         self._journal = storage.Journal(self._journal_path)
         if self._logs:
             self._log = Recording(self._log_path, setup)
@@ -123,18 +124,18 @@ class DurableCore:
 
     @property
     def entries(self) -> int:
-        """How many inputs it was given in the whole run."""
+        """Number of inputs in the whole run."""
         return self._state.entries
 
     @property
     def evaluating(self) -> Sequence[int]:
-        """The version of each evaluation that has been asked for and is not done, in order."""
+        """Versions whose evaluation was requested and is not done, in order."""
         return self._state.evaluating
 
-    def kept(self, version: int) -> tuple[Vector, Buffers]:
-        """The model of one of these versions, from its file. Any thread may ask. Raises
+    def load_kept_model(self, version: int) -> tuple[Vector, Buffers]:
+        """Load the model of a version in `evaluating` from its file; in any thread. Raises
         SnapshotError."""
-        path = self._waiting(version)
+        path = self._model_file(version)
         try:
             w, _, buffers = payloads.unpack(bytes(files.without_checksum(path.read_bytes())))
         except (OSError, ValueError, payloads.WireError) as error:
@@ -144,9 +145,9 @@ class DurableCore:
         return w, buffers
 
     def handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> act.Actions:
-        """What the core wants done because of `event`; records and models are written already.
-        `payload` is what an update was decoded of."""
-        if self._log is not None:  # None while the log is read once more
+        """Handle an input; return the core's actions, of which records and models are written already.
+        `payload`: the bytes from which an update was decoded; None if they are not at hand."""
+        if self._log is not None:  # None while the log is replayed
             self._log.write(event, payload)
         state, server = self._state, self._state.server
         state.entries += 1
@@ -155,7 +156,7 @@ class DurableCore:
             state.segment = event.segment
         if isinstance(event, inputs.EvaluationDone):
             state.evaluating.remove(event.version)
-            self._evaluated.append(self._waiting(event.version))
+            self._evaluated.append(self._model_file(event.version))
         actions = state.core.handle(event)
         self._journal.write(*[action.record for action in actions if isinstance(action, act.Log)])
         for action in actions:
@@ -163,7 +164,7 @@ class DurableCore:
                 case act.Evaluate(version):
                     state.evaluating.append(version)
                     if self._keeps:
-                        with self._waiting(version).open("wb") as file:
+                        with self._model_file(version).open("wb") as file:
                             file.writelines(
                                 files.with_checksum(payloads.pack(server.w, {}, server.buffers))
                             )
@@ -173,16 +174,16 @@ class DurableCore:
                     self._due |= state.core.is_cut_short or not final
         return actions
 
-    def sync(self, *, told: bool) -> None:
-        """Before anybody is `told` what came of the inputs so far: put these on the disk."""
+    def sync(self, *, before_replies: bool) -> None:
+        """Flush the log of inputs; fsync it if replies are about to be sent (`before_replies`)."""
         if self._log is not None:
-            if told:
+            if before_replies:
                 self._log.sync()
             else:
                 self._log.flush()
         if self._evaluated and (self._log is not None or self._durability == "none"):
             self._remove_evaluated()
-        self._journal.flush()  # with a log it can be made again; else a checkpoint syncs it, and the end
+        self._journal.flush()  # a log can restore it; without a log, checkpoints and the end sync it
         most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
         if self._due or (self._log is not None and not self._records and self._log.size > most):
             self._due = False
@@ -193,8 +194,8 @@ class DurableCore:
             self._log.close()
         self._journal.close()
 
-    def _waiting(self, version: int) -> Path:
-        """Where the model waits for its evaluation."""
+    def _model_file(self, version: int) -> Path:
+        """Return the file of a model that waits for its evaluation."""
         return self._checkpoint.with_name(f"evaluate-{version}.safetensors")
 
     def _remove_evaluated(self) -> None:
@@ -203,106 +204,108 @@ class DurableCore:
         self._evaluated.clear()
 
     def _recover(self, segment: str) -> None:
-        """Bring back the state as of the last input that is on the disk. All files are read to their
-        ends, and compared, before the first is changed."""
-        with self._damage_told():
-            state: State = snapshot.load(self._checkpoint)
+        """Restore the state after the last input that is on the disk. All files are read and verified
+        before any is changed."""
+        with self._report_damage():
+            state: DurableState = snapshot.load(self._checkpoint)
         if (state.run, state.schema) != (self._run, self._schema):
-            other = "run" if state.run != self._run else "model: the task's has other parameters now"
-            raise SnapshotError(f"{self._checkpoint} is of another {other}")
+            other = "run" if state.run != self._run else "model: the task's parameters have changed"
+            raise SnapshotError(f"{self._checkpoint} belongs to another {other}")
         if state.segment == segment and not self._logs:
-            raise SnapshotError("to go on within a run, an aggregator needs `durability: update`")
-        with ExitStack() as on_error, self._damage_told():
+            raise SnapshotError(
+                "a restart of the aggregator within a run needs `durability: update` or `recording`"
+            )
+        with ExitStack() as on_error, self._report_damage():
             self._state = state
-            self._journal = self._kept_journal(state)
+            self._journal = self._open_journal(state)
             on_error.callback(self._journal.abandon)
-            extent = self._kept_log(state) if self._logs else None
+            extent = self._check_log(state) if self._logs else None
             if extent is not None:
                 self._replay(state)
             for version in state.evaluating if self._keeps else ():
-                self.kept(version)
-            differs, beyond = self._journal.compared()
+                self.load_kept_model(version)
+            differs, beyond = self._journal.compare()
             undone = sum(line.startswith(_APPLIED) for line in beyond)
             if undone and extent is not None:
                 raise RecordingError(
-                    f"{self._log_path} ends with entry {extent.last} of the run, and "
-                    f"{self._journal_path} has {quantity(undone, 'update')} beyond what follows from "
-                    "these: the end of the log is missing"
+                    f"{self._log_path} ends with entry {extent.last} of the run, but "
+                    f"{self._journal_path} has {quantity(undone, 'update')} after that: the end of the "
+                    "log is missing"
                 )
             on_error.pop_all()
         self._journal.cut()
         if extent is not None:
-            self._log = Recording.continued(self._log_path, extent)
+            self._log = Recording.reopen(self._log_path, extent)
         self._save_checkpoint()
         if state.segment != segment:
             self.handle(inputs.Suspended(state.at, segment))
             self._due = not self._logs
         if undone:
             lost = quantity(undone, "update, applied since, is", "updates, applied since, are")
-            self._note(f"the run goes on from its last checkpoint: {lost} lost")
+            self._note(f"the run continues from its last checkpoint: {lost} lost")
         if differs and self._logs:
-            self._note("events.jsonl was damaged behind the checkpoint; the log has given it again")
-        self.sync(told=True)
+            self._note("events.jsonl was damaged after the checkpoint; it was restored from the log")
+        self.sync(before_replies=True)
 
     def _note(self, text: str) -> None:
-        self.handle(inputs.Written.of(events.Note(to_seconds(self.at), text)))
+        self.handle(inputs.Written.from_record(events.Note(to_seconds(self.at), text)))
 
-    def _kept_journal(self, state: State) -> storage.Journal:
-        """The journal as of the checkpoint. Raises SnapshotError."""
+    def _open_journal(self, state: DurableState) -> storage.Journal:
+        """Open the journal at the checkpoint's position. Raises SnapshotError."""
         path = self._journal_path
         if not path.is_file() or path.stat().st_size < state.journal:
-            raise SnapshotError(f"{path} has less than {self._checkpoint} says")
+            raise SnapshotError(f"{path} is missing or shorter than in {self._checkpoint}")
         journal = storage.Journal(path, state.journal)
         if journal.sum() != state.journal_sum:
             journal.abandon()
             raise SnapshotError(
-                f"{path} is damaged: the first {state.journal:,} bytes are not those of "
-                f"{self._checkpoint}, by their checksum"
+                f"{path} is damaged: its first {state.journal:,} bytes do not have the checksum in "
+                f"{self._checkpoint}"
             )
         return journal
 
-    def _kept_log(self, state: State) -> Extent:
-        """Return which entries the log holds, if it continues from the checkpoint. Raises
-        RecordingError."""
+    def _check_log(self, state: DurableState) -> Extent:
+        """Return the range of the log's entries. Raises RecordingError unless they continue from the
+        checkpoint."""
         extent, entries = recording.check(self._log_path), state.entries
         if not extent.first <= entries <= extent.last:
             raise RecordingError(
                 f"{self._log_path} has the entries {extent.first} to {extent.last} of the run, and "
-                f"{self._checkpoint} needs those behind {entries}: it is the log of another time"
+                f"{self._checkpoint} needs those after {entries}: the two files do not belong together"
             )
         return extent
 
     @contextmanager
-    def _damage_told(self) -> Iterator[None]:
-        """Add to an error of reading the files which of them are whole."""
+    def _report_damage(self) -> Iterator[None]:
+        """Context that adds to an error of reading the files which of them are intact."""
         try:
             yield
         except OSError as error:
             place = error.filename or self._directory
-            raise SnapshotError(f"{place}: {error.strerror}. {self._whole()}") from error
+            raise SnapshotError(f"{place}: {error.strerror}. {self._list_intact_files()}") from error
         except (SnapshotError, RecordingError) as error:
-            raise type(error)(f"{error}. {self._whole()}") from error
+            raise type(error)(f"{error}. {self._list_intact_files()}") from error
 
-    def _whole(self) -> str:
-        """Which of the files are whole."""
+    def _list_intact_files(self) -> str:
+        """Return a sentence about which of the files are intact."""
         whole = []
         with suppress(SnapshotError, OSError):
-            state: State = snapshot.load(self._checkpoint)
+            state: DurableState = snapshot.load(self._checkpoint)
             entries = quantity(state.entries, "entry", "entries")
             whole.append(f"{self._checkpoint.name} ({entries} of the run, {to_seconds(state.at):.1f} s)")
-            self._kept_journal(state).abandon()
+            self._open_journal(state).abandon()
             whole.append(self._journal_path.name)
         with suppress(RecordingError, OSError):
             if self._logs:
                 extent = recording.check(self._log_path)
                 whole.append(f"{self._log_path.name} (entries {extent.first} to {extent.last})")
         return (
-            f"Whole: {', '.join(whole) or 'no file that the run would go on from'}. Nothing was "
-            "changed: put a copy of the damaged file back, or start a new run"
+            f"Intact: {', '.join(whole) or 'no file that is needed to resume the run'}. Nothing was "
+            "changed: restore the damaged file from a copy, or start a new run"
         )
 
-    def _replay(self, state: State) -> None:
-        """Hand in what the log has beyond `state`."""
+    def _replay(self, state: DurableState) -> None:
+        """Handle the logged inputs after `state`."""
         for entry in recording.read(self._log_path, state.entries):
             match entry:
                 case Setup() | Cut():
@@ -313,7 +316,7 @@ class DurableCore:
                     self.handle(entry)
 
     def _save_checkpoint(self) -> None:
-        """Keep the state as it is now; the log before it is not needed any more."""
+        """Save the state in a checkpoint, and cut the log, whose entries are not needed any more."""
         if self._durability == "none":
             return
         if self._log is not None:

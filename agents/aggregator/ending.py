@@ -1,4 +1,4 @@
-"""The end of a run, and how long it waits for its last evaluations. Pure."""
+"""End of a run, and waiting for its last evaluations. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from agents.aggregator.timers import Timers
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 
 GRACE_S = 1.5
-"""Seconds of the host that a last evaluation has before the run says that it waits for it, and that it
-has at all if the run is interrupted: a process that is told to end is soon killed."""
+"""Host seconds after which the run notes that it waits for a last evaluation. An interrupted run waits
+no longer than this, because its process will soon be killed."""
 _CUT_SHORT = ("interrupted", "no clients left")
 
 
 @dataclass(frozen=True, slots=True)
 class End:
+    """The end of a run, at time `at`."""
+
     at: Nanoseconds
     reason: str
-    """As in `events.RunEnded`."""
+    """Reason, as in `events.RunEnded`."""
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the run can be continued."""
+        """Whether the run can be resumed."""
         return self.reason in _CUT_SHORT
 
 
 class Ending:
+    """State of a run's end."""
+
     def __init__(self, settings: Settings, timers: Timers, evaluations: Evaluations) -> None:
         self._last = settings.last_evaluation
         self._timers = timers
@@ -39,17 +43,17 @@ class Ending:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the run has ended, and can be continued."""
+        """Whether the run has ended and can be resumed."""
         return self.end is not None and self.end.is_cut_short
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the end waits for evaluations that take time."""
+        """Whether the run has ended and waits for evaluations, if these take time."""
         return self._last is not None and self.end is not None
 
     def begin(self, reason: str, at: Nanoseconds, timeout: float) -> None:
-        """The run ends `at`. Its last evaluations have as long as the settings say, and at most
-        `timeout` seconds of the host."""
+        """End the run at time `at`. It waits for its last evaluations as long as the settings say, but
+        at most `timeout` host seconds."""
         self.end = End(at, reason)
         self._timers.set_aside()
         if self._last is None:
@@ -61,22 +65,22 @@ class Ending:
             self._timers.set("give up", at + from_seconds(timeout / self._last.dilation))
 
     def undo(self) -> None:
-        """A run that was cut short continues, with the timers that it had."""
+        """Resume a run that had ended early, with the timers that were set then."""
         self.end = None
         self._timers.bring_back()
 
-    def waits(self, end: End, version: int) -> Log:
-        """The note that the run has waited for a while. The run clock stands still: the note is of the
-        time of the end."""
+    def note_waiting(self, end: End, version: int) -> Log:
+        """Return the note that the run waits for evaluations. Its time is that of the end, because the
+        run clock stands still."""
         count = self._evaluations.left(version)
-        what = "evaluation is" if count == 1 else f"{count} evaluations are"
-        text = f"the run is over; its last {what} waited for"
+        what = "evaluation" if count == 1 else f"{count} evaluations"
+        text = f"the run is over and waits for its last {what}"
         if self._last is not None and self._last.timeout is not None:
             text += f", at most {self._last.timeout:g} s (without limit: evaluate: {{when: after}})"
         return Log(events.Note(to_seconds(end.at), text))
 
-    def gives_up(self, end: End, version: int, why: str) -> Log:
-        """The note that the last evaluations are not waited for any longer."""
+    def note_giving_up(self, end: End, version: int, why: str) -> Log:
+        """Return the note that the run stops waiting for its last evaluations."""
         count = self._evaluations.left(version)
         what = "the last model was" if count == 1 else f"the last {count} models were"
         return Log(events.Note(to_seconds(end.at), f"{what} not evaluated: {why}"))

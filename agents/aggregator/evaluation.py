@@ -1,4 +1,4 @@
-"""The global model on the test set, off the aggregator's hot path: one thread, one model at a time."""
+"""Evaluation of the global model on the test set, in a thread of its own, one model at a time."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from agents.timing.nanoseconds import Nanoseconds
 
 _BATCH = 500
 _NICE = 19
-"""In Linux niceness is a thread's own."""
+"""Niceness of the evaluating thread; on Linux each thread has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
+    """Result of the evaluation of a version of the model."""
+
     version: int
     loss: float
-    """Mean over the test set, regularisation included."""
+    """Mean loss on the test set, regularisation included."""
     accuracy: float
-    """Share of correct predictions, 0 to 1; NaN for a task that has none."""
+    """Share of correct predictions, from 0 to 1; NaN if the task has no accuracy."""
     parts: Sequence[Part] = ()
-    """Where more than the test set as a whole is asked for."""
+    """Results on parts of the data; empty if none were requested."""
 
     def inputs(self, at: Nanoseconds) -> list[PartEvaluated | EvaluationDone]:
-        """What the aggregator's core is handed of it, at `at`."""
+        """Return the inputs for the aggregator's core, at time `at`."""
         parts = (
             PartEvaluated(at, self.version, one.part, one.name, one.samples, one.loss, one.accuracy)
             for one in self.parts
@@ -46,11 +48,12 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates models in its own thread, which gives way to updates and to the broker, and hands each
-    result, or what went wrong, to `done`.
+    """Evaluates models in its own thread, with low priority. `done` gets a future with each result or
+    error.
 
-    `kept` reads the model of a version, where that is kept. With `until_released` models wait there
-    until `release`. With `cpus` the thread runs on these.
+    `kept` loads the model of a version that is kept in a file; None: no models are kept.
+    `until_released`: models are evaluated only after `release`. `cpus`: CPUs of the thread; empty: those
+    of the process.
     """
 
     def __init__(
@@ -75,24 +78,25 @@ class Evaluator:
         self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))
         self._kept = kept
         self._waiting: list[int] | None = [] if until_released else None
-        """Versions, in order, of the models that wait; None: they are evaluated at once."""
+        """Versions that wait for `release`, in order; None: models are evaluated at once."""
 
     def submit(self, version: int, w: Vector, buffers: Buffers = NONE) -> None:
-        """Evaluate a copy of `w`, shape (d,), with `buffers`; or the one that is kept, once released."""
+        """Evaluate a copy of `w`, shape (d,), with `buffers`; before `release`, evaluate the kept model
+        later."""
         if self._waiting is None:
             self._thread.submit(self.evaluate, version, w.copy(), buffers).add_done_callback(self._done)
         else:
             self._waiting.append(version)
 
     def submit_kept(self, version: int) -> None:
-        """Evaluate the model of `version` that is kept."""
+        """Evaluate the model of `version` that is kept in a file."""
         if self._waiting is None:
             self._thread.submit(self._evaluate_kept, version).add_done_callback(self._done)
         else:
             self._waiting.append(version)
 
     def release(self) -> None:
-        """Evaluate what waits, and from now on at once."""
+        """Evaluate the models that wait, and all further ones at once."""
         waiting, self._waiting = self._waiting or [], None
         for version in waiting:
             self.submit_kept(version)
@@ -122,7 +126,7 @@ class Evaluator:
                     parts.append(_part("class", str(label), [each[own] for each in figures], penalty))
             if self._device_set is not None:
                 counts = list(self._parts.device_samples.values())
-                # Own code that trains may weigh the samples of a batch against each other, as Flower's.
+                # User code with its own fit may treat a batch as a whole (Flower): one per device.
                 of_all = self._on(self._device_set, counts if self._task.fits else _BATCH)
                 by_device = (np.split(each, np.cumsum(counts)[:-1]) for each in of_all)
                 for name, *own in zip(self._parts.device_samples, *by_device, strict=True):
@@ -131,8 +135,8 @@ class Evaluator:
         return Evaluation(version, whole.loss, whole.accuracy, tuple(parts))
 
     def _on(self, samples: _Samples, batches: int | list[int] = _BATCH) -> list[Vector]:
-        """Loss of each sample, its weight in the mean of them, and whether its prediction is right: NaN
-        where that means nothing. `batches` is the size of all, or that of each."""
+        """Return the loss of each sample, its weight in the mean, and whether its prediction is correct
+        (NaN if the task has no accuracy). `batches`: size of all batches, or of each one."""
         losses: list[Vector] = []
         weights: list[Vector] = []
         right: list[Vector] = []
@@ -150,7 +154,7 @@ _Samples = tuple[torch.Tensor, torch.Tensor]
 
 
 def _tensors(shard: Shard) -> _Samples:
-    """Inputs and labels."""
+    """Return inputs and labels of a shard."""
     return model_inputs(torch.from_numpy(shard.x), shard.scale), torch.from_numpy(shard.y)
 
 
@@ -161,7 +165,7 @@ def _part(part: str, name: str, figures: Sequence[Vector], penalty: float) -> Pa
 
 
 def _begin(cpus: Sequence[int]) -> None:
-    """Set this thread's priority and its CPUs, with as many threads of torch."""
+    """Set the thread's priority and CPUs, and as many torch threads as CPUs."""
     os.nice(_NICE)
     if cpus:
         os.sched_setaffinity(0, cpus)

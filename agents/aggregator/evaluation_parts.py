@@ -1,5 +1,5 @@
-"""Parts of the data, which are the classes of the test set and samples of each device: the global model
-is evaluated on each by itself."""
+"""Parts of the data on which the global model is evaluated separately: classes of the test set, and
+samples of each device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agents.shards import Shard
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The model on one part of the data; as in `events.EvaluatedPart`."""
+    """Result on one part of the data; fields as in `events.EvaluatedPart`."""
 
     part: str
     name: str
@@ -22,14 +22,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that the model is evaluated on, beside the test set as a whole."""
+    """Parts on which the model is evaluated, in addition to the whole test set."""
 
     classes: bool = False
-    """Each class of the test set by itself."""
+    """Whether each class of the test set is a part."""
     device_set: Shard | None = None
-    """Samples of the devices, one device after the other."""
+    """Samples of the devices, one device after the other; None: devices are not parts."""
     device_samples: Mapping[str, int] = field(default_factory=dict)
-    """How many each device has of them, in their order."""
+    """Number of samples of each device in `device_set`, in the same order."""
 
 
 NO_PARTS = Parts()

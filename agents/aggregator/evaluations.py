@@ -1,4 +1,4 @@
-"""Which models are to be evaluated, and how many of these evaluations are not done. Pure."""
+"""Requested evaluations of the global model. Pure."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from agents.models.vectors import Vector, finite
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _DIVERGED = (
-    "is not finite, or its norm is above 1.8e19: nothing that is trained from it is of use. The updates "
-    "were finite, so it is what the rule makes of them"
+    "is not finite, or its norm is above 1.8e19: training from it is useless. The updates were finite, "
+    "so the rule has made it diverge"
 )
 
 
 class Evaluations:
-    """They are done in the order of their requests. With `several`, there may be one before another is
-    done."""
+    """Evaluations that were requested, in order. `several`: one may be requested before the previous one
+    is done."""
 
     def __init__(self, *, several: bool) -> None:
         self._several = several
         self._taken: deque[Nanoseconds] = deque()
-        """When the models were taken of those that are not done."""
+        """Times at which the models of the unfinished evaluations were taken."""
         self._newest = -1
-        """The last version whose evaluation was requested."""
+        """Newest version whose evaluation was requested; −1 for none."""
         self._diverged = False
         """Whether an evaluated model was not finite."""
 
     def __len__(self) -> int:
-        """How many are not done."""
+        """Number of unfinished evaluations."""
         return len(self._taken)
 
     def left(self, version: int) -> int:
-        """How many are to be done yet where the run ends with `version`."""
+        """Return the number of evaluations that are still to be done if the run ends with `version`."""
         return len(self._taken) + (version != self._newest)
 
     def request(self, version: int, w: Vector, at: Nanoseconds) -> list[Action]:
-        """Have the model `w`, shape (d,), evaluated as it is now, unless the last evaluation is still
-        going or nothing changed since."""
+        """Request the evaluation of the present model `w`, shape (d,), unless the last evaluation is
+        still running or the model has not changed."""
         if (self._taken and not self._several) or version == self._newest:
             return []
         self._taken.append(at)
@@ -52,7 +52,7 @@ class Evaluations:
         return [Log(note), Evaluate(version)]
 
     def part(self, event: PartEvaluated) -> Log:
-        """The record of a part of the evaluation that is done next."""
+        """Return the record of a part of the oldest unfinished evaluation."""
         return Log(
             events.EvaluatedPart(
                 to_seconds(self._oldest),
@@ -66,20 +66,20 @@ class Evaluations:
         )
 
     def done(self, event: EvaluationDone) -> Log:
-        """One is done; its record."""
+        """Finish the oldest evaluation; return its record."""
         taken = to_seconds(self._oldest)
         self._taken.popleft()
         return Log(events.Evaluated(taken, event.version, event.loss, event.accuracy))
 
     @property
     def _oldest(self) -> Nanoseconds:
-        """When the model was taken whose evaluation is done next."""
+        """Time at which the model of the oldest unfinished evaluation was taken."""
         if not self._taken:
-            raise RuntimeError("an evaluation that was not requested")
+            raise RuntimeError("this evaluation was not requested")
         return self._taken[0]
 
     def problems(self, version: int) -> Iterator[str]:
-        """Describe what is impossible in this state, with a model of `version`."""
+        """Yield a sentence for each inconsistency of this state. `version`: the newest version."""
         if self._newest > version:
             yield f"version {self._newest} is evaluated, and {version} is the newest"
         if [*self._taken] != sorted(self._taken):

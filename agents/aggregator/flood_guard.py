@@ -1,7 +1,8 @@
-"""Protection of the aggregator against clients that flood it: whose messages it looks at. Pure.
+"""Protection of the aggregator against clients that flood it with messages. Pure.
 
-The broker delivers to the aggregator in one queue, in which all wait behind who floods it. So what is
-too much is refused before it is decoded, and who goes on is shut out: the controller ends its client.
+The broker delivers all messages to the aggregator in one queue, so a client that floods it delays all
+others. Excess messages are refused before they are decoded. A client that continues is shut out, and the
+controller ends its process.
 """
 
 from __future__ import annotations
@@ -11,33 +12,37 @@ from collections import Counter
 from agents.mqtt.rate_limit import RateLimit
 
 _MESSAGE_RATE = 100, 10.0
-"""At once, and a second of the host: what one client may send beside the answers it was asked for."""
+"""Messages that a client may send in addition to the answers it owes: at once, and per host second."""
 _FLOOD_MESSAGES = 1000
-"""A client that has sent so many messages more than it may floods."""
+"""Excess messages after which a client counts as flooding."""
 _MAX_ASKED = 256
-"""Answers that a client may owe: of those that it will never give none add up."""
+"""Maximum number of answers that a client may owe; answers that never come do not add up without
+limit."""
 _TRICKLE_MESSAGES = 10
-"""Messages of who is shut out between two looks: statuses of one that starts anew, but no flood."""
+"""Messages of shut-out clients between two checks below which the flood is over: a restarting client
+sends a few status messages."""
 
 
 class FloodGuard:
+    """Decides which messages of clients the aggregator handles."""
+
     def __init__(self) -> None:
         self._rate_limit = RateLimit(*_MESSAGE_RATE)
         self._asked: Counter[str] = Counter()
-        """Answers that each client owes."""
+        """Number of answers that each client owes."""
         self._shut_out: set[str] = set()
         self._since_look = 0
         self._refused = 0
-        """Messages of who is shut out: of the flood that goes on."""
+        """Number of messages of shut-out clients in the present flood."""
         self._flooded = False
 
-    def asked(self, client: str) -> None:
-        """`client` is sent something that it is to answer: one answer passes at any rate."""
+    def expect_answer(self, client: str) -> None:
+        """Note that `client` owes one more answer, which passes at any rate."""
         if self._asked[client] < _MAX_ASKED:
             self._asked[client] += 1
 
     def passes(self, sender: str, at: float, *, is_answer: bool = False) -> bool:
-        """Whether a message of `sender`, at `at` seconds of the host, is to be looked at."""
+        """Return whether a message of `sender` is to be handled. `at`: host's time in seconds."""
         if sender in self._shut_out:
             self._since_look += 1
             self._refused += 1
@@ -47,16 +52,16 @@ class FloodGuard:
             return True
         return self._rate_limit.admits(sender, at)
 
-    def floods(self, sender: str) -> bool:
-        """Whether `sender` is to be shut out, and is not yet."""
+    def is_flooding(self, sender: str) -> bool:
+        """Return whether `sender` floods and is not shut out yet."""
         return sender not in self._shut_out and self._rate_limit.refused[sender] >= _FLOOD_MESSAGES
 
     def shut_out(self, sender: str) -> None:
         self._shut_out.add(sender)
         self._flooded = True
 
-    def let_in(self, sender: str) -> bool:
-        """`sender` was started anew; whether it was shut out."""
+    def readmit(self, sender: str) -> bool:
+        """Admit `sender` again, whose process was restarted; return whether it was shut out."""
         if sender not in self._shut_out:
             return False
         self._shut_out.remove(sender)
@@ -64,9 +69,9 @@ class FloodGuard:
         del self._asked[sender]
         return True
 
-    def subsided(self) -> int | None:
-        """Once for each flood, when hardly anything of it has come since the last look: how many of its
-        messages were refused after their sender had been shut out."""
+    def end_of_flood(self) -> int | None:
+        """Return, once per flood, the number of messages that were refused after their sender was shut
+        out, if almost none have come since the last call; else None."""
         few, self._since_look = self._since_look < _TRICKLE_MESSAGES, 0
         if not (self._flooded and few):
             return None

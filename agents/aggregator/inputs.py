@@ -1,6 +1,6 @@
-"""What can happen to an aggregator: the one kind of thing that its core is handed.
+"""Inputs of the aggregator's core. Their names and fields are in recordings.
 
-`at` is device time in nanoseconds since the run clock started, as the shell saw it.
+`at` is the device time in nanoseconds since the start of the run clock, as measured by the shell.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from agents.wire.payloads import UpdateMessage
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The run clock starts, or goes on at `at`, with the clients that are ready now."""
+    """The run clock starts or resumes at `at`, with the clients that are ready now."""
 
     at: Nanoseconds
     wall_clock: float
     """Unix time in seconds."""
     epoch: Nanoseconds
-    """What the clients' own clocks showed at time 0."""
+    """Time of the clients' clocks at device time 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """All processes of the run have ended, in order or by a crash, and are started anew: the run clock
-    stands still at `at` until `Started`."""
+    """All processes of the run have ended, in order or by a crash, and start again: the run clock stands
+    still at `at` until `Started`."""
 
     at: Nanoseconds
     segment: str
-    """Id of the segment of the run that begins."""
+    """Id of the new segment of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """A client, or its last will, reports its state: `joining`, `ready` or `offline`."""
+    """A client reported its state, or the broker published its last will: `joining`, `ready` or
+    `offline`."""
 
     at: Nanoseconds
     client: str
@@ -46,14 +47,14 @@ class StatusChanged:
 
 @dataclass(frozen=True, slots=True)
 class UpdateArrived:
-    """`message` came in on the topic of `sender`, and is handled at `at`."""
+    """`message` arrived on the topic of `sender`, and is handled at `at`."""
 
     at: Nanoseconds
     sender: str
     size: int
     """Bytes of the payload."""
     arrived: Nanoseconds
-    """When all of it was there."""
+    """When the whole message had arrived."""
     message: UpdateMessage
 
 
@@ -62,13 +63,14 @@ class SharesSum:
     """A client's answer to `actions.AskForShares`."""
 
     number: int
+    """Number of the sum."""
     words: Words | None
-    """None: it lacks some of the shares."""
+    """Sum of shares; None if the client lacks some of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharesSummed:
-    """`client` has summed up its shares of the masks of a buffer."""
+    """`client` has sent the sum of its shares of the masks of a buffer."""
 
     at: Nanoseconds
     client: str
@@ -77,7 +79,7 @@ class SharesSummed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection to the broker, lost at `since`, is there again: messages may be lost."""
+    """The connection to the broker, lost at `since`, was restored: messages may be lost."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -85,8 +87,8 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The aggregator alone was started again within the run, and was away since `since`. What it sent
-    last may be lost: each client is asked for that when its retained status says that it is ready."""
+    """The aggregator alone was restarted within the run; it was absent since `since`. Its last messages
+    may be lost: each client is asked for a report when its retained status `ready` arrives."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -94,18 +96,20 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """`client` says which dispatch its next update will answer, 0 for none (`actions.AskForReport`)."""
+    """`client` reports which dispatch its next update will answer (`actions.AskForReport`)."""
 
     at: Nanoseconds
     client: str
     dispatch: int
+    """Dispatch that its next update will answer; 0 for none."""
     about: int
-    """As it was asked."""
+    """Dispatch in the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """Nothing has arrived since `since`, though something should have: `AggregatorCore.silent_since`."""
+    """Nothing has arrived since `since`, although something should have
+    (`AggregatorCore.silent_since`)."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -113,7 +117,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What `sender` sent is no update, because of `reason`."""
+    """A message of `sender` is not a valid update, because of `reason`."""
 
     at: Nanoseconds
     sender: str
@@ -122,7 +126,8 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class PartEvaluated:
-    """Result for one part of the data; the `EvaluationDone` of the same version follows."""
+    """Result of an evaluation on one part of the data, with fields as in `events.EvaluatedPart`; the
+    `EvaluationDone` of the same version follows."""
 
     at: Nanoseconds
     version: int
@@ -131,7 +136,6 @@ class PartEvaluated:
     samples: int
     loss: float
     accuracy: float
-    """Like the others, as in `events.EvaluatedPart`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +150,21 @@ class EvaluationDone:
 
 @dataclass(frozen=True, slots=True)
 class TimersDue:
-    """Every timer that is due at `at` is to fire."""
+    """Timers are due at `at`: fire all of them."""
 
     at: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class InstantOver:
-    """Everything that happened at `at` has been handed in: what waited for that is to be sent."""
+    """The core has received all inputs of the instant `at`: send what waited for its end."""
 
     at: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class EndRequested:
-    """The run is to end, because of `reason`."""
+    """End the run, because of `reason`."""
 
     at: Nanoseconds
     reason: str
@@ -168,15 +172,15 @@ class EndRequested:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The shell knows something that is to be recorded, such as what was done to a device."""
+    """A record made by the shell, such as one of an action on a device."""
 
     line: str
     """The record as a line of `events.jsonl`."""
     at: ClassVar[Nanoseconds] = 0
-    """The record has its own time, and this input none."""
+    """No time: the record has its own."""
 
     @classmethod
-    def of(cls, record: events.Record) -> Written:
+    def from_record(cls, record: events.Record) -> Written:
         return cls(events.to_line(record))
 
 

@@ -1,4 +1,4 @@
-"""Sorts arriving updates: duplicates, strays, late or unusable ones, and those for the rule. Pure."""
+"""Decision about each arriving update: pass it to the rule, or reject it. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agents.aggregator.actions import Acknowledge, Action, Log
 from agents.aggregator.dispatches import Dispatched, NoAnswer
 from agents.aggregator.ending import Ending
 from agents.aggregator.inputs import UpdateArrived
-from agents.aggregator.progress import Progress
+from agents.aggregator.progress import RunProgress
 from agents.aggregator.sending import Sending, unfinished
 from agents.aggregator.settings import Settings
 from agents.aggregator.validation import MAX_COUNT, Validation
@@ -22,30 +22,32 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _NO_FACTS: dict[str, Any] = {}
 _STRAYS = 100, 10.0
-"""Records of messages of one client that answer no dispatch: at once, and per second."""
+"""Rate limit for records of a client's messages that answer no dispatch: at once, and per second."""
 _MAX_REASON = 200
-"""Characters of a reason of a rejection, which may quote a device."""
+"""Maximum characters of the reason of a rejection, which may contain text from a device."""
 
 
 @dataclass(slots=True)  # frozen, each would take the aggregator 1 µs more
 class Verdict:
-    """What to do about an update: carry out `first`, give the rule `update`, then carry out `last`."""
+    """Decision about an update: carry out `first`, pass `update` to the rule, then carry out `last`."""
 
     first: list[Action]
     update: Update | None = None
-    """None if the rule cannot be given it."""
+    """Update for the rule; None if it is rejected."""
     last: tuple[Action, ...] = ()
     is_model_due: bool = False
-    """The update cannot be used, and its client has no other model to work on."""
+    """Whether the update is rejected and its client has no other model to train."""
 
 
 class Intake:
+    """Decides about arriving updates."""
+
     def __init__(
         self,
         settings: Settings,
         server: Server,
         sending: Sending,
-        progress: Progress,
+        progress: RunProgress,
         ending: Ending,
         steps: ServerSteps,
     ) -> None:
@@ -61,7 +63,8 @@ class Intake:
         self._strays = RateLimit(*_STRAYS)
 
     def judge(self, event: UpdateArrived, epoch: Nanoseconds, *, clock_runs: bool) -> Verdict:
-        """Decide about an update. `epoch` is what its client's clock showed at time 0."""
+        """Decide about an update. `epoch`: time of the client's clock at device time 0. `clock_runs`:
+        whether the run clock runs."""
         at, sender, message, number = event.at, event.sender, event.message, event.message.dispatch
         is_ours = (message.run, message.client) == (self._settings.run, sender)
         is_valid = is_ours and message.sequence > 0
@@ -70,11 +73,11 @@ class Intake:
         if not isinstance(dispatch, Dispatched):
             return self._unasked(event, dispatch, is_ours=is_ours)
         last = (Acknowledge(sender, number),)
-        # While the clock stands still a client that outlived it is ahead of it.
+        # While the run clock stands still, the times of a running client are ahead of it.
         end = epoch + event.arrived if clock_runs else MAX_COUNT
         base, begin = self._sending.bases.get(dispatch.version), epoch + dispatch.at
-        usable = self._validation.usable(event, dispatch, base, begin, end)
-        stall = self._progress.arrived(sender, event.arrived - dispatch.at, at)
+        usable = self._validation.check(event, dispatch, base, begin, end)
+        stall = self._progress.note_arrival(sender, event.arrived - dispatch.at, at)
         if isinstance(usable, str):
             record = unfinished(sender, dispatch, number, at, event.arrived)
             rejected = [*stall, *self.reject(sender, usable, at, number), record]
@@ -84,9 +87,9 @@ class Intake:
             return Verdict(rejected, last=last)
         vector, first = usable.vector, cast(list[Action], stall)
         if self._bounds_norm and (length := self._validation.over_norm(usable)) is not None:
-            vector = self._validation.clipped(usable, length)
+            vector = self._validation.clip(usable, length)
             first.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
-        self._outgoing.satisfied(sender)
+        self._outgoing.close_request(sender)
         facts = _NO_FACTS if self._sums is None else self._sums.record_fields(sender, number)
         self._sending.arrivals.add(event, dispatch, epoch, self._server.w.size, facts)
         update = Update(
@@ -104,8 +107,8 @@ class Intake:
         return Verdict(first, update, last)
 
     def _unasked(self, event: UpdateArrived, answer: NoAnswer, *, is_ours: bool) -> Verdict:
-        """Decide about an update that answers no open dispatch. `is_ours`: it names this run and its
-        sender."""
+        """Decide about an update that answers no open dispatch. `is_ours`: the update names this run and
+        its sender."""
         sender, message, number = event.sender, event.message, event.message.dispatch
         if answer is NoAnswer.DUPLICATE:
             return Verdict([Acknowledge(sender, number)])
@@ -118,7 +121,7 @@ class Intake:
         if is_update:
             self._outgoing.request_again(sender)
         if sender not in self._server.clients:
-            why = "from a client that is not present"
+            why = "its client is not present"
         elif not is_ours:
             why = f"says it is from {message.client} in run {message.run}"
         elif not is_update:
@@ -130,21 +133,21 @@ class Intake:
     # Rejections
 
     def reject(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
-        """Record that what `sender` sent cannot be used. `dispatch` is the one that it answers, 0 if
-        that is unknown."""
+        """Return the record that a message of `sender` is rejected. `dispatch`: the dispatch that it
+        answers, 0 if unknown."""
         if self._ending.end is not None:
             return []
         why = make_printable(reason, _MAX_REASON)
         return [Log(events.UpdateRejected(to_seconds(at), sender, why, dispatch))]
 
     def stray(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
-        """Reject what answers no dispatch. There can be any number of them, unlike of updates, for each
-        of which there was a model."""
+        """Reject a message that answers no dispatch. The number of its records is limited, because a
+        client can send any number of such messages."""
         admitted = self._strays.admits(sender, to_seconds(at))
         return self.reject(sender, reason, at, dispatch) if admitted else []
 
-    def not_recorded(self, at: Nanoseconds) -> list[Log]:
-        """Notes of how many strays have no record of their own."""
+    def unrecorded_notes(self, at: Nanoseconds) -> list[Log]:
+        """Return notes of how many such messages were rejected without a record."""
         return [
             Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))
             for client, count in self._strays.refused.items()

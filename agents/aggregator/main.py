@@ -2,9 +2,9 @@
 
     python -m agents.aggregator.main CONFIG
 
-Updates are handled in batches: all that has arrived is applied, the log of inputs is synced once, and
-only then do the replies and acknowledgements leave. So whatever a client hears of is on disk, at one
-sync for many updates (docs/concepts/durability.md).
+Updates are handled in batches: all updates that have arrived are applied, the log of inputs is fsynced
+once, and only then replies and acknowledgements are sent. So everything that a client learns is on disk,
+at the cost of one fsync for many updates (docs/concepts/durability.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.evaluation_parts import Parts
 from agents.aggregator.flood_guard import FloodGuard
-from agents.aggregator.outbox import Outbox
+from agents.aggregator.pending_messages import PendingMessages
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.run_phase import RunPhase
 from agents.aggregator.settings import LastEvaluation, Settings
@@ -52,32 +52,33 @@ from agents.wire import messages, payloads
 
 _CHECKPOINT_EVERY = 30 * SECOND
 _INBOX_BYTES = 64 * 2**20
-"""Bytes of messages that may wait to be handled."""
+"""Maximum bytes of messages that wait to be handled."""
 _MAX_OVERHEAD_BYTES = 2**17
-"""Bytes of an update beside numbers and their places, at most."""
+"""Maximum bytes of an update in addition to its values and indices."""
 _WATCH_EVERY_S = 1.0
-"""Seconds of the host between two looks at whether the run goes on."""
+"""Host seconds between two checks whether the run makes progress."""
 _READY, _OVER, _OFFLINE = (
     messages.encode(messages.Status(topics.AGGREGATOR, state)) for state in ("ready", "over", "offline")
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Reconnected:
-    """The connection to the broker is there again; lost at `since`, on the host's monotonic clock."""
+class _ConnectionRestored:
+    """The connection to the broker was restored; it was lost at `since`, on the host's monotonic
+    clock."""
 
     since: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class _StoodStill:
-    """This process did nothing from `since` to `at`, seconds of the host's monotonic clock."""
+    """This process stood still from `since` to `at`, in seconds of the host's monotonic clock."""
 
     since: float
     at: float
 
 
-_Other = Future[Evaluation] | messages.StopOrder | _Reconnected | _StoodStill
+_Other = Future[Evaluation] | messages.StopOrder | _ConnectionRestored | _StoodStill
 _Input = ReceivedMessage | _Other
 
 
@@ -91,21 +92,23 @@ def main() -> None:
     try:
         aggregator = Aggregator(cfg)
         gc.collect()
-        gc.freeze()  # else updates would wait 60 ms now and then, for a look through torch's objects
+        gc.freeze()  # otherwise updates wait 60 ms now and then for a collection of torch's objects
         aggregator.run()
         code = 0
     except (ConnectionFailedError, RecordingError, SnapshotError) as error:
         sys.stderr.write(f"aggregator: {error}\n")
     except Exception as error:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
-        if user_code.is_own_fault(error, cfg.task.name):
+        if user_code.is_caused_by_user_code(error, cfg.task.name):
             code = user_code.FAILED
-            sys.stderr.write(f"{user_code.own_traceback(error)}\n")
+            sys.stderr.write(f"{user_code.user_traceback(error)}\n")
         else:
             traceback.print_exc()
     process.exit_now(code)
 
 
 class Aggregator:
+    """The aggregator process: connection, durable core, evaluator and outbox."""
+
     def __init__(self, cfg: AggregatorConfig) -> None:
         torch.set_num_threads(cfg.threads)
         self._clock = Clock(cfg.dilation)
@@ -153,7 +156,7 @@ class Aggregator:
             task,
             test_set,
             self._inbox.put,
-            kept=self._durable.kept,
+            kept=self._durable.load_kept_model,
             until_released=cfg.evaluate_after,
             cpus=cfg.evaluation_cpus,
             start=cfg.start,
@@ -183,21 +186,21 @@ class Aggregator:
             will=(status, _OFFLINE),
             keeps_session=True,
             largest=_largest(w.size, buffers.nbytes, answer),
-            reconnected=lambda since: self._inbox.put(_Reconnected(since)),
+            reconnected=lambda since: self._inbox.put(_ConnectionRestored(since)),
         )
         self._connection.open()
         self._connection.publish_status(status, _READY)
-        self._outbox = Outbox(names, self._clients, self._schema, self._server)
+        self._pending = PendingMessages(names, self._clients, self._schema, self._server)
         self._has_deferred = False
-        """Whether the core waits for the end of the instant."""
+        """Whether the core has requested `InstantOver`."""
         self._finished: str | None = "before" if self._core.phase is RunPhase.FINISHED else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
         self._flood_guard = FloodGuard()
         self._overdue: dict[str, Nanoseconds] = {}
-        """Clients that were overdue when that was last looked at."""
+        """Clients that were overdue at the last check, with the time of their model."""
 
     def run(self) -> None:
-        """Serve until the core ends the run; what was recorded by then is kept also after an error."""
+        """Run until the core finishes the run. Records are kept also after an error."""
         signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.StopOrder()))
         disturbances.watch(lambda since, at: self._inbox.put(_StoodStill(since, at)))
         try:
@@ -208,8 +211,8 @@ class Aggregator:
         self._connection.close()
 
     def _serve(self) -> None:
-        """Hand in what happens, and send what the core wants sent."""
-        if self._epoch is not None:  # it was started again within the run
+        """Pass inputs to the core, and send its messages."""
+        if self._epoch is not None:  # restarted within the run
             self._handle(inputs.Restarted(self._now(), self._durable.at))
         while self._finished is None:
             timer = self._core.next_timer
@@ -224,37 +227,36 @@ class Aggregator:
             if time.monotonic() >= self._watched + _WATCH_EVERY_S:
                 self._watched = time.monotonic()
                 self._watch(now)
-            self._durable.sync(told=bool(self._outbox.waiting))
-            self._outbox.send(self._connection)
+            self._durable.sync(before_replies=bool(self._pending.waiting))
+            self._pending.send(self._connection)
 
     def _watch(self, now: Nanoseconds) -> None:
-        """Look whether the run goes on, and whether a flood is over."""
+        """Check whether the run makes progress, and whether a flood is over."""
         if (since := self._core.silent_since(now)) is not None:
             self._handle(inputs.Stalled(now, since))
         overdue = self._core.overdue(now)
         for client in overdue.keys() - self._overdue.keys():
             self._note(
-                f"{client} has not answered the model that it was sent at "
-                f"{to_seconds(overdue[client]):.1f} s: it takes far longer than its rounds took so "
-                "far, and may hang"
+                f"{client} has not answered the model sent at {to_seconds(overdue[client]):.1f} s: it "
+                "takes far longer than in its earlier rounds, and may hang"
             )
         self._overdue = overdue
-        if (refused := self._flood_guard.subsided()) is not None:
-            self._note(f"a flood is over: {refused:,} messages of it were refused")
-            self._connection.subscribe_again()  # statuses and updates may be lost in it
+        if (refused := self._flood_guard.end_of_flood()) is not None:
+            self._note(f"a flood of messages is over: {refused:,} of them were refused")
+            self._connection.subscribe_again()  # status messages and updates may have been lost
 
     def _now(self) -> Nanoseconds:
-        """Device time; while the run clock stands still, that of the last input."""
+        """Return the device time; while the run clock stands still, the time of the last input."""
         return self._durable.at if self._epoch is None else self._clock.now() - self._epoch
 
     def _run_clock(self) -> Nanoseconds:
-        """Device time, up to the end of the run: of no later time are its records."""
+        """Return the device time, but at most the time of the run's end: no record is later."""
         now, ended = self._now(), self._core.ended
         return now if ended is None else min(now, ended)
 
     def _wait(self, timer: Nanoseconds | None) -> list[_Input]:
-        """Wait for the first input, until `timer` is due or the run is looked at next. Return all inputs
-        that are there."""
+        """Wait for an input, at most until `timer` is due or the next check of the run. Return all
+        inputs that have arrived."""
         timeout = _WATCH_EVERY_S
         if timer is not None:
             timeout = min(timeout, self._clock.takes(max(0, timer - self._now())))
@@ -268,7 +270,7 @@ class Aggregator:
                 done = event.result()
                 for result in done.inputs(self._now()):
                     self._handle(result)
-            case _Reconnected(since):
+            case _ConnectionRestored(since):
                 if self._epoch is not None:
                     lost = self._clock.at(since) - self._epoch
                     self._handle(inputs.Reconnected(self._now(), lost))
@@ -307,12 +309,12 @@ class Aggregator:
                 case order if isinstance(order, messages.AggregatorOrder):
                     self._carry_out(order)
                 case _:
-                    raise messages.MessageError("it is not for the aggregator")
+                    raise messages.MessageError("unexpected message for the aggregator")
         except messages.MessageError as error:
             self._refusals.add(topic, error)
 
     def _receive_sum(self, sender: str, payload: bytes | bytearray) -> None:
-        """A sum of shares of masks."""
+        """Receive a client's sum of shares."""
         try:
             found = inputs.SharesSum(*secure_wire.decode_sum(payload))
         except secure_wire.SecureWireError as error:
@@ -321,11 +323,11 @@ class Aggregator:
         self._handle(inputs.SharesSummed(self._now(), sender, found), payload)
 
     def _refuse(self, topic: str, sender: str) -> None:
-        """Refuse a message of `sender` that is too much, and shut out who floods: to the rule it has
-        left, and the controller, which reads the record, ends its client."""
-        self._refusals.add(topic, messages.MessageError("too many"))
+        """Refuse an excess message. If `sender` floods, shut it out: for the rule it has left, and the
+        controller, which reads the record, ends its client."""
+        self._refusals.add(topic, messages.MessageError("too many messages"))
         goes_on = self._epoch is not None and self._core.ended is None
-        if goes_on and sender in self._clients and self._flood_guard.floods(sender):
+        if goes_on and sender in self._clients and self._flood_guard.is_flooding(sender):
             self._flood_guard.shut_out(sender)
             at = self._now()
             crash = to_json(Crash())
@@ -346,8 +348,8 @@ class Aggregator:
                 if self._finished is None and (ended is None or at <= to_seconds(ended)):
                     acted = events.Acted(at, device, source, lateness, details)
                     self._record(acted)
-                    if isinstance(acted.action, Restart | Join) and self._flood_guard.let_in(device):
-                        self._connection.subscribe_again()  # it may have said that it is ready
+                    if isinstance(acted.action, Restart | Join) and self._flood_guard.readmit(device):
+                        self._connection.subscribe_again()  # its status `ready` may have been refused
             case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)
@@ -357,7 +359,8 @@ class Aggregator:
                 assert_never(order)
 
     def _disrupted(self, since: float, at: float, reason: str) -> None:
-        """Record that something disturbed the run; times are seconds of the host's monotonic clock."""
+        """Record a disruption of the run from `since` to `at`, in seconds of the host's monotonic
+        clock."""
         if self._epoch is None or self._finished is not None:
             return
         begin, end = (self._clock.at(from_seconds(one)) - self._epoch for one in (since, at))
@@ -367,25 +370,26 @@ class Aggregator:
             self._record(record)
 
     def _start(self) -> None:
-        """Let the run clock go."""
+        """Start the run clock."""
         at = self._durable.at
         self._epoch = self._clock.now() - at
         self._handle(inputs.Started(at, time.time(), self._epoch))
 
     def _note(self, message: str) -> None:
-        """Something that a reader of the run should know."""
+        """Record a remark for readers of the run."""
         self._record(events.Note(to_seconds(self._run_clock()), message))
 
     def _record(self, record: events.Record) -> None:
-        """Have the core record what it cannot know."""
-        self._handle(inputs.Written.of(record))
+        """Let the core write a record of the shell."""
+        self._handle(inputs.Written.from_record(record))
 
     def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:
-        """Hand `event`, decoded of `payload`, to the core, and carry out all that it wants."""
+        """Pass `event` to the core and carry out its actions. `payload`: the bytes from which the event
+        was decoded, if it was."""
         for action in self._durable.handle(event, payload):
             match action:
                 case act.Log() | act.Save():
-                    pass  # the durable core has done it
+                    pass  # done by the durable core
                 case act.EndInstant():
                     self._has_deferred = True
                 case act.Evaluate(version):
@@ -394,25 +398,26 @@ class Aggregator:
                     self._evaluator.release()
                     self._connection.publish_status(self._topics.status(topics.AGGREGATOR), _OVER)
                     for name in self._clients:
-                        self._outbox.stop(name)
+                        self._pending.stop(name)
                 case act.Finish(reason):
                     self._finished = reason
                 case act.Dispatch(client):
-                    self._flood_guard.asked(client)
-                    self._outbox.add_model(action)
-                case act.Broadcast():
+                    self._flood_guard.expect_answer(client)
+                    self._pending.add_model(action)
+                case act.BroadcastModel():
                     for client in self._server.clients:
-                        self._flood_guard.asked(client)
-                    self._outbox.add_model(action)
+                        self._flood_guard.expect_answer(client)
+                    self._pending.add_model(action)
                 case act.AskForShares(client):
-                    self._flood_guard.asked(client)
-                    self._outbox.add(action)
+                    self._flood_guard.expect_answer(client)
+                    self._pending.add(action)
                 case _:
-                    self._outbox.add(action)
+                    self._pending.add(action)
 
 
 def _largest(parameters: int, buffers: int, answer: int | None) -> dict[str, int]:
-    """Bytes of what clients send, at most, by kind of topic; `buffers` is in bytes."""
+    """Return the maximum payload bytes from clients, by kind of topic. `buffers`: bytes of the model's
+    buffers; `answer`: bytes of an answer about a sum, None without secure aggregation."""
     largest = {"update": 2 * 4 * parameters + buffers + _MAX_OVERHEAD_BYTES}
     return largest if answer is None else {**largest, "sums": answer}
 

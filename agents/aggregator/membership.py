@@ -1,4 +1,4 @@
-"""Clients of a run: which are ready, and which are present. Pure."""
+"""Membership of the run's clients: which are ready, and which are present. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from enum import Enum
 from agents.rules.interface import Server
 
 
-class Change(Enum):
-    """A change in who is present or ready, by a client's status."""
+class MembershipChange(Enum):
+    """A change of membership by a client's status."""
 
     JOINED = "joined"
     LEFT = "left"
     RECONNECTED = "reconnected"
-    """The client is ready once more, so messages may be lost."""
+    """The client reported `ready` again, so messages may be lost."""
 
 
 class Membership:
-    """A client is ready from `ready` until `joining` (its process starts again) or `offline`. While the
-    run clock runs, those who are ready are present: they are the clients that the rule knows.
+    """Membership of clients. A client is ready from its status `ready` until `joining` (its process
+    restarts) or `offline`. While the run clock runs, the ready clients are present: the rule knows them.
 
-    `importance` has all clients of the run, in device order.
+    `importance`: p_i of all clients of the run, in device order.
     """
 
     def __init__(self, importance: Mapping[str, float], server: Server) -> None:
@@ -31,38 +31,39 @@ class Membership:
 
     @property
     def ready(self) -> list[str]:
-        """In device order."""
+        """Clients that are ready, in device order."""
         return [client for client in self._importance if client in self._ready]
 
     @property
     def missing(self) -> list[str]:
-        """The clients that are not present, in device order."""
+        """Clients that are not present, in device order."""
         return [client for client in self._importance if client not in self._server.clients]
 
-    def report(self, client: str, state: str) -> Change | None:
-        """`client`, or its last will, reports its `state`."""
+    def report(self, client: str, state: str) -> MembershipChange | None:
+        """Handle a status of `client`, which may come from its last will; return the change of
+        membership, None for no change."""
         was_ready = client in self._ready
         if state == "ready":
             self._ready.add(client)
-            return Change.RECONNECTED if was_ready else Change.JOINED
+            return MembershipChange.RECONNECTED if was_ready else MembershipChange.JOINED
         if state not in ("joining", "offline"):
             return None
         self._ready.discard(client)
-        return Change.LEFT if was_ready else None
+        return MembershipChange.LEFT if was_ready else None
 
     def admit(self, clients: Container[str]) -> None:
-        """From now on those of `clients` are present, and nobody else. The rule's view of them is
-        changed in place, and is in device order."""
+        """Make exactly `clients` present. The rule's mapping of clients is changed in place, and stays
+        in device order."""
         present = {client: p for client, p in self._importance.items() if client in clients}
         self._server.clients.clear()
         self._server.clients.update(present)
 
     def suspend(self) -> None:
-        """Nobody is ready any more, because all processes start anew."""
+        """Mark all clients as not ready, because all processes start again."""
         self._ready.clear()
 
     def problems(self, *, clock_runs: bool) -> Iterator[str]:
-        """Describe what is impossible in this state; `clock_runs` says whether the run clock runs."""
+        """Yield a sentence for each inconsistency of this state. `clock_runs`: the run clock runs."""
         present = self._server.clients
         if list(present.items()) != [(c, p) for c, p in self._importance.items() if c in present]:
             yield f"{present} are present, and not of this run in this order"

@@ -1,5 +1,5 @@
-"""What leaves when an instant is over: the broadcast, then the deferred models, then the requests, so
-that no request overtakes the model that it is about. Pure."""
+"""Messages that are sent at the end of an instant: the broadcast, then the deferred models, then the
+requests, so that no request overtakes the model that it is about. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from agents.rules.interface import Request, Send
 
 
 class Outgoing:
-    """At most one deferred model and one request of each client: a newer one takes its place.
+    """Deferred messages: at most one model and one request per client; a newer one replaces the older.
 
-    A request is remembered until an update of its client was of use (`satisfied`), as the rule waits for
-    one: it may be sent anew (`request_again`)."""
+    A request is remembered until an update of its client is passed to the rule (`close_request`), so
+    that it can be sent again (`request_again`)."""
 
     def __init__(self) -> None:
         self.waits = False
-        """Whether `take` may have something. An attribute, as it is looked at after each input."""
+        """Whether messages wait. An attribute for speed: it is read after each input."""
         self._broadcast = False
         self._sends: dict[str, Send] = {}
         self._requests: dict[str, Request] = {}
-        self._unsatisfied: dict[str, Request] = {}
+        self._open_requests: dict[str, Request] = {}
 
     def broadcast(self) -> None:
         self._broadcast = self.waits = True
@@ -30,41 +30,41 @@ class Outgoing:
         self.waits = True
 
     def request(self, request: Request) -> None:
-        self._requests[request.client] = self._unsatisfied[request.client] = request
+        self._requests[request.client] = self._open_requests[request.client] = request
         self.waits = True
 
     def request_again(self, client: str) -> None:
-        """What the rule has requested of `client`, if anything, has not come."""
-        if client in self._unsatisfied:
-            self._requests[client] = self._unsatisfied[client]
+        """Repeat the open request to `client`, if there is one, because no useful update has come."""
+        if client in self._open_requests:
+            self._requests[client] = self._open_requests[client]
             self.waits = True
 
-    def satisfied(self, client: str) -> None:
-        """The rule is given an update of `client`."""
-        self._unsatisfied.pop(client, None)
+    def close_request(self, client: str) -> None:
+        """Close the request to `client`, because an update of it is passed to the rule."""
+        self._open_requests.pop(client, None)
         self._requests.pop(client, None)
 
     def forget(self, client: str) -> None:
-        """`client` is gone."""
-        self.satisfied(client)
+        """Remove the messages for a client that has left."""
+        self.close_request(client)
         self._sends.pop(client, None)
 
     def clear(self) -> None:
-        """Nothing more is to leave."""
+        """Remove all messages."""
         self._broadcast = self.waits = False
         self._sends.clear()
         self._requests.clear()
 
-    def take(self) -> tuple[bool, list[Send], list[Request]]:
-        """Whether there is a broadcast, the deferred models, and the requests: they leave now."""
+    def pop_all(self) -> tuple[bool, list[Send], list[Request]]:
+        """Remove and return whether there is a broadcast, the deferred models, and the requests."""
         taken = self._broadcast, [*self._sends.values()], [*self._requests.values()]
         self.clear()
         return taken
 
     def problems(self, present: Container[str]) -> Iterator[str]:
-        """Describe what is impossible in this state."""
+        """Yield a sentence for each inconsistency of this state."""
         if (self._broadcast or self._sends or self._requests) and not self.waits:
             yield "what leaves when the instant is over would stay"
-        for client in self._sends | self._requests | self._unsatisfied:
+        for client in self._sends | self._requests | self._open_requests:
             if client not in present:
                 yield f"{client} is not present, and is to be sent something"

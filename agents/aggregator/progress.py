@@ -1,4 +1,4 @@
-"""Whether a run makes progress: when updates came last, and how long one may take to come. Pure."""
+"""Progress of a run: when the last update arrived, and how long the next may take. Pure."""
 
 from __future__ import annotations
 
@@ -14,63 +14,63 @@ from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
 NOTHING_ARRIVED = "nothing arrived"
 _LEAST = 10 * SECOND
 _ROUNDS = 5
-"""Times its own longest round that a client may take for one."""
+"""Maximum duration of a client's round, as a multiple of its longest round so far."""
 _IDLE = 2 * SECOND
-"""For how long all clients may wait for a model at once."""
+"""Maximum time in ns during which all clients may wait for a model at once."""
 
 
 @dataclass(slots=True)
-class Progress:
-    """Times are device time. A client of which no round is known, because it has not finished one or has
-    been acted on since it did, may take as long as it likes."""
+class RunProgress:
+    """Progress of a run; times are device time. The duration of a client's round is not limited before
+    its first update, and after an action on its device until its next update."""
 
     expected: Mapping[str, float] = field(default_factory=dict)
-    """By client, as far as it is known: nanoseconds for which it may be silent, whatever its rounds
-    took; may be infinite."""
+    """Nanoseconds for which a client may be silent, however long its rounds took, by client; may be
+    infinite. Not all clients have an entry."""
     last: Nanoseconds = 0
-    """When something arrived last, or all was counted anew."""
+    """When the last update arrived, or when counting started again."""
     _stalled_since: Nanoseconds | None = None
     _longest: dict[str, Nanoseconds] = field(default_factory=dict)
     _states: dict[str, DeviceState] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
-    """Clients that have been acted on since their last update."""
+    """Clients on whose devices there was an action since their last update."""
 
     def start_over(self) -> None:
-        """Forget what was seen so far, because all processes start anew."""
+        """Forget everything, because all processes start again."""
         self.last, self._stalled_since = 0, None
         self._longest.clear()
         self._states.clear()
         self._changed.clear()
 
-    def went_on(self, at: Nanoseconds) -> None:
-        """Nothing before `at` speaks against the run."""
+    def restart_silence(self, at: Nanoseconds) -> None:
+        """Count silence from `at` on, not from before."""
         self.last = max(self.last, at)
 
-    def arrived(self, client: str, took: Nanoseconds, at: Nanoseconds) -> list[Log]:
-        """An update of `client` arrived, `took` after its model had left; the record of the stall that
-        this ends."""
+    def note_arrival(self, client: str, took: Nanoseconds, at: Nanoseconds) -> list[Log]:
+        """Note an update of `client` that arrived `took` after its model was sent; return the record of
+        a stall that ends by it."""
         self.last = at
         self._longest[client] = max(took, self._longest.get(client, 0))
         self._changed.discard(client)
-        return [] if self._stalled_since is None else self.stall_ends(at)
+        return [] if self._stalled_since is None else self.end_stall(at)
 
-    def stall(self, since: Nanoseconds, at: Nanoseconds) -> Nanoseconds:
-        """Note that nothing has arrived since `since`; return when the stall began that this belongs to.
-        Silence counts from `at` on again, so that clients are asked once more if it lasts."""
+    def note_stall(self, since: Nanoseconds, at: Nanoseconds) -> Nanoseconds:
+        """Note that nothing has arrived since `since`; return when the stall began. Silence is counted
+        from `at` on again, so that clients are asked again if it lasts."""
         if self._stalled_since is None:
             self._stalled_since = since
-        self.went_on(at)
+        self.restart_silence(at)
         return self._stalled_since
 
-    def stall_ends(self, at: Nanoseconds) -> list[Log]:
-        """The record of the stall that ends `at`, if there is one."""
+    def end_stall(self, at: Nanoseconds) -> list[Log]:
+        """End the stall at time `at`, if there is one; return its record."""
         since, self._stalled_since = self._stalled_since, None
         if since is None:
             return []
         return [Log(events.Disrupted(to_seconds(at), to_seconds(since), NOTHING_ARRIVED))]
 
-    def acted(self, client: str, action: Action) -> None:
-        """The emulator did `action` to the device of `client`."""
+    def note_action(self, client: str, action: Action) -> None:
+        """Note an action on the device of `client`."""
         self._states[client] = self._states.get(client, DeviceState()).with_action(action)
         self._changed.add(client)
 
@@ -82,9 +82,9 @@ class Progress:
         *,
         all_wait: bool,
     ) -> Nanoseconds | None:
-        """Since when nothing has arrived, if at time `at` something should have; else None.
-        `open_since`: by client that trains, when its model was sent. `all_wait`: if none trains, nobody
-        else can come, and the rule waits for nothing."""
+        """Return the time since which nothing has arrived if, at time `at`, something should have; else
+        None. `open_since`: when its model was sent, by client that trains. `all_wait`: no client can
+        come, and the rule waits for no timer."""
         since = max([self.last, *open_since.values()])
         if not open_since and not all_wait:
             return None
@@ -92,7 +92,7 @@ class Progress:
         return since if at - since > patience else None
 
     def overdue(self, at: Nanoseconds, open_since: Mapping[str, Nanoseconds]) -> dict[str, Nanoseconds]:
-        """Those of `open_since` that take far longer than for any round before."""
+        """Return the part of `open_since` with clients that take far longer than in earlier rounds."""
         return {
             client: began
             for client, began in open_since.items()
@@ -100,14 +100,14 @@ class Progress:
         }
 
     def patience(self, present: Iterable[str], training: Collection[str]) -> float:
-        """For how long the clients that train may all be silent; infinite where one that is present is
-        kept from working, or one that trains may take as long as it likes."""
+        """Return the nanoseconds for which all clients in `training` may be silent. Infinite if a hold
+        keeps a client in `present` from working, or if the round of one in `training` is not limited."""
         if any(map(self._is_held, present)):
             return math.inf
         return max([_LEAST, *(self._patience(client) for client in training)])
 
     def _is_held(self, client: str) -> bool:
-        """Whether the emulator keeps `client` from working."""
+        """Return whether an action keeps the device of `client` from working."""
         return client in self._states and self._states[client].is_held
 
     def _patience(self, client: str) -> float:

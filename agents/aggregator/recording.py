@@ -1,22 +1,20 @@
-"""`inputs.bin`: every input of an aggregator's core, in order, updates included, to hand in again.
+"""`inputs.bin`: the log of all inputs of an aggregator's core, in order, with updates, for replay.
 
-The core has no clock, no socket and no random source but its seed, so what went in says exactly what
-came out. The file begins with `_MAGIC`, which names the format. An entry is a head (`_HEAD`, little
-endian), a JSON text, and a payload. The head has the lengths of both (4 and 8 bytes), the number of the
-entry in the run (8 bytes), the checksum of text and payload, and that of the head up to there: so a
-bit that has changed, and an entry that is missing or in another's place, are told from one that a crash
-has torn, which can be the last one alone.
+The core has no clock, no socket and no random source but its seed, so its inputs determine its outputs.
+The file begins with `_MAGIC`, which identifies the format. An entry is a head (`_HEAD`, little endian),
+a JSON text, and a payload. The head has the lengths of both (4 and 8 bytes), the number of the entry in
+the run (8 bytes), the checksum of text and payload, and the checksum of the head up to there. So damage,
+and missing or misplaced entries, can be distinguished from an incomplete last entry after a crash.
 
-The text is `[name, {field: value, ...}]`: one of `agents.aggregator.inputs`. The message of an update,
-or of a sum of shares, is the payload, as it was on the wire. The first entry is what the others came
-after: the `Setup` that the core was made of, which is number 0, or, where older entries were removed, a
-`Cut`, which has the number of the last one of these.
+The text is `[name, {field: value, ...}]` with a name in `agents.aggregator.inputs`. The message of an
+update, or of a sum of shares, is the payload, as it was on the wire. The first entry is the `Setup` of
+the core, with number 0; or, if older entries were removed, a `Cut` with the number of the last of them.
 
-It is handed to the operating system before the journal is, so the journal never has more than follows
-from it.
+The log is flushed to the operating system before the journal, so the journal never has records whose
+inputs the log lacks.
 
-In the format of version 0.2.0 there is neither the magic nor a number nor a checksum: a head is the two
-lengths. Such a file can be read, but not continued.
+The format of version 0.2.0 has no magic number, entry numbers and checksums: a head is the two lengths.
+Such a file can be read, but not continued.
 """
 
 from __future__ import annotations
@@ -40,11 +38,11 @@ from agents.wire import payloads
 
 _Bytes = bytes | bytearray | memoryview
 _MAGIC = b"inputs2\n"
-"""A file of 0.2.0 cannot begin with it: read as the length of a text, it is above the limit."""
+"""A file of 0.2.0 cannot begin with this: as the length of a text it would be above the limit."""
 _HEAD = struct.Struct("<IQQQ")
 _OLD_HEAD = struct.Struct("<IQ")
 _PIECE = 2**20
-"""Bytes that are read at once where a checksum is all that is asked for."""
+"""Bytes that are read at once to compute a checksum."""
 _MAX_TEXT = 64 * 1024 * 1024
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _TYPES = {"Nanoseconds": int, "int": int, "float": float, "str": str}
@@ -52,11 +50,11 @@ _FIELDS: dict[str, dict[str, type]] = {
     name: {f.name: _TYPES[str(f.type)] for f in dataclasses.fields(kind) if f.name != "message"}
     for name, kind in INPUTS.items()
 }
-"""Of each input, the fields that its text has, and their types."""
+"""Fields in the text of each input, with their types."""
 
 
 class RecordingError(Exception):
-    """The file is not a recording, or has been changed; the text says where."""
+    """The file is not a recording, or is damaged; the text says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +66,21 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Range of the whole entries of a file, without a torn one at its end."""
+    """Range of the complete entries of a file, without an incomplete one at its end."""
 
     first: int
-    """Number of its first entry, a `Setup` or `Cut`: it has the inputs after this one."""
+    """Number of the first entry, a `Setup` or `Cut`; the file has the inputs after it."""
     last: int
+    """Number of the last entry."""
     size: int
-    """Bytes up to the end of the last whole entry."""
+    """Bytes up to the end of the last complete entry."""
 
 
 class Recording:
-    """Appends entries to the file at `path`, which others may not read: it has single updates."""
+    """Writer of the log at `path`. Other users may not read the file, because it has single updates."""
 
     def __init__(self, path: Path, begin: Setup) -> None:
-        """Replace the file by one whose first entry is `begin`."""
+        """Replace the file by a new one whose first entry is `begin`."""
         self._begin(path, last=0, size=0)
         setup = _JSON.encode(dataclasses.asdict(begin)).encode()
         pieces: tuple[_Bytes, ...] = (_MAGIC, *_pieces(0, setup))
@@ -89,8 +88,9 @@ class Recording:
         self.size = sum(map(len, pieces))
 
     @classmethod
-    def continued(cls, path: Path, extent: Extent) -> Recording:
-        """Continue the file, which was found to have this `extent`; a torn entry is removed."""
+    def reopen(cls, path: Path, extent: Extent) -> Recording:
+        """Open an existing file to append to it. `extent`: its complete entries; an incomplete one is
+        removed."""
         continued = cls.__new__(cls)
         continued._begin(path, extent.last, extent.size)
         return continued
@@ -104,28 +104,29 @@ class Recording:
         """Bytes of the file."""
 
     def write(self, event: Input, payload: bytes | bytearray | None = None) -> None:
-        """Append `event`; of an update, `payload` is what it was decoded of, where that is at hand."""
+        """Append `event`. `payload`: the bytes from which an update was decoded; None if they are not at
+        hand."""
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
         message: tuple[_Bytes, ...] = ()
         if isinstance(event, UpdateArrived | SharesSummed):
-            message = _laid_out(event) if payload is None else (payload,)
+            message = _lay_out(event) if payload is None else (payload,)
         self._last += 1
         pieces = _pieces(self._last, text.encode(), *message)
-        self._file.writelines(pieces)  # a model's worth of bytes is not copied to be joined
+        self._file.writelines(pieces)  # not joined first: that would copy a model's worth of bytes
         self.size += sum(map(len, pieces))
 
     def flush(self) -> None:
-        """Hand all to the operating system."""
+        """Flush to the operating system."""
         self._file.flush()
 
     def sync(self) -> None:
-        """Put all on the disk."""
+        """Flush to the disk."""
         self._file.flush()
         os.fdatasync(self._file.fileno())
 
     def cut(self) -> None:
-        """Remove all entries. A crash leaves the file as it was, or the new one."""
+        """Remove all entries. A crash leaves the old file or the new one."""
         self._file.close()
         marker = _JSON.encode(dataclasses.asdict(Cut(self._last))).encode()
         files.save(self._path, (_MAGIC, *_pieces(self._last, marker)), secret=True)
@@ -137,12 +138,12 @@ class Recording:
 
 
 def _pieces(number: int, text: bytes, *payload: _Bytes) -> tuple[_Bytes, ...]:
-    """Entry `number` of the run: its head, its text and the pieces of its payload."""
+    """Return entry `number` of the run: its head, its text and the pieces of its payload."""
     head = _HEAD.pack(len(text), sum(map(len, payload)), number, checksum.checksum_of(text, *payload))
     return head + PACKED.pack(checksum.checksum_of(head)), text, *payload
 
 
-def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[_Bytes, ...]:
+def _lay_out(event: UpdateArrived | SharesSummed) -> tuple[_Bytes, ...]:
     if isinstance(event, SharesSummed):
         return (secure_wire.encode_sum(event.message.number, event.message.words),)
     return payloads.lay_out(event.message)
@@ -150,25 +151,28 @@ def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[_Bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """Where the file ends in the middle of an entry, at byte `at`."""
+    """Marker: the entry at byte `at` is incomplete, and the file ends in it."""
 
     at: int
 
 
 def has_checksums(path: Path) -> bool:
-    """Whether the file is of the present format, and not of 0.2.0's. Raises OSError."""
+    """Return whether the file has the present format, not that of 0.2.0. Raises OSError."""
     with files.open_regular(path) as file:
         return _is_present(file)
 
 
 def check(path: Path) -> Extent:
-    """Read the whole file and compare all checksums. Raises OSError, and RecordingError where an entry
-    is damaged, missing or in another's place, or the file is of 0.2.0's format."""
+    """Verify all checksums of the file; return the range of its complete entries. Raises OSError, and
+    RecordingError if an entry is damaged, missing or misplaced, or if the file has the format of
+    0.2.0."""
     with files.open_regular(path) as file:
         if not os.fstat(file.fileno()).st_size:
             raise RecordingError(f"{path} is empty")
         if not _is_present(file):
-            raise RecordingError(f"{path} is no log of this version of the testbed: it has no checksums")
+            raise RecordingError(
+                f"{path} has no checksums: it was not written by this version of the testbed"
+            )
         first, last, size = -1, -1, 0
         for head in _heads(file, path):
             if isinstance(head, Torn):
@@ -181,13 +185,13 @@ def check(path: Path) -> Extent:
                 raise _damaged(path, head)
             first, last, size = head.number if first < 0 else first, head.number, file.tell()
     if first < 0:
-        raise RecordingError(f"{path} has no whole entry")
+        raise RecordingError(f"{path} has no complete entry")
     return Extent(first, last, size)
 
 
 def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
-    """Yield the first entry, then in order those with a number above `skip`. Raises OSError, and
-    RecordingError, which names the byte, for an entry that this program cannot have written."""
+    """Yield the first entry, then all entries with a number above `skip`. Raises OSError, and
+    RecordingError with the byte position for an invalid entry."""
     with files.open_regular(path) as file:
         if not os.fstat(file.fileno()).st_size:
             raise RecordingError(f"{path} is empty")
@@ -204,7 +208,7 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
             try:
                 entry = _entry(text, payload)
                 if isinstance(entry, Setup | Cut) != (count == 0):
-                    raise ValueError("what a log begins with has to be its first entry, and no other")
+                    raise ValueError("expected a setup or a cut as the first entry, and only there")
             except (
                 *(ValueError, TypeError, RecursionError, payloads.WireError),
                 secure_wire.SecureWireError,
@@ -215,12 +219,16 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
+    """Head of an entry."""
+
     at: int
-    """Byte at which the entry begins."""
+    """Byte position of the entry."""
     number: int
+    """Number of the entry in the run."""
     text: int
-    """Length in bytes, like `payload`."""
+    """Bytes of the text."""
     payload: int
+    """Bytes of the payload."""
     summed: int | None
     """Checksum of text and payload; None in a file of 0.2.0."""
 
@@ -231,8 +239,8 @@ def _is_present(file: BinaryIO) -> bool:
 
 
 def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
-    """The head of each entry, checked, while the file stands at the text, and need not be read on from
-    there. Raises RecordingError."""
+    """Yield the verified head of each entry. The file is positioned at the entry's text then; the caller
+    may read from it. Raises RecordingError."""
     end, at, expected = os.fstat(file.fileno()).st_size, len(_MAGIC), None
     length = _HEAD.size + PACKED.size
     while at < end:
@@ -243,15 +251,15 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
             return
         if checksum.checksum_of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
             raise RecordingError(
-                f"{path}, the entry at byte {at} of {end:,}, behind {_counted(expected)}, is damaged: "
-                "the checksum of its head is wrong"
+                f"{path}, the entry at byte {at} of {end:,}, after {_entry_before(expected)}, is "
+                "damaged: the checksum of its head is wrong"
             )
         text, payload, number, summed = _HEAD.unpack(packed[: _HEAD.size])
         head = _Head(at, number, text, payload, summed)
         if expected not in (None, number):
             raise RecordingError(
                 f"{path}, the entry at byte {at}: it is number {number} of the run, expected "
-                f"{expected}: entries are missing, or in another order"
+                f"{expected}: entries are missing or in the wrong order"
             )
         if text > _MAX_TEXT:
             raise RecordingError(f"{path}, the entry at byte {at}: its text has {text:,} bytes")
@@ -263,7 +271,7 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
 
 
 def _old_heads(file: BinaryIO) -> Iterator[_Head | Torn]:
-    """Yield the head of each entry of a file of 0.2.0, where a wrong length looks like a torn entry."""
+    """Yield the head of each entry of a file of 0.2.0. A wrong length looks like an incomplete entry."""
     end, at, number = os.fstat(file.fileno()).st_size, 0, 0
     while at < end:
         file.seek(at)
@@ -277,7 +285,7 @@ def _old_heads(file: BinaryIO) -> Iterator[_Head | Torn]:
         at, number = following, number + 1
 
 
-def _counted(expected: int | None) -> str:
+def _entry_before(expected: int | None) -> str:
     return "none" if expected is None else f"number {expected - 1} of the run"
 
 
@@ -302,12 +310,12 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
     match entry:
         case [str(name), dict(fields)] if name in _FIELDS:
             return _input(name, fields, payload)
-    raise ValueError(f"no input of an aggregator: {text[:80]!r}")
+    raise ValueError(f"not an input of an aggregator: {text[:80]!r}")
 
 
 def _name_steps(settings: dict[str, Any]) -> None:
-    """Name the steps in settings written before there were any: what noise the server added, that it
-    decodes compressed updates, which say how they are compressed, and secure aggregation."""
+    """Add `steps` to settings of older versions, which had none: the server's noise, and either the
+    decoding of compressed updates, which name their method, or secure aggregation."""
     noise, secure = settings.pop("noise", None), settings.pop("secure", None)
     steps = settings["steps"] = []
     if noise is not None:
@@ -324,7 +332,7 @@ def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input:
     if name == Suspended.__name__ and "part" in fields:  # of 0.2.0
         fields["segment"] = fields.pop("part")
     if {field: type(value) for field, value in fields.items()} != _FIELDS[name]:
-        raise ValueError(f"{name} does not have {fields!r:.80}")
+        raise ValueError(f"{name} has the wrong fields {fields!r:.80}")
     if name == UpdateArrived.__name__:
         return UpdateArrived(**fields, message=payloads.decode_update(payload))
     if name == SharesSummed.__name__:

@@ -1,4 +1,4 @@
-"""Reports that clients owe: after messages may be lost, which dispatch each is working on. Pure."""
+"""Reports of clients about the dispatch they are working on, after messages may have been lost. Pure."""
 
 from __future__ import annotations
 
@@ -18,72 +18,74 @@ _SILENCE = from_seconds(silence_timeout())
 
 
 class Reports:
+    """Requests for reports, and their answers."""
+
     def __init__(self, settings: Settings, server: Server, timers: Timers, sending: Sending) -> None:
         self._silence = settings.silence
         self._server = server
         self._timers = timers
         self._sending = sending
         self._asked_about: dict[str, int] = {}
-        """By client that owes a report: the dispatch that it was asked about last, 0 if the client is
-        taken for gone as it did not answer."""
+        """Dispatch that a client was last asked about, by client that owes a report; 0 if the client
+        counts as gone because it did not answer."""
 
-    def disrupted(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> list[Action]:
+    def record_disruption(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> list[Action]:
         """Record the disruption, and ask every present client which dispatch it is working on."""
         record = events.Disrupted(to_seconds(at), to_seconds(since), reason)
         return [Log(record), *(self.ask(client, at) for client in self._server.clients)]
 
     def ask(self, client: str, at: Nanoseconds) -> AskForReport:
-        """Ask about the newest dispatch that `client` may still answer."""
+        """Ask `client` about the newest dispatch that it may still answer."""
         newest = self._asked_about[client] = self._sending.dispatches.newest_open(client)
         self._timers.set(("report", client), at + self._silence.get(client, _SILENCE))
         return AskForReport(client, newest)
 
     def asked_about(self, client: str) -> int | None:
-        """The dispatch of the report that `client` owes; None if it owes none."""
+        """Return the dispatch of the report that `client` owes; None if it owes none."""
         return self._asked_about.get(client)
 
     def expect_none(self, client: str) -> None:
-        """`client` need not report any more."""
+        """Cancel the report of `client`."""
         self._timers.cancel(("report", client))
         self._asked_about.pop(client, None)
 
     def miss(self, client: str) -> None:
-        """`client` has not answered in time and has left. If it is only slow, its answer brings it
+        """Note that `client` has not answered in time and counts as gone. A late answer brings it
         back."""
         self._asked_about[client] = 0
 
     def brings_back(self, client: str) -> bool:
-        """Whether `client`, which reports, was taken for gone."""
+        """Return whether `client`, whose report has arrived, counted as gone; it does not any more."""
         if client not in self._asked_about or client in self._server.clients:
             return False
         self.expect_none(client)
         return True
 
-    def received(self, event: Reported) -> list[Action]:
-        """A client will answer `dispatch`, as of when it was asked about another one. If that other one
-        is newer and still open, it or its update was lost: the client gets a model in its place, of
-        which the rule, which waits for the answer, need not know."""
+    def handle(self, event: Reported) -> list[Action]:
+        """Handle a report: the client's next update will answer `event.dispatch`. If the dispatch that
+        it was asked about is newer and still open, that dispatch or its update was lost: the client gets
+        a model in its place. The rule, which waits for the answer, is not involved."""
         client, about, at = event.client, event.about, event.at
         asked = self._asked_about.get(client)
         if asked is None or about > asked:
             return []
-        if about == asked:  # else it was asked again meanwhile, and that answer is to come
+        if about == asked:  # otherwise it was asked again meanwhile, and that answer will come
             self.expect_none(client)
-            self._sending.outgoing.request_again(client)  # for its update: that request may be lost
+            self._sending.outgoing.request_again(client)  # the rule's request for its update may be lost
         lost = self._sending.dispatches.find(client, about)
         if lost is None or event.dispatch >= about:
             return []
-        self._sending.dispatches.answered(client, about)
+        self._sending.dispatches.close(client, about)
         again = self._sending.dispatch(Send(client, lr=lost.lr), at)
         return [unfinished(client, lost, about, at, at), again]
 
     def suspend(self) -> None:
-        """All processes start anew."""
+        """Cancel all reports, because all processes start again."""
         for client in [*self._asked_about]:
             self.expect_none(client)
 
     def problems(self) -> Iterator[str]:
-        """Describe what is impossible in this state."""
+        """Yield a sentence for each inconsistency of this state."""
         for timer in self._timers.names():
             if timer[0] == "report" and timer[1] not in self._asked_about.keys() & self._server.clients:
                 yield f"a timer waits for a report of {timer[1]}, which owes none or is not present"

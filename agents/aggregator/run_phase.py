@@ -1,4 +1,4 @@
-"""Phases of a run, and which inputs the aggregator's core takes in which of them. Pure."""
+"""Phases of a run, and the inputs that the aggregator's core accepts in each phase. Pure."""
 
 from __future__ import annotations
 
@@ -10,33 +10,37 @@ from agents.aggregator.inputs import Input
 
 
 class RunPhase(IntEnum):
-    """Numbers are columns of `REACTIONS`."""
+    """Phase of a run. Its number is the column in `REACTIONS`."""
 
     WAITING = 0
-    """Clients report that they are ready; the run clock has not started."""
+    """The run clock has not started; clients report that they are ready."""
     RUNNING = 1
+    """The run clock runs."""
     SUSPENDED = 2
-    """All processes were started anew, and the run clock stands still until `Started`. Updates that
-    clients have kept are taken."""
+    """All processes were started again, and the run clock stands still until `Started`. Updates that
+    clients have kept are accepted."""
     ENDED = 3
-    """No model is sent any more, and no version is made; the last evaluation is not done."""
+    """The run is over: no models are sent and no versions made; the last evaluation is not done."""
     FINISHED = 4
-    """All records are written. A run that was cut short can be continued by `Suspended`."""
+    """All records are written. A run that ended early can be resumed by `Suspended`."""
 
     def __str__(self) -> str:
         return self.name.lower()
 
     def __reduce_ex__(self, protocol: object) -> tuple[type[RunPhase], tuple[int]]:
-        """Pickle by number: Python 3.11.2 would name `getattr`, which no state may."""
+        """Pickle by number: Python 3.11.2 would refer to `getattr`, which checkpoints must not
+        contain."""
         return RunPhase, (self.value,)
 
 
 class Reaction(Enum):
+    """Reaction of the core to a kind of input in a phase."""
+
     HANDLED = "handled"
     IGNORED = "ignored"
-    """A message or another process may cause this input in this phase, and nothing is to be done."""
+    """Messages or other processes can cause this input; it has no effect."""
     ILLEGAL = "illegal"
-    """Only a defect of ours can cause it."""
+    """Only a defect of the program can cause this input."""
 
 
 _H, _I, _X = Reaction.HANDLED, Reaction.IGNORED, Reaction.ILLEGAL
@@ -62,7 +66,7 @@ REACTIONS: Mapping[type[Input], tuple[Reaction, ...]] = {
 
 
 class IllegalInputError(RuntimeError):
-    """The core was handed an input that cannot come in the phase of its run."""
+    """The core received an input that is impossible in the phase of its run."""
 
     def __init__(self, event: Input, phase: RunPhase) -> None:
-        super().__init__(f"{type(event).__name__} cannot come while the run is {phase}: {event}")
+        super().__init__(f"{type(event).__name__} is impossible while the run is {phase}: {event}")

@@ -1,11 +1,11 @@
-"""Models that clients were sent, and what is to be sent to them. Pure."""
+"""Sending of models to clients, and what each client knows. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from agents import events
-from agents.aggregator.actions import Action, Broadcast, Dispatch, Log
+from agents.aggregator.actions import Action, BroadcastModel, Dispatch, Log
 from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.aggregator.losses import Losses
@@ -20,8 +20,8 @@ from agents.wire.payloads import UpdateMessage
 
 
 class Sending:
-    """`dispatches` are those that were sent, `outgoing` is what leaves when the instant is over, and
-    `arrivals` are the answers that wait to be applied."""
+    """Sending of models. `dispatches`: dispatches that were sent; `outgoing`: messages for the end of
+    the instant; `arrivals`: answers that wait to be applied."""
 
     def __init__(
         self, settings: Settings, server: Server, arrivals: Arrivals, steps: ServerSteps
@@ -34,13 +34,13 @@ class Sending:
         self.dispatches = Dispatches()
         self.outgoing = Outgoing()
         self._acknowledged: dict[str, int] = {}
-        """By client: sequence number of its last update that the rule was given."""
+        """Sequence number of a client's last update that was passed to the rule, by client."""
         self.bases: dict[int, Vector] = {}
-        """With `keeps_models`, by version: the models that updates may be differences to."""
+        """Models that updates may be encoded as differences to, by version; only with `keeps_models`."""
         self._losses = Losses()
 
     def dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
-        """Send a client the model as it is now."""
+        """Send the present model to a client."""
         client, version = send.client, self._server.version
         if self._keeps_models:
             self._keep_model()
@@ -48,19 +48,19 @@ class Sending:
         known = self._acknowledged.get(client, 0)
         if not self._tells_losses:
             return Dispatch(client, version, number, send.lr, known)
-        waiting, lost = self.arrivals.of(client), self._losses.tell(client, number)
+        waiting, lost = self.arrivals.dispatches_of(client), self._losses.announce(client, number)
         return Dispatch(client, version, number, send.lr, known, waiting, lost)
 
     def instant_over(self, at: Nanoseconds) -> list[Action]:
-        """Send what waited for the end of this instant: models first, then the requests about them."""
-        broadcast, sends, requests = self.outgoing.take()
+        """Send the messages that waited for the end of this instant: models, then requests."""
+        broadcast, sends, requests = self.outgoing.pop_all()
         actions: list[Action] = []
         if broadcast:
             version = self._server.version
             if self._keeps_models:
                 self._keep_model()
             number = self.dispatches.broadcast(version, at, self._server.clients)
-            actions.append(Broadcast(version, number))
+            actions.append(BroadcastModel(version, number))
         return [*actions, *(self.dispatch(send, at) for send in sends), *requests]
 
     def _keep_model(self) -> None:
@@ -74,49 +74,54 @@ class Sending:
 
     # What clients know
 
-    def given(self, message: UpdateMessage, wanted: rules.Actions) -> None:
-        """The rule was given an update and wants this done."""
+    def note_passed(self, message: UpdateMessage, wanted: rules.Actions) -> None:
+        """Note that an update was passed to the rule, which returned the actions `wanted`."""
         client = message.client
         if self._is_residual and any(isinstance(action, rules.Ignored) for action in wanted):
-            self._acknowledged.pop(client, None)  # the rule does not know what the client remembers
+            self._acknowledged.pop(
+                client, None
+            )  # the rule does not know which update the client remembers
             self._losses.forget(client)
             return
         self._acknowledged[client] = message.sequence
         if self._tells_losses:
-            self._losses.heard(client, message.dispatch)
+            self._losses.confirm(client, message.dispatch)
 
     def acknowledged(self, client: str) -> int:
-        """Sequence number of the last update of `client` that the rule was given, 0 for none."""
+        """Return the sequence number of the last update of `client` that was passed to the rule; 0 for
+        none."""
         return self._acknowledged.get(client, 0)
 
     def retire(self, client: str) -> None:
-        """`client` leaves for good: if it comes back, it begins as one that never was here."""
+        """Forget the sequence numbers of a client that leaves; if it comes back, it starts like a new
+        client."""
         self._acknowledged.pop(client, None)
 
     def lose(self, client: str, dispatch: int) -> None:
-        """The update of `client` that answered `dispatch` is lost with its sum."""
+        """Note that the update of `client` that answered `dispatch` was lost with its sum."""
         if self._is_residual:
             self._losses.add(client, dispatch)
 
     # What clients do not answer
 
     def open_since(self) -> dict[str, Nanoseconds]:
-        """By client that is present: when the oldest model was sent that it may still answer."""
+        """Return when the oldest unanswered model was sent, by present client that has one."""
         first = self.dispatches.first_open
         return {client: sent.at for client in self._server.clients if (sent := first(client))}
 
     def unanswered(self, client: str, at: Nanoseconds) -> list[Log]:
-        """The record of what `client` was sent and has not answered until now."""
+        """Return the record of the models that `client` was sent and has not answered; empty if there
+        are none."""
         dispatch, newest = self.dispatches.first_open(client), self.dispatches.newest_open(client)
         return [] if dispatch is None else [unfinished(client, dispatch, newest, at, at)]
 
     def forget(self, client: str) -> None:
-        """`client` is gone."""
+        """Remove dispatches and messages for a client that has left."""
         self.dispatches.forget(client)
         self.outgoing.forget(client)
 
     def problems(self, *, is_over: bool) -> Iterator[str]:
-        """Describe what is impossible in this state."""
+        """Yield a sentence for each inconsistency of this state."""
         present = self._server.clients
         yield from self.dispatches.problems(present, is_over=is_over)
         yield from self.outgoing.problems(present)
@@ -129,6 +134,7 @@ class Sending:
 def unfinished(
     client: str, dispatch: Dispatched, number: int, at: Nanoseconds, until: Nanoseconds
 ) -> Log:
-    """The record that nothing comes of `dispatch`, the first of those up to `number`."""
+    """Return the record that the dispatches up to `number`, of which `dispatch` is the first, have no
+    applied answer."""
     begun, now = to_seconds(dispatch.at), to_seconds(at)
     return Log(events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until), number))

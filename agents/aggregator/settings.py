@@ -1,4 +1,4 @@
-"""What a run requires of its aggregator, beyond the rule."""
+"""Settings of the aggregator's core, except the rule."""
 
 from __future__ import annotations
 
@@ -12,47 +12,48 @@ from agents.timing.nanoseconds import Nanoseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastEvaluation:
-    """How long a run that is over waits for its last evaluation."""
+    """Waiting of a finished run for its last evaluation."""
 
     timeout: float | None = 30.0
-    """Seconds of the host; None: as long as it takes."""
+    """Maximum host seconds; None: without limit."""
     dilation: float = 1.0
-    """Seconds of the host that make one of device time."""
+    """Host seconds per second of device time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run requires of its aggregator, beyond the rule."""
+    """Settings of the aggregator's core, except the rule."""
 
     run: str
     schema: str
-    """Hash of the model's schema; updates must carry the same."""
+    """Hash of the model's schema; updates must have the same one."""
     side: ClientSide
-    """What the rule requires of its clients."""
+    """The rule's requirements on clients."""
     importance: Mapping[str, float]
-    """p_i of every client that may take part, in device order."""
+    """Importance p_i of every client of the run, in device order."""
     samples: Mapping[str, int] = field(default_factory=dict)
-    """Of each client's shard: what its updates must say, as a rule may weight with it. Of a client that
-    is not here, any number is taken."""
+    """Number of training samples of each client. Its updates must state the same number, because a rule
+    may use it as a weight. A client without an entry may state any number."""
     stop: StopConditions
     evaluate_every: Nanoseconds
+    """Period of the evaluations."""
     checkpoint_every: Nanoseconds | None = None
-    """None for no checkpoints but the first model and the last."""
+    """Period in which the model is saved; None: only the first and the last model are saved."""
     keeps_models: bool = False
-    """Clients send models as encoded differences: those that they trained from are needed."""
+    """Whether models are kept because updates are encoded as differences to them."""
     bounds: UpdateBounds = field(default_factory=UpdateBounds)
     steps: Sequence[Named] = field(default_factory=list)
-    """What clients do to their updates: one of each step of the run, in the order of
+    """Steps of the clients' update pipelines: one of each kind in the run, in the order of
     `agents.pipeline.STEPS`."""
     silence: Mapping[str, Nanoseconds] = field(default_factory=dict)
-    """By client: after which it is gone where it was asked for a report and has not answered. Without an
-    entry: when the broker gives up on it, too, as its keep-alive is the usual one."""
+    """Time after which a client that has not answered a request for a report counts as gone, by client.
+    A client without an entry has the default: the time after which the broker disconnects it."""
     patience: Mapping[str, float] = field(default_factory=dict)
-    """By client, if the plan knows it: nanoseconds for which it may be silent, whatever its rounds took;
-    infinite if its rounds differ by chance and their mean is not known."""
+    """Nanoseconds for which a client may be silent, however long its rounds took, by client for which
+    the plan knows it. Infinite if its rounds vary at random and their mean is not known."""
     patient: bool = False
-    """Go on where no client is left."""
+    """Whether the run continues while no client is left."""
     evaluate_after: bool = False
-    """Evaluations are made after the run: none is left out because another one goes on."""
+    """Whether models are evaluated after the run; no evaluation is skipped then."""
     last_evaluation: LastEvaluation | None = None
-    """None where evaluations take no device time."""
+    """Waiting for the last evaluation; None if evaluations take no time."""

@@ -1,9 +1,9 @@
-"""A checkpoint's file: the aggregator's state as it is in memory, vectors as raw bytes beside it.
+"""File of a checkpoint: the aggregator's state as a pickle, with vectors as raw bytes.
 
-The state is one graph of objects that refer to each other (the core, its rule, both their server),
-which is what pickle keeps. Reading one calls nothing but what `_Reader` admits: classes of the few
-modules that the state is made of, of the run's own code, and NumPy's arrays and generators. So a file
-that somebody else made cannot run other code than the run's.
+The state is a graph of objects that refer to each other (the core, its rule, the server of both), which
+pickle preserves. When a file is read, `_Reader` allows only classes of the few modules that the state
+consists of, of the run's user code, and NumPy's arrays and generators. So a forged file cannot run other
+code than the run's.
 
 Layout: `_HEAD` (magic number, length of the pickle, number of buffers, checksum of the rest), the
 lengths of the buffers, the pickle, the buffers. Integers are little endian.
@@ -26,7 +26,7 @@ from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQQ")
 _MAGIC = b"testbed6"
-"""Of this version: what the state is made of changes with the code."""
+"""Identifies the version of the state's classes; change it with them."""
 _MODULES = {
     "agents.aggregator.arrivals",
     "agents.aggregator.core",
@@ -56,9 +56,9 @@ _MODULES = {
     "agents.rules.parts",
     *(rule.__module__ for rule in RULES.values()),
 }
-"""Of their classes none does anything when it is made."""
+"""Modules whose classes may be in a state; creating their objects has no side effects."""
 _OTHERS = {
-    ("agents.aggregator.durable", "State"),
+    ("agents.aggregator.durable", "DurableState"),
     ("builtins", "set"),
     ("collections", "Counter"),
     ("collections", "deque"),
@@ -78,7 +78,7 @@ _UNREADABLE = (
     *(struct.error, pickle.UnpicklingError, EOFError, MemoryError, OverflowError),
     *(AttributeError, LookupError, TypeError, ValueError),
 )
-"""What a file that is not as `save` left it may raise."""
+"""Exceptions that reading a damaged file may raise."""
 
 
 class SnapshotError(Exception):
@@ -86,7 +86,7 @@ class SnapshotError(Exception):
 
 
 def save(state: object, path: Path) -> int:
-    """Write `state` so that it is on the disk as `path`, all of it, when this returns; its bytes."""
+    """Write `state` to `path` atomically, and flush it to the disk; return its size in bytes."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
     raw = [one.raw() for one in buffers]
@@ -108,7 +108,8 @@ def save(state: object, path: Path) -> int:
 
 
 def check(path: Path) -> None:
-    """Raise OSError, and SnapshotError where the file is not of this version; no more of it is read."""
+    """Raise SnapshotError if the file was not written by this version; only its magic number is read.
+    Raises OSError."""
     with files.open_regular(path) as file:
         _check_magic(path, file.read(len(_MAGIC)))
 
@@ -117,7 +118,7 @@ def _check_magic(path: Path, magic: bytes) -> None:
     if magic != _MAGIC:
         ours = magic.startswith(_MAGIC[:-1])
         other = "was written by another version of the testbed: resume the run with that one"
-        raise SnapshotError(f"{path} {other if ours else 'is no snapshot'}")
+        raise SnapshotError(f"{path} {other if ours else 'is not a checkpoint'}")
 
 
 def load(path: Path) -> Any:
@@ -129,7 +130,7 @@ def load(path: Path) -> Any:
             head = file.read(8 * count)
             lengths = struct.unpack(f"<{count}Q", head)
             if file.tell() + size + sum(lengths) != os.fstat(file.fileno()).st_size:
-                raise SnapshotError(f"{path} is not whole")
+                raise SnapshotError(f"{path} is incomplete")
             pickled = file.read(size)
             buffers = [_read(file, length) for length in lengths]
             if checksum.checksum_of(head, pickled, *buffers) != summed:
@@ -155,4 +156,4 @@ class _Reader(pickle.Unpickler):
             found = super().find_class(module, name)
             if (module, name) in _OTHERS or (isinstance(found, type) and found.__module__ == module):
                 return found
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no state has")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no state contains")

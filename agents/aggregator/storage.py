@@ -1,4 +1,4 @@
-"""What the aggregator writes for others: its journal (`events.jsonl`) and models."""
+"""Files that the aggregator writes for readers of the run: the journal (`events.jsonl`) and models."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PIECE = 2**20
 
 
 class Journal:
-    """Writes records to the file at `path`, after what is there or, where a run is recovered, from byte
-    `begin` on: what follows there is written once more, and is the same."""
+    """Writer of the journal at `path`. It appends to the file; if a run is recovered, it writes from
+    byte `begin` on, and the same lines are written again."""
 
     def __init__(self, path: Path, begin: int | None = None) -> None:
         path.touch()
@@ -31,13 +31,13 @@ class Journal:
             self._sum.update(piece)
             left -= len(piece)
         self._lines: list[str] = []
-        """Not in the file yet: it must not have what the log of inputs, written first, lacks."""
+        """Lines that are not written yet: the log of inputs has to be written first."""
 
     def write(self, *records: events.Record) -> None:
         self._lines.extend(map(events.to_line, records))
 
     def flush(self) -> None:
-        """Hand all to the operating system: readers see it, the disk may not have it yet."""
+        """Flush to the operating system: readers see the records, but they may not be on the disk."""
         written = "".join(self._lines).encode()
         self._sum.update(written)
         self._file.write(written)
@@ -45,21 +45,22 @@ class Journal:
         self._lines.clear()
 
     def sync(self) -> None:
-        """`flush`, and put it on the disk."""
+        """Flush to the disk."""
         self.flush()
         os.fdatasync(self._file.fileno())
 
     def size(self) -> int:
-        """Bytes that are written, once all is flushed."""
+        """Return the bytes written so far, after a flush."""
         return self._file.tell()
 
     def sum(self) -> int:
-        """Checksum of what is written, once all is flushed."""
+        """Return the checksum of these bytes."""
         return self._sum.intdigest()
 
-    def compared(self) -> tuple[bool, list[str]]:
-        """Compare the whole lines that the file has from here on with those that are to be flushed:
-        whether one is another, and those that are more. The file stays as it is."""
+    def compare(self) -> tuple[bool, list[str]]:
+        """Compare the complete lines after the present position of the file with the lines that are not
+        flushed. Return whether any line differs, and the lines that the file has in addition. The file
+        is not changed."""
         end = self._file.tell()
         *lines, _torn = self._file.read().split(b"\n")
         self._file.seek(end)
@@ -68,7 +69,7 @@ class Journal:
         return differs, [line.decode(errors="replace") for line in lines[len(made) :]]
 
     def cut(self) -> None:
-        """Remove what the file has beyond what was written."""
+        """Flush, and remove the rest of the file after the present position."""
         self.flush()
         self._file.truncate()
 
@@ -77,17 +78,17 @@ class Journal:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file as it is."""
+        """Close the file without flushing."""
         self._file.close()
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Take away what a crash in mid-write left at the end, so that the next record has its own line."""
+    """Remove an incomplete last line, left by a crash, so that the next record has its own line."""
     whole = path.read_bytes().rpartition(b"\n")
     os.truncate(path, len(whole[0]) + len(whole[1]))
 
 
 def save_model(folder: Path, name: str, w: Vector, buffers: Buffers, version: int, schema: str) -> None:
-    """Write `folder/<name>.safetensors` to the disk; a crash leaves no half file by that name."""
+    """Write the model `w`, shape (d,), to `folder/<name>.safetensors` atomically."""
     metadata = {"version": str(version), "schema": schema}
     files.save(folder / f"{name}.safetensors", payloads.pack(w, metadata, buffers))

@@ -1,4 +1,4 @@
-"""Validation of updates: what a rule cannot be given, and the run's bounds on the rest. Pure."""
+"""Validation of updates: checks that protect the rule, and the run's bounds. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import UpdateMessage
 
 MAX_COUNT = 2**63 - 1
-"""The largest number that the tables made of the records can hold."""
+"""Largest integer that tables of the records can hold."""
 _MAX_EFFECTIVE_STEPS = 1e12
-"""The rule multiplies with them: with vectors of up to 1.8e19 the model stays finite."""
+"""Limit that keeps the model finite when a rule multiplies vectors of norm up to 1.8e19 by them."""
 _MAX_LOSS = 3.5e38
-"""Of what is finite: NaN says that there is none, infinity that it overflowed."""
+"""Largest finite loss; NaN means that there is none, infinity that it overflowed."""
 
 
 class Validation:
+    """Checks of updates against the run's settings."""
+
     def __init__(self, settings: Settings, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
         self._server = server
@@ -30,7 +32,7 @@ class Validation:
         self._kinds = settings.side.kinds
         self._is_bounded = settings.bounds.staleness is not None or settings.bounds.over_norm == "drop"
 
-    def usable(
+    def check(
         self,
         event: UpdateArrived,
         dispatch: Dispatched,
@@ -38,23 +40,23 @@ class Validation:
         begin: Nanoseconds,
         end: Nanoseconds,
     ) -> UpdateMessage | str:
-        """The update with its vector, or why the rule cannot be given it. It answers `dispatch`, whose
-        model is `base`, if that is kept; `begin` is when that was sent, `end` when the update arrived,
-        on the client's clock."""
+        """Return the update with its decoded vector, or the reason to reject it. It answers `dispatch`.
+        `base`: the dispatched model; None if it is not kept. `begin`, `end`: when the model was sent and
+        when the update arrived, on the client's clock."""
         message, settings = event.message, self._settings
         if message.kind not in self._kinds:
-            return f"kind {message.kind}, the rule takes {settings.side.kind}"
+            return f"kind {message.kind}, expected {settings.side.kind}"
         if message.schema != settings.schema:
             return f"another model: schema {message.schema}, expected {settings.schema}"
         expected, found = self._server.buffers, message.buffers
         if found is not expected and (problem := expected.unfit(found)) is not None:
             return problem
         if message.base_version != dispatch.version:
-            return f"base version {message.base_version}, it was sent {dispatch.version}"
+            return f"base version {message.base_version}, expected {dispatch.version}"
         planned = settings.samples.get(event.sender, message.samples)
         if message.samples != planned:
-            return f"{message.samples} samples, its shard has {planned}"
-        problem = _impossible(message, begin, end)
+            return f"{message.samples} samples, expected {planned} as in its shard"
+        problem = _impossible_field(message, begin, end)
         if problem is None and self._is_bounded:
             problem = self._too_stale(dispatch)
         if problem is not None:
@@ -67,27 +69,28 @@ class Validation:
             if isinstance(vector, str):
                 return vector
             message = replace(message, vector=vector)
-            if self._steps.sums is not None:  # there is no vector to be judged
+            if self._steps.sums is not None:  # a masked update has no vector to check
                 return message
         problem = unfit(message.vector, self._server.w)
         return problem or (self._is_bounded and self._too_long(message)) or message
 
     def _too_stale(self, dispatch: Dispatched) -> str | None:
-        """Why the answer to `dispatch` is dropped, or None."""
+        """Return why the answer to `dispatch` is too stale; None if it is not."""
         bound, staleness = self._settings.bounds.staleness, self._server.version - dispatch.version
         if bound is None or staleness <= bound:
             return None
-        return f"staleness {staleness}, the bound is {bound}"
+        return f"staleness {staleness}, expected at most {bound}"
 
     def _too_long(self, message: UpdateMessage) -> str | None:
-        """Why the update is dropped, or None."""
+        """Return why the update's norm is too large; None if it is not, or if it is clipped instead."""
         bounds = self._settings.bounds
         if bounds.over_norm != "drop" or (length := self.over_norm(message)) is None:
             return None
-        return f"norm {length:g}, the bound is {bounds.norm:g}"
+        return f"norm {length:g}, expected at most {bounds.norm:g}"
 
     def over_norm(self, message: UpdateMessage) -> float | None:
-        """Norm of what the update says the model is to move by, where it is over the bound."""
+        """Return the ℓ2 norm of the update (of a model, of its difference to the global model) if it is
+        over the bound; else None."""
         bound = self._settings.bounds.norm
         if bound is None:
             return None
@@ -95,8 +98,8 @@ class Validation:
         length = norm(message.vector - self._server.w if is_model else message.vector)
         return None if length <= bound else length
 
-    def clipped(self, message: UpdateMessage, length: float) -> Vector:
-        """The update, of norm `length`, with that of the bound."""
+    def clip(self, message: UpdateMessage, length: float) -> Vector:
+        """Return the update's vector, shape (d,), scaled from its norm `length` down to the bound."""
         share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w
         vector = message.vector.astype(w.dtype)
         if message.kind != "model":
@@ -108,20 +111,23 @@ class Validation:
         return vector
 
 
-def _impossible(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:
-    """What no client can have counted, of work between `begin` and `end` on its clock; a rule may divide
-    by it, or weight the model with it, and a verdict on the run looks at the times."""
+def _impossible_field(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:
+    """Return which field of an update has an impossible value; None if all are possible. The work was
+    done between `begin` and `end` on the client's clock. Rules divide by these numbers or use them as
+    weights, and the verdict on the run uses the times."""
     if max(message.sequence, message.samples, message.steps) > MAX_COUNT:
-        return f"a count of more than {MAX_COUNT}"
+        return f"sequence, samples or steps are above {MAX_COUNT}"
     trained = begin <= message.downloaded <= message.train_start <= message.train_end <= end
-    if not (trained and begin <= message.sent <= end):  # a pull that waited may be older than train_end
-        return "times that are not in order, or not between dispatch and arrival"
+    if not (
+        trained and begin <= message.sent <= end
+    ):  # `sent` may be before `train_end`: when an early pull was handled
+        return "times are not in order, or not between dispatch and arrival"
     if message.samples < 1:
         return f"{message.samples} samples, expected at least 1"
-    if message.steps < 0:  # interrupted before its first step, a client has done none
+    if message.steps < 0:  # 0 if a client was interrupted before its first step
         return f"{message.steps} steps, expected at least 0"
     if not 0 < message.effective_steps <= _MAX_EFFECTIVE_STEPS:
-        return f"{message.effective_steps:g} effective steps, expected above 0, at most 1e12"
+        return f"{message.effective_steps:g} effective steps, expected above 0 and at most 1e12"
     if _MAX_LOSS < abs(message.loss) < math.inf:
-        return f"a loss of {message.loss:g}, which no float32 is"
+        return f"loss {message.loss:g} is outside of the range of float32"
     return None

@@ -1,4 +1,4 @@
-"""Versions of the model that the rule makes, and the records of the updates in them. Pure."""
+"""Versions of the model, and the records of the updates in them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 
 class Versions:
-    """`arrivals` are the updates that wait to be applied."""
+    """Versions that the rule has made. `arrivals`: updates that wait to be applied."""
 
     def __init__(self, settings: Settings, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
@@ -24,10 +24,10 @@ class Versions:
         self.applied = 0
         """Number of updates in all versions."""
         self.are_enough = False
-        """Whether these are as many as the run is to have (`stop.updates`)."""
+        """Whether the number of updates has reached `stop.updates`."""
 
-    def made(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
-        """The rule has moved the model; noise, buffers and records follow."""
+    def add(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
+        """Complete a new version: add the steps' noise, average the buffers, and return the records."""
         version, used = aggregated.version, aggregated.contributions
         if used:
             for step in self._steps.halves:
@@ -36,16 +36,16 @@ class Versions:
             self._server.buffers = self.arrivals.averaged_buffers(
                 self._server.buffers, used, shares=self._settings.side.kind in ("model", "residual")
             )
-        records: list[Action] = [self.arrivals.applied(one, version, at) for one in used]
+        records: list[Action] = [self.arrivals.apply(one, version, at) for one in used]
         self.applied += len(used)
         limit = self._settings.stop.updates
         self.are_enough = limit is not None and self.applied >= limit
         records.append(Log(events.VersionMade(to_seconds(at), version, len(used))))
         return records
 
-    def left_in_buffer(self, at: Nanoseconds, *, is_cut_short: bool) -> list[Log]:
-        """The records, at the end of the run, of updates that the rule was given and has not applied. A
-        run that was cut short applies them when it continues."""
+    def buffered_records(self, at: Nanoseconds, *, is_cut_short: bool) -> list[Log]:
+        """Return the records, at the end of the run, of updates that are in the rule's buffer and not
+        applied. A run that ended early applies them when it is resumed."""
         now, count = to_seconds(at), len(self.arrivals)
         if is_cut_short:
             what = f"not applied yet, but in the rule's buffer: {count}"
@@ -56,7 +56,8 @@ class Versions:
         ]
 
     def problems(self, sent: Callable[[int], bool]) -> Iterator[str]:
-        """What cannot be in this state. `sent`: whether there was a dispatch of this number."""
+        """Yield a sentence for each inconsistency of this state. `sent`: returns whether a dispatch was
+        sent."""
         for client, number in self.arrivals:
             if client not in self._settings.importance or not sent(number):
                 yield f"{client} answered dispatch {number}, which it was never sent"

@@ -54,7 +54,7 @@ def core(
     memory: SavedVectors | None = None,
 ) -> ClientCore:
     """Return the core of a client with `samples` training samples. `memory`: vectors that its earlier
-    process saved; None if there are none. Raises what own code raises."""
+    process saved; None if there are none. Raises what user code raises."""
     after = [step for step in steps if not step.before_rule]
     settings = ClientSettings(
         local=setup.local,

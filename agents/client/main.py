@@ -93,7 +93,7 @@ class ClientProcess:
         self._resend()  # before `joining`: updates of an earlier process still count
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
-        with user_code.exit_if_own_code_fails(cfg.task.name), accelerator.exit_when_out_of_memory(cfg):
+        with user_code.exit_if_user_code_fails(cfg.task.name), accelerator.exit_when_out_of_memory(cfg):
             self._trainer = _trainer(cfg, shard)
         self._cut = False
         self._memory = None if cfg.memory is None else Path(cfg.memory)
@@ -102,7 +102,7 @@ class ClientProcess:
         begun = 0 if self._begun is None else memory_file.count(self._begun)
         self._timing = factory.timing(self._setup, begun)
         self._publish_key()
-        with user_code.exit_if_own_code_fails(self._setup.rule.name):
+        with user_code.exit_if_user_code_fails(self._setup.rule.name):
             self._core = factory.core(self._setup, len(shard), self._wait, steps, known)
         self._pace = Pace()
         self._busy_since = time.monotonic()
@@ -235,7 +235,7 @@ class ClientProcess:
             self._prepare(self._exchange, model.dispatch)
         started, rng = self._clock.now(), factory.rng(self._setup, randomness.TRAINING, sequence)
         name = self._config.task.name
-        with user_code.exit_if_own_code_fails(name), accelerator.exit_when_out_of_memory(self._config):
+        with user_code.exit_if_user_code_fails(name), accelerator.exit_when_out_of_memory(self._config):
             if self._core.sends_gradients:
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:

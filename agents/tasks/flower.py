@@ -104,7 +104,7 @@ def _found(key: str, reference: str) -> Any:
     try:
         return user_code.load_attribute(reference)
     except LookupError as error:
-        if user_code.is_from_own_code(error):
+        if user_code.is_from_user_code(error):
             raise
         raise ValueError(f"{key}: {error}") from error
 

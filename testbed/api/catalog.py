@@ -105,7 +105,7 @@ def profile_text(shown: Profiles, *, whole: bool) -> str:
 
 
 def add_profile(
-    what: str,
+    name_or_file: str,
     to: str | Path = "profiles.yaml",
     *,
     seconds: float = 8.0,
@@ -113,28 +113,28 @@ def add_profile(
 ) -> list[str]:
     """Add device profiles to the file `to`; return their names.
 
-    If `what` is a file (written by the program of `profile_script`), its profiles are added. Otherwise
-    this machine is measured, `seconds` for each kind of work, and its profile is called `what`.
-    `on_progress` is called with progress lines. Raises BadInputError.
+    If `name_or_file` is a file (written by the program of `profile_script`), its profiles are added.
+    Otherwise this machine is measured, `seconds` for each kind of work, and its profile is called
+    `name_or_file`. `on_progress` is called with progress lines. Raises BadInputError.
     """
     from testbed.speed import device_benchmark
     from testbed.topology import own_profiles
 
     writable_file(Path(to))  # first, because measuring takes minutes
-    if (file := Path(what)).is_file():
+    if (file := Path(name_or_file)).is_file():
         entries = file.read_text(encoding="utf-8")
-    elif not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", what):
+    elif not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", name_or_file):
         raise BadInputError(
-            f"--add {what}: no such file, and not a valid profile name (at most 40 lower-case letters, "
-            "digits and -)"
+            f"--add {name_or_file}: no such file, and not a valid profile name (at most 40 lower-case "
+            "letters, digits and -)"
         )
     else:
         on_progress("All cores are measured at once: close other programs meanwhile.")
         found = device_benchmark.measure(seconds, on_progress)
-        entries = device_benchmark.profile_text(what, found)
+        entries = device_benchmark.profile_text(name_or_file, found)
         for line in device_benchmark.remarks(found):
             on_progress(line)
-    return own_profiles.add(Path(to), entries, what)
+    return own_profiles.add(Path(to), entries, name_or_file)
 
 
 def profile_script(to: str | Path) -> Path:

@@ -39,7 +39,7 @@ from testbed.tracking.processes import tracking_run
 from testbed.view import View
 
 if TYPE_CHECKING:
-    from testbed.data.distribution import Distribution as Distribution
+    from testbed.data.distribution import SampleDistribution as SampleDistribution
     from testbed.plan.rounds import Round
 
 _LAUNCH = "launch.json"
@@ -56,7 +56,7 @@ class Launch:
     topology: Topology
     plan: Plan
     options: Options = field(repr=False)
-    given: TopologyInput = field(repr=False)
+    topology_input: TopologyInput = field(repr=False)
     """The topology as the user passed it."""
     runs: Path = Path("runs")
     """Folder in which the run directory is made."""
@@ -160,7 +160,7 @@ class Launch:
 
     def write(self, directory: RunDirectory) -> None:
         """Write this launch into `directory`, for `read` in another process."""
-        given = {"name": self.given.name, "text": self.given.text}
+        given = {"name": self.topology_input.name, "text": self.topology_input.text}
         options = dataclasses.asdict(self.options)
         launch = json.dumps({"given": given, "options": options}, default=str)
         (directory.work / _LAUNCH).write_text(launch, encoding="utf-8")
@@ -225,18 +225,18 @@ def plan_run(
 
 
 def _plan(
-    given: TopologyInput, options: Options, runs: Path, resumed: RunDirectory | None = None
+    topology_input: TopologyInput, options: Options, runs: Path, resumed: RunDirectory | None = None
 ) -> Launch:
-    topology = topologies.parse(given.text, given.name)
+    topology = topologies.parse(topology_input.text, topology_input.name)
     plan = planning.plan_topology(topology, options)
-    return Launch(topology, plan, options, given, runs, resumed)
+    return Launch(topology, plan, options, topology_input, runs, resumed)
 
 
 def validate(topology: TopologyLike) -> Topology:
     """Check `topology` (see `up`) without looking at this host; return it with defaults filled in.
     Raises BadInputError, which lists all errors."""
-    given = text_of(topology)
-    found = topologies.parse(given.text, given.name)
+    source = text_of(topology)
+    found = topologies.parse(source.text, source.name)
     catalog.read(found)
     plan_on_host.check_model(found)
     return found
@@ -244,13 +244,13 @@ def validate(topology: TopologyLike) -> Topology:
 
 def distribution(
     topology: TopologyLike, *, data: str | Path | None = None, on_progress: Report = silent
-) -> Distribution:
+) -> SampleDistribution:
     """Return how many samples of which classes each device of `topology` would have. `topology`, `data`:
     see `up`. `on_progress` is called with progress lines. Raises BadInputError, HostError."""
     from testbed.data.distribution import distribution as of
 
-    given = text_of(topology)
-    found = topologies.parse(given.text, given.name)
+    source = text_of(topology)
+    found = topologies.parse(source.text, source.name)
     prepared = preparation.prepare(found, data_root(data), on_progress)
     model_check.check_data(found, prepared)
     return of(found, prepared)

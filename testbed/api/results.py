@@ -68,7 +68,7 @@ def read_slim(path: Path) -> Result:
     return comparison.slim(read(path))
 
 
-def compare(found: Sequence[Result], target: float | None = None) -> list[list[Row]]:
+def compare(results: Sequence[Result], target: float | None = None) -> list[list[Row]]:
     """Compare what each configuration needed, over its seeds, to reach the test accuracy `target` (None:
     the highest that all runs of the task reached). Returns a list of rows per task. For differences that
     make runs incomparable, see `analysis.comparison.remarks`."""
@@ -76,30 +76,32 @@ def compare(found: Sequence[Result], target: float | None = None) -> list[list[R
 
     return [
         comparison.compare(own, target or comparison.common_target(own))
-        for own in comparison.by_task(found).values()
+        for own in comparison.by_task(results).values()
     ]
 
 
-def report(found: Sequence[Result], to: str | Path = "report.html", target: float | None = None) -> Path:
+def report(
+    results: Sequence[Result], to: str | Path = "report.html", target: float | None = None
+) -> Path:
     """Write an HTML report with charts, tables and facts about runs, which works offline; return its
     path. `target`: see `compare`. Raises BadInputError if there are no runs, or the file cannot be
     written."""
     from analysis import report as writer
 
-    _check_some(found)
+    _check_some(results)
     path = writable_file(Path(to))
-    path.write_text(writer.html(found, target), encoding="utf-8")
+    path.write_text(writer.html(results, target), encoding="utf-8")
     return path
 
 
-def draw(found: Sequence[Result], to: str | Path) -> Path:
+def draw(results: Sequence[Result], to: str | Path) -> Path:
     """Draw accuracy and timelines of runs to a .png, .pdf or .svg file; return its path. Raises
     BadInputError for another file type, or if there are no runs."""
     from analysis.charts import paper, story
 
-    _check_some(found)
+    _check_some(results)
     path = writable_figure(Path(to))
-    paper.stack(story.story(found)).savefig(path)
+    paper.stack(story.story(results)).savefig(path)
     return path
 
 
@@ -110,15 +112,15 @@ def writable_figure(path: Path) -> Path:
     return writable_file(path, "--figure")
 
 
-def step_time(found: Sequence[Result]) -> StepCosts:
+def step_time(results: Sequence[Result]) -> StepCosts:
     """Return the CPU time of a training step (and, if clients were started again, of a start) in runs of
     one task, with which virtual time can predict other runs of the task on that host. Raises
     BadInputError if no device's speed is a share of the CPU, or if the tasks differ."""
     from testbed.fidelity import step_time
 
-    _check_some(found)
-    devices = step_time.of_devices(found)
-    start = step_time.start_time(found)
+    _check_some(results)
+    devices = step_time.of_devices(results)
+    start = step_time.start_time(results)
     return StepCosts(devices, step_time.virtual_settings(step_time.fit(devices), start))
 
 
@@ -153,8 +155,8 @@ def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Pat
     return [processes.send(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
 
 
-def _check_some(found: Sequence[Result]) -> None:
-    if not found:
+def _check_some(results: Sequence[Result]) -> None:
+    if not results:
         raise BadInputError("no runs: give one or more, as `load_all` loads them")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from testbed.api.launching import Distribution
+    from testbed.api.launching import SampleDistribution
 
 _MAX_ROWS = 40
 """Maximum number of devices that are listed; of more, a histogram is shown."""
@@ -75,7 +75,7 @@ def data(
     remark(f"Next: testbed up {topology}")
 
 
-def _show(table: Callable[[Distribution, int], Table], found: Distribution) -> None:
+def _show(table: Callable[[SampleDistribution, int], Table], found: SampleDistribution) -> None:
     """Print the table that `table` makes for a length of its bars, with bars as long as the terminal
     allows."""
     length = _BAR
@@ -84,7 +84,7 @@ def _show(table: Callable[[Distribution, int], Table], found: Distribution) -> N
     console.out().print(made)
 
 
-def _devices(found: Distribution, length: int) -> Table:
+def _devices(found: SampleDistribution, length: int) -> Table:
     numbers = bool(found.labels)
     columns = ("least", "mean", "greatest") if numbers else ("classes",) if found.counts.size else ()
     table = number_table("device", "samples", *columns, "")
@@ -101,7 +101,7 @@ def _devices(found: Distribution, length: int) -> Table:
     return table
 
 
-def _groups(found: Distribution, length: int) -> Table:
+def _groups(found: SampleDistribution, length: int) -> Table:
     import numpy as np
 
     table = number_table("device", "devices", "least", "median", "most", "classes", "")
@@ -119,7 +119,7 @@ def _groups(found: Distribution, length: int) -> Table:
     return table
 
 
-def _histogram(found: Distribution, length: int) -> Table:
+def _histogram(found: SampleDistribution, length: int) -> Table:
     import numpy as np
 
     table = number_table("samples", "devices", "")
@@ -166,7 +166,7 @@ def _classes_per_mark(classes: int) -> int:
     return 1 if classes <= len(_MARKS) else -(-classes // 10)
 
 
-def _legend(found: Distribution) -> str:
+def _legend(found: SampleDistribution) -> str:
     classes = found.counts.shape[1]
     per = _classes_per_mark(classes)
     marks = -(-classes // per)

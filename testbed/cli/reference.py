@@ -114,11 +114,11 @@ def _write_script(to: Path, *, as_json: bool) -> None:
         )
 
 
-def _add_profile(what: str, to: Path, seconds: float, *, as_json: bool) -> None:
+def _add_profile(name_or_file: str, to: Path, seconds: float, *, as_json: bool) -> None:
     from testbed.api import catalog
 
     say = (lambda _: None) if as_json else remark
-    names = catalog.add_profile(what, to, seconds=seconds, on_progress=say)
+    names = catalog.add_profile(name_or_file, to, seconds=seconds, on_progress=say)
     print_files([to], as_json=as_json)
     say(f"{', '.join(names)} added. In a topology beside it: profile: {names[0]}")
 

@@ -24,7 +24,12 @@ _ROWS = 1_000
 _LOOK_SECONDS = 0.5
 """Seconds between two looks at the progress of a download."""
 _PATTERNS = ("{split}-*.{kind}", "{split}.{kind}", "{split}/*.{kind}", "data/{split}-*.{kind}")
-_KINDS = ("parquet", "npz")
+_TABLES = ("parquet", "npz", "csv", "tsv")
+"""File types with all samples of a split, or a part of them."""
+_IMAGES = ("jpeg", "jpg", "png")
+"""File types with one sample, in a folder that is named like its class."""
+_CSV_BLOCK = 2**26
+"""Bytes of a CSV file from which the types of its columns are inferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +79,19 @@ def _in_folder(folder: Path, data: Data) -> Splits:
         for split in (data.train, data.test, data.validation)
     )
     if data.path is not None and not (train or test):  # no splits: all samples are for training
-        train = next((every for kind in _KINDS if (every := _glob(folder, f"*.{kind}"))), ())
+        tables = (_glob(folder, f"*.{kind}") for kind in _TABLES)
+        train = next(filter(None, tables), ()) or _class_folders(folder)
     return Splits(train, test, validation)
 
 
 def _split_files(folder: Path, split: str) -> tuple[Path, ...]:
-    patterns = (pattern.format(split=split, kind=kind) for kind in _KINDS for pattern in _PATTERNS)
-    return next((found for pattern in patterns if (found := _glob(folder, pattern))), ())
+    patterns = (pattern.format(split=split, kind=kind) for kind in _TABLES for pattern in _PATTERNS)
+    tables = (_glob(folder, pattern) for pattern in patterns)
+    return next(filter(None, tables), ()) or _class_folders(folder / split)
+
+
+def _class_folders(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path for kind in _IMAGES for path in folder.glob(f"*/*.{kind}")))
 
 
 def _glob(folder: Path, pattern: str) -> tuple[Path, ...]:
@@ -91,21 +102,17 @@ def _no_files_message(folder: Path, data: Data) -> str:
     if not folder.exists():
         return f"{folder} does not exist: the path is relative to the topology's folder"
     return (
-        f"no {data.train}*.parquet or {data.train}*.npz in {folder}: put them there, or set train to "
-        "the name of the split"
+        f"{folder} has no {data.train}*.parquet, .npz or .csv, and no {data.train}/CLASS/*.png: put "
+        "the files there, or set train to the name of the split"
     )
 
 
 def open_split(paths: Sequence[Path]) -> RawSplit:
     """Open the samples in `paths`, which must be of one file type, in this order. Raises DataError."""
-    kinds = {path.suffix for path in paths}
-    if kinds == {".parquet"}:
-        return _parquet(paths)
-    if kinds == {".npz"}:
-        return _npz(paths)
-    table = kinds <= {".csv", ".tsv", ".txt"}
-    fix = "; pandas.read_csv(FILE).to_parquet(OTHER) converts a table" if table else ""
-    raise DataError("path", f"{paths[0]}: expected a .parquet or .npz file{fix}")
+    openers = {_OPENERS.get(path.suffix.removeprefix(".")) for path in paths}
+    if len(openers) == 1 and (opener := openers.pop()) is not None:
+        return opener(paths)
+    raise DataError("path", f"{paths[0]}: expected files of one type, of {', '.join(_OPENERS)}")
 
 
 def _parquet(paths: Sequence[Path]) -> RawSplit:
@@ -146,6 +153,58 @@ def _npz(paths: Sequence[Path]) -> RawSplit:
             yield {name: arrays[name] for name in wanted}
 
     return RawSplit(_split_name(paths), rows, columns, batches)
+
+
+def _csv(paths: Sequence[Path]) -> RawSplit:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    def table(path: Path, wanted: Sequence[str] = ()) -> pa.Table:
+        try:
+            return csv.read_csv(
+                path,
+                csv.ReadOptions(block_size=_CSV_BLOCK),
+                csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ","),
+                csv.ConvertOptions(include_columns=list(wanted)),
+            )
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(None, f"{path}: not readable as CSV ({_first_line(error)})") from error
+
+    def batches(wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        for path in paths:
+            for batch in table(path, wanted).to_batches(_ROWS):
+                yield {name: batch.column(name) for name in wanted}
+
+    tables = {str(path): table(path) for path in paths}
+    rows = sum(one.num_rows for one in tables.values())
+    columns = {path: tuple(one.column_names) for path, one in tables.items()}
+    return RawSplit(_split_name(paths), rows, columns, batches)
+
+
+def _image_folder(paths: Sequence[Path]) -> RawSplit:
+    """Open images in folders that are named like their classes: columns `image` and `label`."""
+    import pyarrow as pa
+
+    def batches(wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        for first in range(0, len(paths), _ROWS):
+            part = paths[first : first + _ROWS]
+            columns = {"label": pa.array([path.parent.name for path in part])}
+            if "image" in wanted:
+                columns["image"] = pa.array([path.read_bytes() for path in part], pa.binary())
+            yield columns
+
+    folder = str(paths[0].parent.parent)
+    return RawSplit(folder, len(paths), {folder: ("image", "label")}, batches)
+
+
+_OPENERS: Mapping[str, Callable[[Sequence[Path]], RawSplit]] = {
+    "parquet": _parquet,
+    "npz": _npz,
+    "csv": _csv,
+    "tsv": _csv,
+    **dict.fromkeys(_IMAGES, _image_folder),
+}
+"""By file type: opens a split."""
 
 
 def split_of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:

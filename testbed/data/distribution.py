@@ -25,7 +25,7 @@ _APART = 0.12
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class SampleDistribution:
     """Training samples of each device."""
 
     name: str
@@ -89,13 +89,13 @@ class Distribution:
         }
 
 
-def distribution(topology: Topology, prepared: Prepared) -> Distribution:
+def distribution(topology: Topology, prepared: Prepared) -> SampleDistribution:
     """Return the distribution of the `prepared` data among the devices of `topology`."""
     groups = tuple(group.name for group in topology.devices for _ in group.device_names)
     y = prepared.train.y
     numbers = y.ndim == 1 and y.dtype.kind == "f"
     chosen, task = datasets.source(topology), topology.task
-    return Distribution(
+    return SampleDistribution(
         task.name if chosen is None else f"{chosen.name}, {task.partition.scheme} partition",
         topology.device_names,
         groups,
@@ -114,7 +114,7 @@ def distribution(topology: Topology, prepared: Prepared) -> Distribution:
     )
 
 
-def charts(found: Distribution) -> list[Chart]:
+def charts(found: SampleDistribution) -> list[Chart]:
     """Return a chart of the samples of each device and, if labels are classes, one of each device's
     class shares (darker: larger)."""
     every = -(-len(found.devices) // _MAX_DRAWN)

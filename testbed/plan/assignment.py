@@ -260,7 +260,7 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
     """
     own, given = [], 0
     for group in topology.devices:
-        profile = catalog.profile(group)
+        profile = catalog.profile(group.profile)
         size = None if profile is None or group.memory is not None else profile.memory
         own.append(size)
         if size is None:
@@ -290,12 +290,12 @@ def _measured_cpu(
 
 
 def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: Catalog) -> PlannedDevice:
-    profile = catalog.profile(group)
+    profile = catalog.profile(group.profile)
     power, thermal = group.power, group.thermal
     if profile is not None:
         power, thermal = power or profile.power, thermal or profile.thermal
     traced = group.link is not None and group.link.trace is not None
-    link, trace = catalog.link(group), catalog.traces[group.name] if traced else ()
+    link, trace = catalog.link(group.link), catalog.traces[group.name] if traced else ()
     return PlannedDevice(
         name=group.name,
         group=group.name,

@@ -18,7 +18,7 @@ from testbed.plan.step_work import count_step_work
 from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, link_traces, profiles
-from testbed.topology.devices import DeviceGroup
+from testbed.topology.devices import DeviceGroup, Link
 from testbed.topology.link_traces import Trace
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
@@ -56,14 +56,13 @@ class Catalog:
     model: int = 0
     """Size of the task's model in bytes."""
 
-    def profile(self, group: DeviceGroup) -> DeviceProfile | None:
-        """Profile of `group`; None if it has none, or if only its name is known."""
-        return self.profiles.devices.get(group.profile or "")
+    def profile(self, name: str | None) -> DeviceProfile | None:
+        """Device profile `name`; None without a name, or if only the name is known."""
+        return self.profiles.devices.get(name or "")
 
-    def link(self, group: DeviceGroup) -> config.AccessLink | None:
-        """Link of `group` at the start, without its trace: the topology's values, else its class's; None
-        without a link."""
-        link = group.link
+    def link(self, link: Link | None) -> config.AccessLink | None:
+        """A group's `link` at the start, without its trace: the topology's values, else those of its
+        class; None without a link."""
         if link is None or link.kind is None:
             return None if link is None else link.plain()
         by_class: LinkClass = self.profiles.link(link.kind)
@@ -158,7 +157,7 @@ def with_cpu(
     task: Task = topology.task.build()
     problems, sentences, found = [], [], {}
     for index, group in enumerate(topology.devices):
-        profile = catalog.profile(group)
+        profile = catalog.profile(group.profile)
         if not _by_profile(group) or group.profile is None or profile is None:
             continue
         work = None

@@ -61,15 +61,15 @@ class StepTime:
     sliced: float | None = None
     """Seconds in the slices of a device with `SLICED_SHARE` of a core; None: as with a whole core."""
 
-    def at(self, share: float) -> float:
-        """Time with `share` of a core, interpolated by the share's logarithm.
+    def at(self, cpu: float) -> float:
+        """Time with `cpu` cores, below one, interpolated by their logarithm.
 
         The longer the pauses between slices, the colder the caches at the start of each (measured:
         docs/evidence/virtual-time.md).
         """
-        if self.sliced is None or share >= 1:
+        if self.sliced is None or cpu >= 1:
             return self.whole
-        depth = math.log(share) / math.log(SLICED_SHARE)
+        depth = math.log(cpu) / math.log(SLICED_SHARE)
         return self.whole + depth * (self.sliced - self.whole)
 
 
@@ -110,8 +110,8 @@ class StepCost:
         if device.gflops is not None and self.flops is not None:
             return self.flops / (device.gflops * device.speed * 1e9)
         if device.cpu is not None and self.time is not None:
-            share = device.cpu * device.core_speed
-            return self.time.at(share) / share
+            cpu = device.cpu * device.core_speed
+            return self.time.at(cpu) / cpu
         return 0.0
 
 

@@ -120,9 +120,9 @@ def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:
     )
 
 
-def too_little(share: float, dilation: float) -> str | None:
-    """What is wrong with a container's `share` of a core of device time; None where it can be had."""
-    if (got := share / dilation) >= _MIN_SHARE - _ROUNDING:
+def too_little(cpu: float, dilation: float) -> str | None:
+    """Return what is wrong with `cpu` cores of device time for a container; None if it can have them."""
+    if (got := cpu / dilation) >= _MIN_SHARE - _ROUNDING:
         return None
     least = f"a container has at least {_MIN_SHARE:g} of a core"
     return least if dilation == 1 else f"dilation {dilation:g} makes {got:.2g} of it, and {least}"

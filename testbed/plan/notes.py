@@ -33,7 +33,7 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> 
         side: ClientSide = topology.rule.build().client_side
         reserved, steps = memory.server_memory(model, len(plan.devices)), topology.update_steps
         for group, device in groups:
-            yield from _memory_notes(group, device, catalog.profile(group), host, reserved)
+            yield from _memory_notes(group, device, catalog.profile(group.profile), host, reserved)
         for group, device in groups:
             needed = memory.client(model, device.local, side, [*device.steps, *steps])
             if _AMPLE <= device.memory < needed:
@@ -72,7 +72,9 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> 
     profiled = any(group.profile is not None for group in topology.devices)
     if plan.traits.simulated and profiled:
         yield "In virtual time the cores and the memory of a profile change nothing."
-    elif lines := [line for one in groups for line in _core_notes(*one, catalog.profile(one[0]))]:
+    elif lines := [
+        line for one in groups for line in _core_notes(*one, catalog.profile(one[0].profile))
+    ]:
         yield from lines
         yield (
             "Cores are not emulated one by one: work that cannot be shared among cores is faster here "

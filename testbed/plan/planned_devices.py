@@ -292,9 +292,9 @@ class Plan:
             return None
         return feasibility.too_much(shares, self.device_capacity * self.dilation)
 
-    def too_little(self, share: float) -> str | None:
-        """Return what is wrong with a device's CPU `share`, in device time; None if it is possible."""
-        return feasibility.too_little(share, self.dilation) if self.traits.cgroups else None
+    def too_little(self, cpu: float) -> str | None:
+        """Return what is wrong with a device's `cpu`, in device time; None if it is possible."""
+        return feasibility.too_little(cpu, self.dilation) if self.traits.cgroups else None
 
 
 def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:

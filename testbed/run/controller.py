@@ -389,7 +389,7 @@ class Controller:
         if self._ended is None:
             raise RunFailedError(f"the aggregator ended before the run did.{self._log_tail(AGGREGATOR)}")
         if self._ended.reason == "no clients left":
-            if user_code.is_own(self._spec.topology.task.name):
+            if user_code.is_user_code(self._spec.topology.task.name):
                 self._await_devices(_END_TIMEOUT_SECONDS)
             raise RunFailedError(f"no clients left. See {self._spec.directory.logs}.")
         return self._ended
@@ -548,7 +548,7 @@ class Controller:
         """Return the names of the user's classes that run in `component`."""
         task, rule = self._spec.topology.task.name, self._spec.topology.rule.name
         names = (task,) if component in self._devices else (task, rule)
-        return " or ".join(filter(user_code.is_own, names)) or "own code"
+        return " or ".join(filter(user_code.is_user_code, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:
         """Restart broker or aggregator if the run can continue after it; return whether it was

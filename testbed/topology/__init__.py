@@ -102,7 +102,7 @@ def _read_user_code(
     for kind in _KINDS:
         part = data.get(kind)
         name = part.get("name") if isinstance(part, dict) else None
-        if not isinstance(name, str) or not user_code.is_own(name):
+        if not isinstance(name, str) or not user_code.is_user_code(name):
             continue
         try:
             if kind == "rule" and name in user_code.HOSTS:

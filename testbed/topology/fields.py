@@ -269,7 +269,7 @@ class OneOf:
 
         def validate(value: Any, of_ours: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             name = value.get(base.tag) if isinstance(value, Mapping) else None
-            if not isinstance(name, str) or not user_code.is_own(name):
+            if not isinstance(name, str) or not user_code.is_user_code(name):
                 return of_ours(value)
             classes = (info.context or {}).get(self._own, {})
             if name not in classes:  # whoever has looked for it says why

@@ -75,7 +75,7 @@ def _answer(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     except _RefusedError as error:
         return {"refused": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's code may raise anything
-        return {"raised": user_code.own_traceback(error)[-_MAX_TRACEBACK:]}
+        return {"raised": user_code.user_traceback(error)[-_MAX_TRACEBACK:]}
 
 
 def _find_class(kind: str, name: str) -> Any:
@@ -84,7 +84,7 @@ def _find_class(kind: str, name: str) -> Any:
     try:
         cls: Any = user_code.find_class(name, TASKS if is_task else RULES, base)
     except LookupError as error:
-        if user_code.is_from_own_code(error):
+        if user_code.is_from_user_code(error):
             raise
         raise _RefusedError(str(error)) from error
     if getattr(cls, method) is getattr(base, method):
@@ -225,7 +225,7 @@ def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tup
     try:
         return flat.extent(task, frozen)
     except ValueError as error:
-        if user_code.is_from_own_code(error):
+        if user_code.is_from_user_code(error):
             raise
         raise _RefusedError(str(error)) from error
 

@@ -82,10 +82,10 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
             simulation.run(time.time(), interrupted)
     except Exception as error:
         task = spec.topology.task.name
-        if not user_code.is_own_fault(error, task):
+        if not user_code.is_caused_by_user_code(error, task):
             raise
-        names = " and ".join(filter(user_code.is_own, (task, spec.topology.rule.name)))
-        raise RunFailedError(f"{names} failed:\n{user_code.own_traceback(error)}") from error
+        names = " and ".join(filter(user_code.is_user_code, (task, spec.topology.rule.name)))
+        raise RunFailedError(f"{names} failed:\n{user_code.user_traceback(error)}") from error
     finally:
         gc.unfreeze()
         recorder.close()

@@ -283,7 +283,7 @@ class Simulation:
 
     def _write(self, record: events.Record) -> None:
         """Have the core record what it cannot know."""
-        self._handle(inputs.Written.of(record))
+        self._handle(inputs.Written.from_record(record))
 
     def _execute(self, action: act.Action) -> None:
         match action:
@@ -291,7 +291,7 @@ class Simulation:
                 self._send(name, self._model(action))
             case act.Log(record):
                 self._recorder.record(record)
-            case act.Broadcast():
+            case act.BroadcastModel():
                 model = self._model(action)
                 for name in list(self._server.clients):
                     self._send(name, model)
@@ -310,7 +310,7 @@ class Simulation:
             case act.Finish():
                 self._finished = True
 
-    def _model(self, dispatch: act.Dispatch | act.Broadcast) -> payloads.ModelMessage:
+    def _model(self, dispatch: act.Dispatch | act.BroadcastModel) -> payloads.ModelMessage:
         """One copy of w is shared by all dispatches of a version."""
         if self._snapshot is None or self._snapshot[0] != dispatch.version:
             self._snapshot = (dispatch.version, self._server.w.copy())

@@ -312,7 +312,7 @@ class Fleet:
             match action:
                 case act.Dispatch(name, version, number):
                     self._send(name, version, number, **action.to_client)
-                case act.Broadcast(version, number):
+                case act.BroadcastModel(version, number):
                     for name in self.devices:
                         self._send(name, version, number)
                 case Request(name, what):

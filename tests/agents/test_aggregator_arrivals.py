@@ -29,7 +29,7 @@ def arrivals(*keys: tuple[str, int], buffers: tuple[Buffers, ...] = ()) -> Arriv
 
 def test_record_of_an_applied_update_is_in_run_seconds() -> None:
     waiting = arrivals(("a", 1), ("b", 2))
-    record = waiting.applied(Contribution("a", 1, base_version=3, weight=0.5), 6, 2 * SECOND).record
+    record = waiting.apply(Contribution("a", 1, base_version=3, weight=0.5), 6, 2 * SECOND).record
     assert record == events.UpdateApplied(
         client="a",
         sequence=1,
@@ -62,15 +62,15 @@ def test_round_of_an_update_that_is_not_applied_is_unfinished() -> None:
     expected = events.RoundUnfinished(
         at=2.0, client="b", base_version=3, dispatched=0.0625, until=1.0, dispatch=2
     )
-    assert waiting.dropped("b", 2, 2 * SECOND).record == expected
+    assert waiting.drop("b", 2, 2 * SECOND).record == expected
     others = [replace(expected, client="a", dispatch=number, at=3.0) for number in (1, 3)]
-    assert [log.record for log in waiting.unapplied(3 * SECOND)] == others
+    assert [log.record for log in waiting.unapplied_records(3 * SECOND)] == others
 
 
 def test_updates_wait_in_order_of_arrival() -> None:
     waiting = arrivals(("a", 1), ("b", 2), ("a", 3))
     assert (len(waiting), [*waiting]) == (3, [("a", 1), ("b", 2), ("a", 3)])
-    assert (waiting.of("a"), waiting.of("c")) == ((1, 3), ())
+    assert (waiting.dispatches_of("a"), waiting.dispatches_of("c")) == ((1, 3), ())
 
 
 def test_buffers_average_applied_updates_and_integers_come_from_the_last() -> None:

@@ -14,7 +14,7 @@ import pytest
 from agents import events
 from agents.aggregator import inputs
 from agents.aggregator.actions import (
-    Broadcast,
+    BroadcastModel,
     Dispatch,
     Evaluate,
     Finish,
@@ -165,28 +165,28 @@ NEVER = (from_seconds(99.9), from_seconds(101.1), -1, 2**64, -(2**64))
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"kind": "model"}, "kind model, the rule takes delta"),
+        ({"kind": "model"}, "kind model, expected delta"),
         ({"schema": "t"}, "another model: schema t"),
         ({"vector": np.zeros(2, np.float32)}, "2 parameters"),
-        ({"base_version": 1}, "base version 1, it was sent 0"),
+        ({"base_version": 1}, "base version 1, expected 0"),
         ({"base_version": -1}, "base version -1"),
         ({"vector": np.array([np.nan], np.float32)}, "not finite"),
         ({"vector": np.array([-np.inf], np.float32)}, "not finite"),
         ({"samples": 0}, "0 samples, expected at least 1"),
-        ({"samples": 10**400}, "a count of more than 9223372036854775807"),
+        ({"samples": 10**400}, "sequence, samples or steps are above 9223372036854775807"),
         ({"steps": -1}, "-1 steps, expected at least 0"),
         ({"effective_steps": np.nan}, "nan effective steps"),
         ({"effective_steps": np.inf}, "inf effective steps"),
         ({"effective_steps": 0.0}, "0 effective steps"),
         ({"effective_steps": 1e13}, "1e+13 effective steps"),
-        ({"loss": 1e300}, "a loss of 1e+300"),
-        ({"loss": -1e300}, "a loss of -1e+300"),
+        ({"loss": 1e300}, "loss 1e+300"),
+        ({"loss": -1e300}, "loss -1e+300"),
         ({"vector": np.array([3e38], np.float32)}, "norm is above 1.8e19"),
         ({"kind": "\x1b[2J\ud800\u202e" + "x" * 60_000}, r"kind \x1b[2J\ud800\u202exxx"),
         ({"schema": "s" * 60_000}, "another model: schema sss"),
-        *(({name: time}, "times that are not in order") for name in TIMES for time in NEVER),
-        ({"train_start": from_seconds(100.4)}, "times that are not in order"),  # after its end
-        ({"downloaded": from_seconds(100.3)}, "times that are not in order"),  # after it was trained on
+        *(({name: time}, "times are not in order") for name in TIMES for time in NEVER),
+        ({"train_start": from_seconds(100.4)}, "times are not in order"),  # after its end
+        ({"downloaded": from_seconds(100.3)}, "times are not in order"),  # after it was trained on
     ],
 )
 def test_unusable_update_is_dropped_and_its_client_gets_a_model(
@@ -210,7 +210,7 @@ def test_samples_of_an_update_are_limited_by_the_shard() -> None:
     log, *_, again = core.update("a", message("a", 1, samples=2**40), 4, 1.0)
     (record,) = records([log])
     assert isinstance(record, events.UpdateRejected)
-    assert record.reason == "1099511627776 samples, its shard has 10"
+    assert record.reason == "1099511627776 samples, expected 10 as in its shard"
     assert server.version == 0
     core.update("a", message("a", again.number, samples=10, **done(1.5)), 4, 2.0)  # type: ignore[union-attr]
     assert server.version == 1
@@ -219,10 +219,14 @@ def test_samples_of_an_update_are_limited_by_the_shard() -> None:
 @pytest.mark.parametrize(
     ("bounds", "base", "reason"),
     [
-        (UpdateBounds(norm=2.5, over_norm="drop"), 1, "norm 3, the bound is 2.5"),
+        (UpdateBounds(norm=2.5, over_norm="drop"), 1, "norm 3, expected at most 2.5"),
         (UpdateBounds(norm=3.0, over_norm="drop", staleness=1), 1, None),  # just within both
-        (UpdateBounds(staleness=0), 1, "staleness 1, the bound is 0"),
-        (UpdateBounds(norm=2.5, staleness=0), 1, "staleness 1, the bound is 0"),  # and is not clipped
+        (UpdateBounds(staleness=0), 1, "staleness 1, expected at most 0"),
+        (
+            UpdateBounds(norm=2.5, staleness=0),
+            1,
+            "staleness 1, expected at most 0",
+        ),  # and is not clipped
     ],
 )
 def test_update_over_a_bound_is_dropped_with_the_reason(
@@ -652,7 +656,7 @@ def test_models_are_sent_before_the_requests_of_the_instant() -> None:
         core.update(client, message(client, 1, 2.0), 4, 1.0)
     assert server.version >= 1
     broadcast, *requests = core.end_of_instant(1.0)
-    assert isinstance(broadcast, Broadcast)
+    assert isinstance(broadcast, BroadcastModel)
     assert requests
     assert all(isinstance(request, Request) for request in requests)
 
@@ -660,7 +664,7 @@ def test_models_are_sent_before_the_requests_of_the_instant() -> None:
 def test_broadcast_is_sent_once() -> None:
     core, _ = started(DeFedAvgIid(buffer_size=1))
     core.update("a", message("a", 1), 4, 1.0)
-    assert core.end_of_instant(1.0) == [Broadcast(1, 2)]
+    assert core.end_of_instant(1.0) == [BroadcastModel(1, 2)]
     assert core.end_of_instant(1.0) == []
 
 
@@ -729,7 +733,7 @@ def test_superseded_broadcast_can_no_longer_be_answered() -> None:
     dispatches = Dispatches()
     first, second = dispatches.broadcast(0, 0, "ab"), dispatches.broadcast(1, 5, "ab")
     assert dispatches.find("a", second) == Dispatched(1, 5)
-    dispatches.answered("a", second)
+    dispatches.close("a", second)
     assert dispatches.find("a", first) is None
     assert dispatches.find("a", second) is None
     assert dispatches.find("b", first) == Dispatched(0, 0)
@@ -742,13 +746,13 @@ def test_models_of_open_dispatches_are_kept() -> None:
     dispatches = Dispatches()
     dispatches.send("slow", 0, 0)
     for version in range(1, 100):
-        dispatches.answered("fast", dispatches.send("fast", version, version))
+        dispatches.close("fast", dispatches.send("fast", version, version))
     dispatches.send("fast", 100, 100)
     assert dispatches.open_versions(["slow", "fast"]) == {0, 100}
     assert dispatches.open_versions(["fast"]) == {100}
     number = dispatches.broadcast(101, 101, ["slow", "fast"])
     dispatches.broadcast(102, 102, ["slow", "fast"])
-    dispatches.answered("fast", number)
+    dispatches.close("fast", number)
     assert dispatches.open_versions(["fast"]) == {102}
     assert dispatches.open_versions(["slow", "fast"]) == {0, 101, 102}
 
@@ -773,10 +777,10 @@ def test_only_open_broadcasts_are_kept_in_memory() -> None:
     dispatches = Dispatches()
     first = dispatches.broadcast(0, 0, "ab")
     numbers = [dispatches.broadcast(version, version, "ab") for version in range(1, 100)]
-    dispatches.answered("a", numbers[-1])
+    dispatches.close("a", numbers[-1])
     dispatches.broadcast(100, 100, "ab")
     assert dispatches.find("b", first) == Dispatched(0, 0)  # it is slow, and may answer that one still
-    dispatches.answered("b", numbers[-2])
+    dispatches.close("b", numbers[-2])
     dispatches.broadcast(101, 101, "ab")
     assert dispatches.first_open("b") == Dispatched(99, 99)
     assert len(pickle.dumps(dispatches)) < 300

@@ -261,7 +261,7 @@ def test_last_evaluation_is_abandoned_after_its_timeout() -> None:
         Log(
             events.Note(
                 10.0,
-                "the run is over; its last evaluation is waited for, at most 30 s (without limit: "
+                "the run is over and waits for its last evaluation, at most 30 s (without limit: "
                 "evaluate: {when: after})",
             )
         )
@@ -348,7 +348,7 @@ def test_evaluations_after_the_run_are_all_done_without_a_timeout() -> None:
     assert core.due(10.0) == [StopClients()]
     assert core.ended == 10.0
     (note,) = records(core.due(11.5))
-    assert note == events.Note(10.0, "the run is over; its last 2 evaluations are waited for")
+    assert note == events.Note(10.0, "the run is over and waits for its last 2 evaluations")
     assert core.next_timer is None
     assert core.evaluated(1, 0.5, 0.7, 100.0) == [Log(events.Evaluated(2.0, 1, 0.5, 0.7))]
     done = core.evaluated(2, 0.4, 0.8, 200.0)

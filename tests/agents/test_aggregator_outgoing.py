@@ -26,29 +26,29 @@ def test_each_client_gets_one_model_and_one_request_per_instant(
         outgoing.broadcast()
     newest = {client: Send(client, lr=float(number)) for number, client in enumerate(sends)}
     pulls = [Request(client, "pull") for client in dict.fromkeys(requests)]
-    assert outgoing.take() == (broadcast, [newest[c] for c in dict.fromkeys(sends)], pulls)
-    assert outgoing.take() == (False, [], [])
+    assert outgoing.pop_all() == (broadcast, [newest[c] for c in dict.fromkeys(sends)], pulls)
+    assert outgoing.pop_all() == (False, [], [])
 
 
 def test_unanswered_request_may_be_repeated() -> None:
     outgoing, pull = Outgoing(), Request("a", "pull")
     outgoing.request_again("a")
-    assert outgoing.take() == (False, [], [])
+    assert outgoing.pop_all() == (False, [], [])
     outgoing.request(pull)
-    outgoing.take()
+    outgoing.pop_all()
     outgoing.request_again("a")
-    assert outgoing.take() == (False, [], [pull])
-    outgoing.satisfied("a")
+    assert outgoing.pop_all() == (False, [], [pull])
+    outgoing.close_request("a")
     outgoing.request_again("a")
-    assert outgoing.take() == (False, [], [])
+    assert outgoing.pop_all() == (False, [], [])
 
 
 def test_request_answered_in_the_same_instant_is_not_sent() -> None:
     outgoing = Outgoing()
     outgoing.send(Send("a"))
     outgoing.request(Request("a", "pull"))
-    outgoing.satisfied("a")
-    assert outgoing.take() == (False, [Send("a")], [])
+    outgoing.close_request("a")
+    assert outgoing.pop_all() == (False, [Send("a")], [])
 
 
 def test_departed_client_gets_nothing_and_the_others_their_messages() -> None:
@@ -59,7 +59,7 @@ def test_departed_client_gets_nothing_and_the_others_their_messages() -> None:
     outgoing.broadcast()
     outgoing.forget("a")
     outgoing.request_again("a")
-    assert outgoing.take() == (True, [Send("b")], [Request("b", "pull")])
+    assert outgoing.pop_all() == (True, [Send("b")], [Request("b", "pull")])
 
 
 def test_nothing_is_sent_at_the_end() -> None:
@@ -68,4 +68,4 @@ def test_nothing_is_sent_at_the_end() -> None:
     outgoing.request(Request("a", "pull"))
     outgoing.broadcast()
     outgoing.clear()
-    assert outgoing.take() == (False, [], [])
+    assert outgoing.pop_all() == (False, [], [])

@@ -115,7 +115,7 @@ def test_norm_bounds_limit_attackers_and_are_recorded() -> None:
     assert dropped > 0.85
     reasons = run.rejected.groupby("client", observed=True)["reason"].first()
     assert reasons["bad-1"].startswith("norm ")
-    assert reasons["bad-1"].endswith(", the bound is 1")
+    assert reasons["bad-1"].endswith(", expected at most 1")
 
 
 def test_update_of_3e38_does_not_stop_the_run() -> None:

@@ -78,7 +78,7 @@ class Listening:
         self.heard.append(copy.deepcopy(event))
         done = self.durable.handle(event)
         if isinstance(event, inputs.InstantOver):
-            self.durable.sync(told=True)
+            self.durable.sync(before_replies=True)
         return done
 
     def __getattr__(self, name: str) -> Any:
@@ -147,12 +147,12 @@ def test_run_with_crashes_equals_the_run_without(
             durable.handle(copy.deepcopy(event))
             done += 1
             if isinstance(event, inputs.InstantOver):
-                durable.sync(told=True)
+                durable.sync(before_replies=True)
         crash(durable, folder)
         durable = kept(folder, setup)
         done = durable.entries
     assert done == len(whole.heard)
-    whole.durable.sync(told=True)
+    whole.durable.sync(before_replies=True)
     assert plain(durable.core) == plain(whole.durable.core)
     journal = (folder / "events.jsonl").read_bytes()
     assert journal == (tmp_path / "whole" / "events.jsonl").read_bytes()
@@ -171,7 +171,7 @@ def begun(folder: Path, **options: Any) -> DurableCore:
         durable.handle(inputs.StatusChanged(0, name, "ready"))
     durable.handle(inputs.Started(0, 1e9, 0))
     durable.handle(inputs.InstantOver(0))
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     return durable
 
 
@@ -203,7 +203,7 @@ def test_input_that_was_not_synced_is_lost_without_a_trace(tmp_path: Path) -> No
     assert not dealt_with(durable, "a", 1)
     durable.handle(arrival("a"))
     durable.handle(arrival("b"))
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     assert sum(isinstance(r, events.UpdateApplied) for r in written(tmp_path / "run")) == 2
     durable.close()
 
@@ -212,7 +212,7 @@ def test_synced_input_survives_and_is_not_applied_twice(tmp_path: Path) -> None:
     """Whether or not the acknowledgement got out; an update in the rule's buffer, too."""
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     durable = again(durable, tmp_path / "run")
     assert dealt_with(durable, "a", 1)
     assert durable.handle(arrival("a")) == [act.Acknowledge("a", 1)]
@@ -257,7 +257,7 @@ def test_buffers_and_base_models_survive_every_crash(
         for event in heard:
             durable.handle(copy.deepcopy(event))
             durable._due = checkpoints
-            durable.sync(told=True)
+            durable.sync(before_replies=True)
             if crashes:
                 crash(durable, folder)
                 durable = kept(folder, setup)
@@ -271,12 +271,12 @@ def test_buffers_and_base_models_survive_every_crash(
 def test_repeated_order_is_recorded_once_even_across_a_crash(tmp_path: Path) -> None:
     paused = events.Acted(1.0, "a", "scenario", 0.001, to_json(Pause()))
     durable = begun(tmp_path / "run")
-    durable.handle(inputs.Written.of(paused))
-    durable.handle(inputs.Written.of(paused))
-    durable.sync(told=True)
+    durable.handle(inputs.Written.from_record(paused))
+    durable.handle(inputs.Written.from_record(paused))
+    durable.sync(before_replies=True)
     recovered = again(durable, tmp_path / "run")
-    recovered.handle(inputs.Written.of(paused))
-    recovered.sync(told=True)
+    recovered.handle(inputs.Written.from_record(paused))
+    recovered.sync(before_replies=True)
     assert [one for one in written(tmp_path / "run") if isinstance(one, events.Acted)] == [paused]
     recovered.close()
 
@@ -287,12 +287,12 @@ def test_torn_log_entry_is_ignored(torn: int, tmp_path: Path) -> None:
     log = tmp_path / "run" / "state" / "aggregator" / "inputs.bin"
     whole = log.stat().st_size
     durable.handle(arrival("a"))
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     os.truncate(log, whole + torn)
     durable = again(durable, tmp_path / "run")
     assert not dealt_with(durable, "a", 1)
     durable.handle(arrival("a"))
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     durable = again(durable, tmp_path / "run")
     assert dealt_with(durable, "a", 1)
     durable.close()
@@ -301,17 +301,19 @@ def test_torn_log_entry_is_ignored(torn: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", [1, 60, 600])
 def test_journal_behind_the_log_is_completed(lost: int, tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
-    durable.handle(inputs.Written.of(events.Note(0.0, "from the controller")))
+    durable.handle(inputs.Written.from_record(events.Note(0.0, "from the controller")))
     durable.handle(arrival("a"))
     durable.handle(arrival("b"))
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     journal = tmp_path / "run" / "events.jsonl"
     whole = journal.read_bytes()
     os.truncate(journal, len(whole) - lost)
     durable = again(durable, tmp_path / "run")
     assert journal.read_bytes() == whole
     journal.write_bytes(b"")
-    with pytest.raises(SnapshotError, match=r"events\.jsonl has less than .*checkpoint\.bin says"):
+    with pytest.raises(
+        SnapshotError, match=r"events\.jsonl is missing or shorter than in .*checkpoint\.bin"
+    ):
         again(durable, tmp_path / "run")
 
 
@@ -324,9 +326,9 @@ def test_crash_between_checkpoint_and_log_truncation(
     with monkeypatch.context() as patched:
         patched.setattr(recording.Recording, "cut", lambda *_: None)
         durable._due = True
-        durable.sync(told=True)
+        durable.sync(before_replies=True)
     durable.handle(inputs.InstantOver(6))
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     entries = durable.entries
     durable = again(durable, tmp_path / "run")
     assert durable.entries == entries
@@ -339,10 +341,10 @@ def test_run_without_a_log_resumes_from_its_checkpoint_and_reports_the_loss(tmp_
     folder, options = tmp_path / "run", {"durability": "checkpoint"}
     durable = begun(folder, **options)
     durable._due = True
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     for name in "ab":
         durable.handle(arrival(name))
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     assert durable.server.version == 1
     durable = again(durable, folder, segment="2", **options)
     assert (durable.server.version, durable.server.w.tolist()) == (0, [np.float32(0.3)])
@@ -356,7 +358,7 @@ def test_run_without_a_log_resumes_from_its_checkpoint_and_reports_the_loss(tmp_
 
 def test_run_without_checkpoints_is_not_resumed(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run", durability="none")
-    with pytest.raises(SnapshotError, match="holds a run, but no state to go on from"):
+    with pytest.raises(SnapshotError, match="has a run, but no state from which"):
         again(durable, tmp_path / "run", segment="2", durability="none")
 
 
@@ -370,7 +372,7 @@ def test_log_larger_than_the_checkpoint_triggers_a_new_one(
         durable = begun(folder, durability=kept)
         for at in range(1, 3000):
             durable.handle(inputs.InstantOver(at))
-            durable.sync(told=False)
+            durable.sync(before_replies=False)
         log = folder / "inputs.bin" if record else folder / "state" / "aggregator" / "inputs.bin"
         assert (log.stat().st_size > 60_000) == record
         durable = again(durable, folder, durability=kept)
@@ -389,10 +391,10 @@ def left_by_a_crash(folder: Path) -> dict[str, bytes]:
     """A checkpoint, then two acknowledged updates that made a version; all files by their paths."""
     durable = begun(folder)
     durable._due = True
-    durable.sync(told=False)
+    durable.sync(before_replies=False)
     for name in "ab":
         durable.handle(arrival(name))
-        durable.sync(told=True)
+        durable.sync(before_replies=True)
     crash(durable, folder)
     return files_of(folder)
 
@@ -420,7 +422,7 @@ def test_flipped_bits_in_the_log_are_errors_and_change_no_file(tmp_path: Path) -
         damaged[at] ^= 1 << at % 8
         (folder / LOG).write_bytes(damaged)
         text = refused(folder, RecordingError, r"inputs\.bin, the entry at byte \d+.* is damaged")
-        assert "Whole: checkpoint.bin (4 entries of the run, 0.0 s), events.jsonl. Nothing was" in text
+        assert "Intact: checkpoint.bin (4 entries of the run, 0.0 s), events.jsonl. Nothing was" in text
     (folder / LOG).write_bytes(whole)
     durable = kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
     assert durable.server.version == 1
@@ -432,17 +434,19 @@ def test_empty_missing_or_older_log_is_an_error(tmp_path: Path) -> None:
     whole = left_by_a_crash(folder)[LOG]
     log = folder / LOG
     log.write_bytes(b"")
-    refused(folder, RecordingError, r"inputs\.bin is empty\. Whole: checkpoint\.bin .*, events\.jsonl\.")
+    refused(
+        folder, RecordingError, r"inputs\.bin is empty\. Intact: checkpoint\.bin .*, events\.jsonl\."
+    )
     log.unlink()
-    refused(folder, SnapshotError, r"inputs\.bin: No such file or directory\. Whole: checkpoint")
+    refused(folder, SnapshotError, r"inputs\.bin: No such file or directory\. Intact: checkpoint")
     log.mkdir()
-    refused(folder, SnapshotError, r"inputs\.bin: this is not a regular file\. Whole: checkpoint")
+    refused(folder, SnapshotError, r"inputs\.bin: this is not a regular file\. Intact: checkpoint")
     log.rmdir()
     recording.Recording(log, setup_of(FedBuff(buffer_size=2))).close()
-    refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those behind 4")
+    refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those after 4")
     begins = 8 + 36 + len(b'{"entries":4}')
     log.write_bytes(whole[:begins])  # the end is missing, at a whole entry
-    refused(folder, RecordingError, "2 updates beyond what follows from these: the end of the log is")
+    refused(folder, RecordingError, "2 updates after that: the end of the log is")
 
 
 def test_damaged_checkpoint_is_an_error_that_says_the_log_is_intact(tmp_path: Path) -> None:
@@ -453,9 +457,9 @@ def test_damaged_checkpoint_is_an_error_that_says_the_log_is_intact(tmp_path: Pa
         damaged[at] ^= 1 << at % 8
         (folder / CHECKPOINT).write_bytes(damaged)
         text = refused(
-            folder, SnapshotError, r"checkpoint\.bin (is damaged|is not whole|cannot be read)"
+            folder, SnapshotError, r"checkpoint\.bin (is damaged|is incomplete|cannot be read)"
         )
-        assert "Whole: inputs.bin (entries 4 to 6)" in text
+        assert "Intact: inputs.bin (entries 4 to 6)" in text
 
 
 def test_damaged_records_are_an_error_or_rewritten(tmp_path: Path) -> None:
@@ -463,15 +467,15 @@ def test_damaged_records_are_an_error_or_rewritten(tmp_path: Path) -> None:
     whole = left_by_a_crash(folder)[JOURNAL]
     journal = folder / JOURNAL
     journal.write_bytes(whole.replace(b'"wall_clock":1000000000.0', b'"wall_clock":1000000001.0'))
-    text = refused(folder, SnapshotError, r"events\.jsonl is damaged: the first \d+ bytes are not")
-    assert "Whole: checkpoint.bin (4 entries of the run, 0.0 s), inputs.bin (entries 4 to 6)" in text
+    text = refused(folder, SnapshotError, r"events\.jsonl is damaged: its first \d+ bytes do not")
+    assert "Intact: checkpoint.bin (4 entries of the run, 0.0 s), inputs.bin (entries 4 to 6)" in text
     journal.write_bytes(whole.replace(b'"client":"b"', b'"client":"c"'))  # behind the checkpoint
     durable = kept(folder, setup_of(FedBuff(buffer_size=2)))
     durable.close()
     *_, note = written(folder)
     assert journal.read_bytes() == whole + events.to_line(note).encode()
     assert note == events.Note(
-        5e-9, "events.jsonl was damaged behind the checkpoint; the log has given it again"
+        5e-9, "events.jsonl was damaged after the checkpoint; it was restored from the log"
     )
 
 
@@ -484,7 +488,7 @@ def test_state_of_another_run_or_model_is_an_error(tmp_path: Path) -> None:
         (replace(setup.settings, schema="t"), "another model"),
     ):
         other = replace(setup, settings=settings)
-        with pytest.raises(SnapshotError, match=rf"checkpoint\.bin is of {told}"):
+        with pytest.raises(SnapshotError, match=rf"checkpoint\.bin belongs to {told}"):
             kept(folder, other, segment="2")
 
 
@@ -493,7 +497,7 @@ def test_damaged_model_waiting_for_evaluation_is_an_error(bad: bytes, tmp_path: 
     folder = tmp_path / "run"
     durable = begun(folder)
     durable.handle(inputs.TimersDue(from_seconds(CHECKPOINT_EVERY)))
-    durable.sync(told=False)
+    durable.sync(before_replies=False)
     crash(durable, folder)
     (waiting,) = (folder / "state" / "aggregator").glob("evaluate-0.safetensors")
     waiting.write_bytes(bad)
@@ -533,7 +537,7 @@ def test_run_resumes_after_all_processes_restarted(tmp_path: Path) -> None:
     """Updates finished before the restart count first; then clients leave and join."""
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     durable = again(durable, tmp_path / "run", segment="2")
     assert durable.core.epoch is None
     assert [type(r) for r in records(durable.handle(arrival("b")))] == [
@@ -559,7 +563,7 @@ def test_interrupted_run_resumes_with_its_buffer_and_timers(tmp_path: Path) -> N
     assert notes == ["updates not applied yet, but in the rule's buffer: 1"]
     assert not [r for r in records(ended) if isinstance(r, events.UpdateRejected)]
     assert durable.core.is_cut_short
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     durable = again(durable, tmp_path / "run", segment="2")
     assert not durable.core.is_cut_short
     assert durable.core.next_timer == from_seconds(CHECKPOINT_EVERY)
@@ -572,7 +576,7 @@ def test_finished_run_is_not_resumed(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
     durable.handle(inputs.TimersDue(from_seconds(1e6)))
     assert durable.core.ended is not None
-    durable.sync(told=True)
+    durable.sync(before_replies=True)
     durable = again(durable, tmp_path / "run", segment="2")
     done = durable.handle(inputs.EvaluationDone(durable.at, 0, 0.5, 0.5))
     assert act.Finish("after") in done
@@ -594,7 +598,7 @@ class Evil:
 )
 def test_snapshot_with_unexpected_types_is_refused(content: object, tmp_path: Path) -> None:
     snapshot.save({"state": content}, tmp_path / "checkpoint.bin")
-    with pytest.raises(SnapshotError, match=r"it names \S+, which no state has"):
+    with pytest.raises(SnapshotError, match=r"it refers to \S+, which no state contains"):
         snapshot.load(tmp_path / "checkpoint.bin")
 
 
@@ -611,7 +615,7 @@ def test_incomplete_snapshot_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SnapshotError):
             snapshot.load(path)
     path.write_bytes(b"\x80\x05" + whole)
-    with pytest.raises(SnapshotError, match="no snapshot"):
+    with pytest.raises(SnapshotError, match="not a checkpoint"):
         snapshot.load(path)
     path.write_bytes(b"testbed1" + whole[8:])
     with pytest.raises(SnapshotError, match="another version of the testbed"):
@@ -623,9 +627,9 @@ def test_model_is_kept_until_its_evaluation_is_on_disk(tmp_path: Path) -> None:
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
     durable = again(durable, tmp_path / "run")
     assert durable.evaluating == [0]
-    assert durable.kept(0)[0].tolist() == [np.float32(0.3)]
+    assert durable.load_kept_model(0)[0].tolist() == [np.float32(0.3)]
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
-    durable.sync(told=False)
+    durable.sync(before_replies=False)
     durable = again(durable, tmp_path / "run")
     assert durable.evaluating == []
     assert not list((tmp_path / "run" / "state" / "aggregator").glob("evaluate-*"))
@@ -641,6 +645,6 @@ def test_without_durability_models_are_kept_only_for_evaluation_after_the_run(
     waiting = tmp_path / "state" / "aggregator" / "evaluate-0.safetensors"
     assert waiting.exists() == after
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
-    durable.sync(told=False)
+    durable.sync(before_replies=False)
     assert not waiting.exists()
     durable.close()

@@ -22,57 +22,57 @@ from tests.agents.helpers import message
 def test_answers_to_dispatches_are_never_a_flood() -> None:
     guard = FloodGuard()
     for number in range(10_000):
-        guard.asked("a")
+        guard.expect_answer("a")
         assert guard.passes("a", at=number / 10_000, is_answer=True)
-    assert not guard.floods("a")
+    assert not guard.is_flooding("a")
 
 
 def test_answers_that_were_never_given_do_not_let_a_flood_pass() -> None:
     guard = FloodGuard()
     for _ in range(10_000):
-        guard.asked("a")
+        guard.expect_answer("a")
     passed = sum(guard.passes("a", at=0.0, is_answer=True) for _ in range(2000))
     assert passed == 256 + 100
-    assert guard.floods("a")
+    assert guard.is_flooding("a")
 
 
 @pytest.mark.parametrize("rate", [20.0, 1e6])
 def test_only_the_client_that_floods_is_blocked(rate: float) -> None:
     guard = FloodGuard()
     passed = tried = 0
-    while not guard.floods("flooding"):
+    while not guard.is_flooding("flooding"):
         tried += 1
         passed += guard.passes("flooding", at=tried / rate)
     assert passed == pytest.approx(100 + 10 * tried / rate, abs=1)
     assert tried - passed == 1000
     guard.shut_out("flooding")
-    assert not guard.floods("flooding")  # once
+    assert not guard.is_flooding("flooding")  # once
     assert not guard.passes("flooding", at=1e9)
     assert guard.passes("a", at=tried / rate)
 
 
 def test_flood_ends_when_messages_become_rare() -> None:
     guard = FloodGuard()
-    assert guard.subsided() is None
+    assert guard.end_of_flood() is None
     guard.shut_out("a")
     for number in range(50):
         guard.passes("a", at=number)
-    assert guard.subsided() is None
+    assert guard.end_of_flood() is None
     for number in range(3):  # a new client of it says that it is there
         guard.passes("a", at=number)
-    assert guard.subsided() == 53
-    assert guard.subsided() is None
+    assert guard.end_of_flood() == 53
+    assert guard.end_of_flood() is None
 
 
 def test_restarted_client_is_admitted_and_may_be_blocked_again() -> None:
     guard = FloodGuard()
     for _ in range(1100):
         guard.passes("a", at=0.0)
-    assert guard.floods("a")
+    assert guard.is_flooding("a")
     guard.shut_out("a")
-    assert guard.let_in("a")
-    assert not guard.let_in("a")
-    assert not guard.floods("a")
+    assert guard.readmit("a")
+    assert not guard.readmit("a")
+    assert not guard.is_flooding("a")
     assert guard.passes("a", at=0.0)
 
 
@@ -159,4 +159,4 @@ def test_aggregator_blocks_a_flooding_client_until_its_restart(
     ]
     assert 90 < len([one for one in records if isinstance(one, events.UpdateRejected)]) < 110
     (note,) = (one.message for one in records if isinstance(one, events.Note))
-    assert re.fullmatch(r"a flood is over: [45]\d messages of it were refused", note)
+    assert re.fullmatch(r"a flood of messages is over: [45]\d of them were refused", note)

@@ -99,7 +99,7 @@ def test_recording_of_0_2_0_is_read_and_not_continued(tmp_path: Path) -> None:
     assert not recording.has_checksums(path)
     path.write_bytes(path.read_bytes()[:-1])
     assert list(recording.read(path)) == [first, Torn(12 + len(setup))]
-    with pytest.raises(RecordingError, match="it has no checksums"):
+    with pytest.raises(RecordingError, match="has no checksums"):
         recording.check(path)
 
 
@@ -124,7 +124,7 @@ def test_incomplete_last_entry_is_removed_when_the_file_is_continued(tmp_path: P
     extent = recording.check(path)
     assert extent == Extent(first=0, last=2, size=begin)
     assert path.stat().st_size == begin + kept
-    recorded = Recording.continued(path, extent)
+    recorded = Recording.reopen(path, extent)
     recorded.write(InstantOver(8))
     recorded.close()
     assert path.read_bytes() == setup + entries[0] + entries[1] + entry(
@@ -151,7 +151,7 @@ def test_every_flipped_bit_is_an_error_and_not_taken_for_a_torn_entry(tmp_path: 
 @pytest.mark.parametrize(
     ("order", "found"),
     [((0, 2, 1, 3), "2 of the run, expected 1"), ((0, 1, 3), "3 of the run, expected 2"),
-     ((0, 1, 1, 2, 3), "1 of the run, expected 2"), ((1, 2, 3), "has to be its first entry")],
+     ((0, 1, 1, 2, 3), "1 of the run, expected 2"), ((1, 2, 3), "as the first entry")],
     ids=["swapped", "missing", "twice", "without a beginning"],
 )  # fmt: skip
 def test_missing_and_swapped_entries_are_named(tmp_path: Path, order: list[int], found: str) -> None:
@@ -169,7 +169,7 @@ def test_empty_file_is_no_recording(tmp_path: Path) -> None:
         with pytest.raises(RecordingError, match=r"inputs\.bin is empty"):
             read(path)
     path.write_bytes(b"inputs2\n")
-    with pytest.raises(RecordingError, match="has no whole entry"):
+    with pytest.raises(RecordingError, match="has no complete entry"):
         recording.check(path)
 
 
@@ -203,7 +203,7 @@ def test_invalid_entry_is_named_by_its_position(tmp_path: Path) -> None:
     path.write_bytes(setup + entry(b'["InstantOver",{"at":"soon"}]'))
     place = len(setup)
     with pytest.raises(
-        RecordingError, match=rf"inputs\.bin, the entry at byte {place}: InstantOver does not"
+        RecordingError, match=rf"inputs\.bin, the entry at byte {place}: InstantOver has the wrong"
     ):
         list(recording.read(path))
 

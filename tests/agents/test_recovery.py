@@ -211,16 +211,16 @@ def test_stall_may_last_until_the_end_of_the_run() -> None:
 def test_held_clients_are_not_missed() -> None:
     core = answered()
     progress = core.core.progress
-    progress.acted("a", Pause())
+    progress.note_action("a", Pause())
     assert silent(core, 1000.0) is None
-    progress.acted("a", Resume())
+    progress.note_action("a", Resume())
     assert silent(core, 1000.0) is None  # its next round has not ended yet
     core.update("a", message("a", 3, base_version=1, sequence=2), 4, 1000.0)
     core.end_of_instant(1000.0)
     assert silent(core, 7000.0) == 1000.0
-    progress.acted("b", SetCpu(0.01))
+    progress.note_action("b", SetCpu(0.01))
     assert silent(core, 7000.0) is None
-    progress.acted("b", Crash())
+    progress.note_action("b", Crash())
     core.status("b", "offline", 7000.0)
     assert silent(core, 7000.0) == 1000.0
 
@@ -256,12 +256,12 @@ def test_no_silence_is_counted_while_the_run_clock_is_suspended() -> None:
 
 def test_open_requests_and_round_durations_are_in_the_checkpoint(tmp_path: Path) -> None:
     core = answered()
-    core.core.progress.acted("a", Pause())
+    core.core.progress.note_action("a", Pause())
     stalled(core, 3.0, 18.1)
     snapshot.save(core.core, tmp_path / "checkpoint")
     core.core = snapshot.load(tmp_path / "checkpoint")
     assert silent(core, 1000.0) is None
-    core.core.progress.acted("a", Resume())
+    core.core.progress.note_action("a", Resume())
     assert of(act.Dispatch, reported(core, "a", 0, 19.0))
     done = core.update("b", message("b", 4, base_version=2, sequence=2), 4, 35.0)
     assert records(done)[0] == events.Disrupted(35.0, 3.0, "nothing arrived")

@@ -123,7 +123,7 @@ def test_aggregator_refuses_invalid_messages_and_continues(
     say(control, messages.encode(messages.StartOrder()))
     say(control, messages.encode(messages.NoteOrder("so it is")))
     say(control, messages.encode(messages.LogOrder(1.0, "a", "hand", 0.5, {"action": "crash"})))
-    aggregator._durable.sync(told=True)
+    aggregator._durable.sync(before_replies=True)
     lines = (aggregator._durable._directory / "events.jsonl").read_text().splitlines()
     assert '"clients":["a"]' in lines[0]
     assert '"message":"so it is"' in lines[-2]
@@ -136,7 +136,7 @@ def test_aggregator_refuses_invalid_messages_and_continues(
     for _ in range(1000):
         say(NAMES.status("a"), messages.encode(messages.Status("a", "joining")))
         say(NAMES.update("a"), b"[" * 60_000)
-    aggregator._durable.sync(told=True)
+    aggregator._durable.sync(before_replies=True)
     assert 0 < (aggregator._durable._directory / "events.jsonl").stat().st_size - size < 50_000
 
 

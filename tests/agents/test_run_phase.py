@@ -95,7 +95,7 @@ def test_orders_are_recorded_once_and_other_records_each_time() -> None:
     core = _in(RunPhase.RUNNING)
     order, note = events.Acted(1.0, "a", "hand", 0.0, to_json(Pause())), events.Note(1.0, "so it is")
     for record, again in ((order, []), (note, [note])):
-        written = inputs.Written.of(record)
+        written = inputs.Written.from_record(record)
         assert records(core.handle(written)) == [record]
         assert records(core.handle(written)) == again
     assert core.handle(inputs.Written('{"event":"of a later version"}')) == []

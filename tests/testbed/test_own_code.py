@@ -451,10 +451,10 @@ def test_aggregator_reports_an_evaluation_error(tmp_path: Path) -> None:
     Evaluator(mine, samples, done.set_result).submit(3, first_model(mine, 0)[0])
     error = done.result(timeout=30).exception()
     assert error is not None
-    assert user_code.is_own_fault(error, "own:Unscored")
-    assert not user_code.is_own_fault(error, "digits-logreg")
+    assert user_code.is_caused_by_user_code(error, "own:Unscored")
+    assert not user_code.is_caused_by_user_code(error, "digits-logreg")
     told = "AttributeError: 'float' object has no attribute 'double'\nin the evaluation of version 3"
-    assert user_code.own_traceback(error) == told
+    assert user_code.user_traceback(error) == told
 
 
 def learning(name: str, **more: Any) -> dict[str, Any]:
@@ -719,14 +719,14 @@ def test_client_error_shows_only_own_code_in_the_traceback(
     write(tmp_path)
     user_code.use_folder(str(tmp_path))
     mine = user_code.find_class("own:Mine", TASKS, Task)
-    with pytest.raises(SystemExit) as ended, user_code.exit_if_own_code_fails("own:Mine"):
+    with pytest.raises(SystemExit) as ended, user_code.exit_if_user_code_fails("own:Mine"):
         mine(fails=True).loss(None, [1, 2, 3])  # type: ignore[call-arg, arg-type]
     assert ended.value.code == user_code.FAILED
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
     assert said.count("File ") == 2
     assert said.endswith("RuntimeError: this cannot be\n")
-    with pytest.raises(RuntimeError), user_code.exit_if_own_code_fails("digits-logreg"):  # ours is ours
+    with pytest.raises(RuntimeError), user_code.exit_if_user_code_fails("digits-logreg"):  # ours is ours
         raise RuntimeError
 
 

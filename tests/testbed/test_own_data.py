@@ -394,11 +394,58 @@ def test_refused_data_leave_no_run_directory(
     assert list(runs.iterdir()) == []
 
 
-def test_csv_file_is_refused_with_a_conversion_hint(folder: Path, testbed: Testbed) -> None:
-    (folder / "mine.csv").write_text("x,y\n1,0\n", encoding="utf-8")
+@pytest.mark.parametrize(("suffix", "separator"), [("csv", ","), ("tsv", "\t")])
+def test_csv_columns_are_numbers_and_names(tmp_path: Path, suffix: str, separator: str) -> None:
+    rows = ["age,income,y", "30,1.5,no", "41,2.5,yes", "52,3.5,yes"]
+    text = "\n".join(rows).replace(",", separator) + "\n"
+    (tmp_path / f"train.{suffix}").write_text(text, encoding="utf-8")
+    (tmp_path / f"test.{suffix}").write_text(text, encoding="utf-8")
+    found = read(tmp_path, input=("age", "income"), label="y")
+    assert found.train.x.tolist() == [[30, 1.5], [41, 2.5], [52, 3.5]]
+    assert found.train.y.tolist() == [0, 1, 1]
+    assert found.test.y.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x,y\n1,0\n2\n", "not readable as CSV"),
+        ("x,y\n1,0\n,1\n", "row 1: value is missing"),
+        ("", "not readable as CSV"),
+        ("a,b\n1,0\n", "x"),
+    ],
+    ids=["a value too few", "an empty value", "an empty file", "other columns"],
+)
+def test_damaged_csv_is_reported_with_its_place(
+    folder: Path, testbed: Testbed, text: str, told: str
+) -> None:
+    (folder / "mine.csv").write_text(text, encoding="utf-8")
     said = testbed("data", changed(folder, "path: mine", "path: mine.csv"))
+    assert (said.code, told in said.err) == (2, True), said.err
+    assert "Traceback" not in said.err
+
+
+def test_images_in_folders_by_class_are_read(tmp_path: Path) -> None:
+    for split, counts in (("train", {"cat": 3, "ant": 2}), ("test", {"cat": 1})):
+        for name, count in counts.items():
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = np.full((4, 5), 10 * len(name) + number, np.uint8)
+                Image.fromarray(pixels).save(tmp_path / split / name / f"{number}.png")
+    found = read(tmp_path, input=("image",), label="label")
+    assert found.train.x.shape == (5, 4, 5)
+    assert found.train.y.tolist() == [0, 0, 1, 1, 1]
+    assert found.test.y.tolist() == [1]
+    assert found.train.x[3].tolist() == [[31] * 5] * 4
+
+
+def test_files_of_other_types_are_refused_with_those_that_are_read(
+    folder: Path, testbed: Testbed
+) -> None:
+    (folder / "mine.xlsx").write_bytes(b"PK")
+    said = testbed("data", changed(folder, "path: mine", "path: mine.xlsx"))
     assert said.code == 2
-    assert "mine.csv: expected a .parquet or .npz file; pandas.read_csv(FILE).to_parquet(" in said.err
+    assert "mine.xlsx: expected files of one type, of parquet, npz, csv, tsv" in said.err
 
 
 def test_labels_that_do_not_fit_the_model_are_reported(folder: Path, testbed: Testbed) -> None:

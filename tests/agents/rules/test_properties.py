@@ -274,7 +274,7 @@ def test_stray_messages_only_raise_a_counter(rule: Rule) -> None:
     for sender in (last.client, gone, "stranger"):
         is_known = (sender, last.dispatch) in fleet.core.acknowledged  # perhaps another's broadcast
         found = strays(fleet.core.update(sender, last, 4, fleet.now))
-        assert found == ([] if is_known else ["from a client that is not present"])
+        assert found == ([] if is_known else ["its client is not present"])
         assert is_known or sender != last.client
     assert fleet.core.end_of_instant(fleet.now) == []
     assert (fleet.server.w, fleet.server.version, fleet.core.next_timer) == before

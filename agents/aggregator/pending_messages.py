@@ -1,6 +1,6 @@
-"""What the aggregator's core wants sent, as messages on their topics.
+"""Messages that the aggregator's core sends, with their topics.
 
-They wait here until the inputs that they follow from are on the disk (docs/concepts/durability.md).
+They wait here until the inputs that caused them are on the disk (docs/concepts/durability.md).
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from agents.rules.interface import Request, Server
 from agents.wire import messages, payloads
 
 Requested = Request | act.AskForReport | act.AskForUnacknowledged | act.AskForShares | act.Acknowledge
-"""Actions that are messages on a client's topic of requests."""
+"""Actions that are sent as messages on a client's topic of requests."""
 _Request = messages.Request | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
 
 
-class Outbox:
+class PendingMessages:
+    """Messages that wait to be sent. `schema`: hash of the model's schema."""
+
     def __init__(self, names: Topics, clients: Iterable[str], schema: str, server: Server) -> None:
-        """`schema` is the hash of the model's schema."""
         self._run, self._broadcast = names.run, names.broadcast
         self._topics = {client: (names.model(client), names.request(client)) for client in clients}
-        """By client: topics of its models and of its requests."""
+        """Topics of models and of requests, by client."""
         self._schema = schema
         self._server = server
         self.waiting: list[tuple[str, bytes | chunks.Messages]] = []
         """Topic and payload of each message, in order."""
         self._body: tuple[int, chunks.Body] | None = None
-        """The newest version that was sent, and its body, which all dispatches of it share."""
+        """Newest version that was sent, and its body, which all its dispatches share; None for none."""
 
-    def add_model(self, action: act.Dispatch | act.Broadcast) -> None:
-        """Add the model as it is now: it is copied, as the rule changes it in place."""
+    def add_model(self, action: act.Dispatch | act.BroadcastModel) -> None:
+        """Add a message with a copy of the present model, which the rule changes in place."""
         message = payloads.ModelMessage(
             run=self._run,
             version=action.version,
@@ -45,9 +46,11 @@ class Outbox:
         )
         head, *views = payloads.lay_out(message)
         if self._body is None or self._body[0] != action.version:
-            self._body = None  # not two at once
+            self._body = None  # frees the old body before the new one is made
             self._body = action.version, chunks.cut([bytes(view) for view in views])
-        topic = self._broadcast if isinstance(action, act.Broadcast) else self._topics[action.client][0]
+        topic = (
+            self._broadcast if isinstance(action, act.BroadcastModel) else self._topics[action.client][0]
+        )
         self.waiting.append((topic, chunks.chunk_messages(head, self._body[1])))
 
     def add(self, action: Requested) -> None:
@@ -66,12 +69,12 @@ class Outbox:
         self.waiting.append((self._topics[client][1], messages.encode(request)))
 
     def stop(self, client: str) -> None:
-        """Add the message that ends `client`."""
+        """Add the request to `client` to end."""
         stop = messages.encode(messages.Request(client, "stop"))
         self.waiting.append((self._topics[client][1], stop))
 
     def send(self, connection: Connection) -> None:
-        """Publish all messages that wait, in order."""
+        """Publish all waiting messages in order."""
         for topic, payload in self.waiting:
             connection.publish(topic, payload)
         self.waiting.clear()
