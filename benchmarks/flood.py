@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from agents import events
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import RecordFollower
 from testbed.runtimes.process import runtime
 from tests.chaos import FAULTS
 from tests.running import Finished, started, write_topology
@@ -30,7 +30,7 @@ def _wall_clock(runs: Path, up: subprocess.Popen[str]) -> float:
     """Wait for the start of the run clock; return its wall-clock time."""
     while up.poll() is None:
         for path in runs.glob("*/events.jsonl"):
-            for record in Follower(path).read():
+            for record in RecordFollower(path).read():
                 if isinstance(record, events.RunStarted):
                     return record.wall_clock
         time.sleep(0.05)

@@ -39,7 +39,7 @@ from agents.mqtt.transport import Connection, ReceivedMessage
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
 from testbed.broker import BrokerLimits, Listeners, accounts, write_mosquitto
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import RecordFollower
 from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
 
 _RUN, _TOPICS = "load", Topics("load")
@@ -273,7 +273,7 @@ def _watch(
     """Print a line per interval; end flooding clients when they are shut out, as a controller does."""
     print(f"{'s':>5}{'updates/s':>11}", *(f"{name:>10}: cores, MB" for name in meters))
     begin, before = time.monotonic(), 0
-    follower = Follower(records)
+    follower = RecordFollower(records)
     for meter in meters.values():
         meter.look()
     for tenth in range(1, 11):

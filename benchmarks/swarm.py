@@ -1,5 +1,4 @@
-"""Measurements on many hosts for docs/evidence/swarm.md, on this machine. `python -m benchmarks.swarm
-NAME...`:
+"""Measurements for docs/evidence/swarm.md, on this machine. `python -m benchmarks.swarm NAME...`:
 
     fidelity   `testbed calibrate --fidelity`, with devices on both nodes
     services   how fast a Swarm makes what a device needs, and how fast a node's engine answers

@@ -175,7 +175,8 @@ def topology(schema: dict[str, Any]) -> str:
         "Required keys are bold.",
     ]
     for name, definition in _reachable(whole):
-        parts += [f"## {name}", _cell(definition.get("description", "")), _keys(definition, whole)]
+        heading = f"## {_shown_name(name)}"
+        parts += [heading, _cell(definition.get("description", "")), _keys(definition, whole)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -197,6 +198,11 @@ def with_common_keys(schema: dict[str, Any]) -> dict[str, Any]:
         definitions[title] = {"description": description, "properties": found, "required": required}
         properties[key] = {"$ref": f"#/$defs/{title}"}
     return schema | {"$defs": definitions, "properties": properties}
+
+
+def _shown_name(definition: str) -> str:
+    """Name of a part of the topology on the page: `Link` for the definition `LinkSettings`."""
+    return definition.removesuffix("Settings")
 
 
 def _reachable(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -250,7 +256,8 @@ def _words(schema: dict[str, Any], whole: dict[str, Any]) -> str:
     if "$ref" in schema:
         name = schema["$ref"].removeprefix("#/$defs/")
         target = whole["$defs"][name]
-        return f"[{name}](#{name.lower()})" if "properties" in target else _words(target, whole)
+        shown = _shown_name(name)
+        return f"[{shown}](#{shown.lower()})" if "properties" in target else _words(target, whole)
     if options := schema.get("anyOf") or schema.get("oneOf"):
         words = list(dict.fromkeys(_words(o, whole) for o in options if o.get("type") != "null"))
         return " or ".join(words if len(words) < 4 else [", ".join(words[:-1]), words[-1]])

@@ -46,7 +46,7 @@ from testbed.errors import TestbedError
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import RecordFollower
 from testbed.runtimes.process.runtime import find
 from tests.running import Finished, cli, started, write_topology
 
@@ -224,7 +224,7 @@ class _Live:
     @property
     def complete(self) -> bool:
         """Whether it has ended as planned: containers do so also where their controller was killed."""
-        records = Follower(self._runs / self.name / "events.jsonl").read()
+        records = RecordFollower(self._runs / self.name / "events.jsonl").read()
         return any(isinstance(one, events.RunEnded) and one.reason in COMPLETE for one in records)
 
     def goes_on(self) -> bool:
@@ -257,7 +257,7 @@ class _Live:
     def _zero(self) -> float | None:
         """The Unix time when the run clock, as it goes now, showed 0; None: it stands still."""
         for path in self._runs.glob("*/events.jsonl"):
-            starts = [one for one in Follower(path).read() if isinstance(one, events.RunStarted)]
+            starts = [one for one in RecordFollower(path).read() if isinstance(one, events.RunStarted)]
             if starts and starts[-1].wall_clock >= self._begun:
                 return starts[-1].wall_clock - starts[-1].at
         return None

@@ -48,7 +48,7 @@ def test_actions_by_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path)
             ("set {} a --cpu 0", "--cpu 0: expected a positive share of one host core such as 0.25"),
             ("set {} a --cpu 64", "a cannot have 64 cpu: the devices would ask for 64.3 cores"),
             ("set {} a --up 12", "--up 12: expected a rate"),
-            ("set {} a --up 12mbit --loss 1%", "loses no packets: use the docker runtime"),
+            ("set {} a --up 12mbit --loss 1%", "cannot lose packets"),
             ("kill nowhere a", "no run nowhere"),
             ("shell {} a", "ran in the process runtime, whose devices have no containers"),
         ):

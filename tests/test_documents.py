@@ -151,7 +151,7 @@ def check_yaml(text: str) -> None:
     """A topology or a part of one, a sweep, machines or profiles. Raises BadInputError."""
     data = yamlfile.parse(text).data
     if "topology" in data:
-        validation_errors.validated(SweepFile, yamlfile.parse(text))
+        validation_errors.validate(SweepFile, yamlfile.parse(text))
     elif "nodes" in data:
         machines.parse(text)
     elif data.keys() <= {"devices", "links"} and isinstance(data.get("devices", {}), dict):

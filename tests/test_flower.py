@@ -130,7 +130,7 @@ def test_unsupported_apps_are_refused(task: dict[str, Any], message: str, tmp_pa
 
 def test_flower_task_needs_a_code_folder(tmp_path: Path) -> None:
     text = written(tmp_path).read_text().replace("code: flower_app\n", "")
-    with pytest.raises(BadInputError, match="flower runs code of your own: add code"):
+    with pytest.raises(BadInputError, match="flower runs your own code: add code"):
         topology.parse(text)
 
 

@@ -21,7 +21,7 @@ ELSEWHERE = LiveRun("t-elsewhere", "new", 3, None)
 TAKEN_DOWN: list[str] = []
 
 
-def available() -> bool:
+def is_available() -> bool:
     return True
 
 

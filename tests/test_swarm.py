@@ -24,7 +24,7 @@ from testbed.data import preparation
 from testbed.errors import HostError
 from testbed.host.nodes import Node
 from testbed.host.swarm_nodes import nodes
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
@@ -131,7 +131,7 @@ def test_run_on_two_engines_survives_kills_and_is_resumed(
         run = until(up, runs, lambda run: since(run, ended) >= {"first", "second-1"})
         for one, device in zip(on_swarm, ("first", "second-1"), strict=True):
             (container,) = containers(one, device)
-            executor.put(one.client, container, DISK, {"kept": b"by its client"})
+            executor.put_files(one.client, container, DISK, {"kept": b"by its client"})
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
     name = run.path.name
@@ -216,7 +216,7 @@ def test_pending_cleanup_uses_engine_proxies_of_the_same_image(
     try:
         with pytest.raises(HostError, match=f"{os.uname().nodename} does not answer .* down r-1"):
             removal.remove(manager, made, "r-1", None)
-        assert engine_proxies.image_of(manager, "r-1") == image
+        assert engine_proxies.proxy_image(manager, "r-1") == image
     finally:
         services.remove_rest(manager, "r-1")
     nothing_is_left(on_swarm)
@@ -229,11 +229,11 @@ def test_node_lost_since_the_plan_is_reported_and_a_new_one_is_ignored(
     read = load(write_topology(tmp_path, devices=[{"name": "first", "cpu": 0.2, "link": LINK}]))
 
     def planned(name: str, *known: Node) -> RunSpec:
-        made = plan(read, "swarm", Host((0, 1), 2**34, nodes=known))
+        made = plan(read, "swarm", HostResources((0, 1), 2**34, nodes=known))
         return RunSpec(RunDirectory.create(tmp_path, name), read, made, {"first": 1})
 
     gone = replace(other, id="gone", name="the-gone-one")
-    with pytest.raises(HostError, match="the-gone-one can take no work"):
+    with pytest.raises(HostError, match="the-gone-one does not accept work"):
         launcher(planned("gone", here, gone), View()).__enter__()
 
     spec = planned("come", here)

@@ -126,7 +126,7 @@ def _row(experiment: Experiment, claim: Claim, result: Result) -> Row:
     reason = _unfit(experiment, claim, result, best)
     for variant in variants:
         if not reason and honest.at_edge(tried[variant]):
-            reason = f"the best step size of {variant}, {best[variant]:g}, is at the edge of those tried"
+            reason = f"the best step size of {variant}, {best[variant]:g}, is the edge of what was tried"
     for variant in claim.others if figure == "tolerance" else ():
         if not reason and log10(max(tried[variant])) in scores[variant, best[variant]].values():
             reason = f"{variant} tolerates the largest step size tried, {max(tried[variant]):g}"

@@ -19,7 +19,7 @@ from testbed.api.launching import Launch
 from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.host import run_module
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower, last_start
+from testbed.rundir.tail import RecordFollower, last_start
 
 _TICK_SECONDS = 0.1
 ERROR = "error: "
@@ -40,7 +40,7 @@ def start(
     """
     from testbed.runtimes.process import runtime  # with the broker
 
-    past = Follower(directory.events).read()  # of a run that is resumed
+    past = RecordFollower(directory.events).read()  # of a run that is resumed
     started = [record for record in past if isinstance(record, events.RunStarted)]
     launch.write(directory)
     arguments = [str(directory.path), *(["tied"] if tied else [])]

@@ -100,7 +100,7 @@ def profile_text(shown: Profiles, *, whole: bool) -> str:
     """Return the profiles as text: one line each, or with `whole` all details."""
     from testbed.topology import profiles as reader
 
-    text = reader.explained(shown) if whole else reader.listing(shown)
+    text = reader.details(shown) if whole else reader.listing(shown)
     return f"{text}\n\n{reader.EMULATED}" if shown.devices else text
 
 

@@ -20,7 +20,7 @@ from testbed.errors import BadInputError, RunFailedError, reading_run
 from testbed.host.signals import uninterrupted
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import RecordFollower
 from testbed.topology import units
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class RunHandle:
     def events(self) -> Iterator[events.Record]:
         """Yield all records of `events.jsonl` from the first one, each as soon as it is written, until
         the run is over. Raises RunFailedError if a record cannot be read."""
-        follower = Follower(self._directory.events)
+        follower = RecordFollower(self._directory.events)
         while True:
             live = self.live  # before reading, so that no record is missed
             try:

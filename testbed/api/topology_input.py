@@ -49,7 +49,7 @@ def text_of(
         case str() if "\n" in wanted:
             given = TopologyInput("<topology>", wanted)
         case str() | Path():
-            given = TopologyInput(str(wanted), yamlfile.text_of(Path(wanted)))
+            given = TopologyInput(str(wanted), yamlfile.read_text(Path(wanted)))
         case _:
             raise BadInputError(
                 f"expected a topology as path, text, mapping or Topology, not {type(wanted).__name__}"

@@ -8,7 +8,7 @@ from typing import Literal
 from agents.disk import files
 from testbed.errors import BadInputError
 from testbed.topology import fedscale as reader
-from testbed.topology import parse, published, units, yamlfile
+from testbed.topology import parse, published_traces, units, yamlfile
 
 _MOST_BYTES = 2 * 2**30
 
@@ -20,12 +20,15 @@ def convert_trace(
     `link: {trace: {csv: …}}` reads. `direction`: direction of the link that the trace is for. `scale`:
     factor for all rates. Raises BadInputError."""
     path = Path(file)
-    if form not in published.FORMATS:
-        raise BadInputError(f"unknown format {form!r}, expected one of {', '.join(published.FORMATS)}")
+    if form not in published_traces.FORMATS:
+        raise BadInputError(
+            f"unknown format {form!r}, expected one of {', '.join(published_traces.FORMATS)}"
+        )
     lines = _read(path).decode("utf-8-sig", "replace").splitlines()
     about = f"{path.name}, as {form}" + (f", times {scale:g}" if scale != 1 else "")
     try:
-        return published.as_csv(published.FORMATS[form](lines), direction, scale=scale, source=about)
+        samples = published_traces.FORMATS[form](lines)
+        return published_traces.as_csv(samples, direction, scale=scale, source=about)
     except ValueError as error:
         raise BadInputError(f"{path}: {error}") from error
 
@@ -63,12 +66,12 @@ def fedscale_devices(
         raise BadInputError(f"--from {begin}, --for {length}: {error}") from error
     behaviours = None if behaviour is None else _entries(Path(behaviour))
     try:
-        chosen = reader.clients(_entries(Path(capacity)), behaviours, count, seed)
+        chosen = reader.draw_clients(_entries(Path(capacity)), behaviours, count, seed)
     except ValueError as error:
         raise BadInputError(
             f"{capacity if behaviour is None else f'{capacity}, {behaviour}'}: {error}"
         ) from error
-    groups = reader.devices(
+    groups = reader.device_groups(
         chosen, cpu=cpu, steps=steps, batch_size=batch_size, begin=since, length=span, speed_up=speed_up
     )
     numbers = ", ".join(client.number for client in chosen)

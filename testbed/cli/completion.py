@@ -79,7 +79,7 @@ def profiles(incomplete: str) -> list[str]:
 
 def trace_formats(incomplete: str) -> list[str]:
     """Complete formats of published traces."""
-    published = _CATALOG.parent / "topology" / "published.py"
+    published = _CATALOG.parent / "topology" / "published_traces.py"
     return _starting_with(incomplete, _keys(published, "FORMATS"))
 
 

@@ -127,7 +127,7 @@ def _show_profiles(name: str | None, *, as_json: bool) -> None:
     from testbed.api import catalog
 
     known = catalog.profiles()
-    shown = known if name is None else known.only(name)
+    shown = known if name is None else known.select(name)
     if as_json:
         print_json(catalog.profile_rows(shown))
     else:

@@ -11,7 +11,7 @@ from analysis import summary
 from analysis.load import Run
 from testbed.dashboard.feed import Feed
 from testbed.fidelity.validity import Validity
-from testbed.topology import Stop
+from testbed.topology import StopSettings
 from testbed.traits import is_simulated
 
 _RATE_SECONDS = 10.0
@@ -62,7 +62,7 @@ progress { width: 100%; height: 6px; display: block; margin: 4px 0; accent-color
 def _stop(run: Run) -> config.StopConditions:
     """What ends the run; nothing where its topology is of another version."""
     with suppress(ValueError, TypeError):
-        stop: config.StopConditions = Stop.model_validate(run.topology.get("stop")).build()
+        stop: config.StopConditions = StopSettings.model_validate(run.topology.get("stop")).build()
         return stop
     return config.StopConditions(after=None, updates=None, target_accuracy=None)
 

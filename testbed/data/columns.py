@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agents.shards import Shard
 from testbed.errors import BadInputError
-from testbed.topology.data_settings import Data
+from testbed.topology.data_settings import DataSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -90,7 +90,7 @@ class DecodedSplit:
 
 def read(
     split: RawSplit,
-    data: Data,
+    data: DataSettings,
     train: DecodedSplit | None = None,
     count: Callable[[int], object] = lambda _: None,
 ) -> DecodedSplit:
@@ -163,7 +163,7 @@ def _as_classes(
     return np.array([place[name] for name in names.known], np.int64)[numbers]
 
 
-def _input(column: Any, data: Data, place: str, first: int) -> Array:
+def _input(column: Any, data: DataSettings, place: str, first: int) -> Array:
     """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels: they are
     read as tokens if `length` is set, and refused otherwise."""
     array = _array(column, data, place, first)
@@ -179,7 +179,7 @@ def _input(column: Any, data: Data, place: str, first: int) -> Array:
     return array.astype(np.int16)
 
 
-def _inputs(arrays: Sequence[Array], data: Data, split: str, first: int) -> Array:
+def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int) -> Array:
     """Return the inputs of the model before scaling, of one column or of several that form a table."""
     if len(arrays) > 1 or (arrays[0].ndim == 1 and arrays[0].dtype.kind != "U"):
         for name, array in zip(data.input or (), arrays, strict=True):
@@ -223,7 +223,9 @@ def _compact(tokens: Array) -> Array:
     return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))
 
 
-def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, named: bool) -> Array:
+def _labels(
+    array: Array, data: DataSettings, names: Names, place: str, first: int, *, named: bool
+) -> Array:
     """Return a column of labels: numbers, classes, or provisional numbers of texts.
 
     `named`: all texts are names of classes. Otherwise texts of one character are looked up in the
@@ -261,7 +263,7 @@ def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, n
     return array.astype(np.int64)
 
 
-def _characters(texts: Array, data: Data, split: str, first: int) -> Array:
+def _characters(texts: Array, data: DataSettings, split: str, first: int) -> Array:
     """Return the positions of the characters in the alphabet, shape (n, length)."""
     width = texts.dtype.itemsize // 4
     lengths = np.char.str_len(texts)
@@ -286,7 +288,7 @@ def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
     return np.where(letters[found] == codes, found, -1)
 
 
-def _array(column: Any, data: Data, place: str, first: int) -> Array:
+def _array(column: Any, data: DataSettings, place: str, first: int) -> Array:
     """Convert a column of Arrow or numpy to an array; texts to numpy's type, as wide as the longest
     one."""
     if isinstance(column, np.ndarray):
@@ -319,7 +321,7 @@ def _array(column: Any, data: Data, place: str, first: int) -> Array:
     raise DataError("input", f"{place} holds {kind}, expected images, texts, numbers, or lists of these")
 
 
-def _lists(column: Any, data: Data, place: str, first: int) -> Array:
+def _lists(column: Any, data: DataSettings, place: str, first: int) -> Array:
     from pyarrow import compute
 
     values = column.flatten()

@@ -17,7 +17,7 @@ import numpy as np
 from testbed.console import ProgressReporter, Report, silent
 from testbed.data.columns import DataError, RawSplit
 from testbed.errors import BadInputError, HostError
-from testbed.topology.data_settings import Data
+from testbed.topology.data_settings import DataSettings
 
 _ROWS = 1_000
 """Rows that are decoded at a time."""
@@ -46,7 +46,7 @@ class Splits:
         return (*self.train, *self.test, *self.validation)
 
 
-def local_splits(data: Data, root: Path | None) -> Splits | None:
+def local_splits(data: DataSettings, root: Path | None) -> Splits | None:
     """Return the files of `data` on this machine; None if it has to be downloaded from the hub.
 
     `root`: data root; None: there is none. Raises DataError if the user's folder has no files,
@@ -71,7 +71,7 @@ def local_splits(data: Data, root: Path | None) -> Splits | None:
     return whole[0] if whole else None
 
 
-def _in_folder(folder: Path, data: Data) -> Splits:
+def _in_folder(folder: Path, data: DataSettings) -> Splits:
     if folder.is_file():
         return Splits((folder,), (), ())
     train, test, validation = (
@@ -98,7 +98,7 @@ def _glob(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob(pattern)))
 
 
-def _no_files_message(folder: Path, data: Data) -> str:
+def _no_files_message(folder: Path, data: DataSettings) -> str:
     if not folder.exists():
         return f"{folder} does not exist: the path is relative to the topology's folder"
     return (
@@ -236,7 +236,7 @@ def _split_name(paths: Sequence[Path]) -> str:
 
 
 @contextlib.contextmanager
-def fetch_splits(data: Data, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
+def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
     """Download a dataset from the hub; yield its splits by name. `report` is called with progress lines.
     Raises HostError."""
     # The libraries read this at import: a user's experiment sends no usage statistics.
@@ -285,7 +285,7 @@ class _Stage:
         return min(size, self.total)
 
 
-def _stages(builder: Any, known: Iterable[Any], data: Data) -> list[_Stage]:
+def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Stage]:
     """Return the stages of `builder`'s work: downloading and unpacking, with sizes as far as known.
     `known`: the dataset's files according to the hub."""
     from huggingface_hub import constants
@@ -332,7 +332,7 @@ def _reporting_progress(stages: Sequence[_Stage], report: Report) -> Iterator[No
         thread.join()
 
 
-def _not_fetched_message(data: Data, reason: str) -> str:
+def _not_fetched_message(data: DataSettings, reason: str) -> str:
     folder = f"{data.hub}/{data.config}" if data.config else data.hub
     return (
         f"{data.hub} cannot be downloaded from the Hugging Face hub ({reason}). Connect to a network, "

@@ -32,7 +32,7 @@ from testbed.data.columns import DataError, DecodedSplit, RawSplit
 from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.topology import Topology
-from testbed.topology.data_settings import Data, Split
+from testbed.topology.data_settings import DataSettings, Split
 from testbed.topology.partition import Indices
 from testbed.user_code.stand_ins import TaskStandIn
 
@@ -69,7 +69,7 @@ class LocatedDataset:
 class Columns:
     """A dataset in columns of files, local or on the Hugging Face hub."""
 
-    data: Data
+    data: DataSettings
     shape: tuple[int, ...] | None = None
     """Shape of one input; None: unknown until the data is read, so that no step can be predicted."""
     tokens: bool = False
@@ -120,7 +120,9 @@ class Columns:
         total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
 
-        def decode(split: RawSplit, data: Data, train: DecodedSplit | None = None) -> DecodedSplit:
+        def decode(
+            split: RawSplit, data: DataSettings, train: DecodedSplit | None = None
+        ) -> DecodedSplit:
             nonlocal read
             samples = columns.read(split, data, train, lambda done: progress(read + done, total))
             read += split.rows
@@ -295,7 +297,7 @@ class TaskDataset:
         )
         assert train is not None  # noqa: S101  (checked in the process that runs own code)
         label, client = (name if name in splits["train"] else None for name in ("y", "client"))
-        data = Data(path=self.name, input=("x",), label=label, client=client)
+        data = DataSettings(path=self.name, input=("x",), label=label, client=client)
         return Columns(data).read(train, test, validation, report)
 
 
@@ -307,7 +309,7 @@ _CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghij
 DATASETS: dict[str, Source] = {
     "digits": Digits(),
     "flwrlabs/shakespeare": Columns(
-        Data(
+        DataSettings(
             hub="flwrlabs/shakespeare",
             input=("x",),
             label="y",
@@ -321,11 +323,14 @@ DATASETS: dict[str, Source] = {
     ),
     "synthetic-sentences": SyntheticSentences(),
     "uoft-cs/cifar10": Columns(
-        Data(hub="uoft-cs/cifar10", input=("img",), label="label"), shape=(3, 32, 32)
+        DataSettings(hub="uoft-cs/cifar10", input=("img",), label="label"), shape=(3, 32, 32)
     ),
-    "ylecun/mnist": Columns(Data(hub="ylecun/mnist", input=("image",), label="label"), shape=(28, 28)),
+    "ylecun/mnist": Columns(
+        DataSettings(hub="ylecun/mnist", input=("image",), label="label"), shape=(28, 28)
+    ),
     "zalando-datasets/fashion_mnist": Columns(
-        Data(hub="zalando-datasets/fashion_mnist", input=("image",), label="label"), shape=(28, 28)
+        DataSettings(hub="zalando-datasets/fashion_mnist", input=("image",), label="label"),
+        shape=(28, 28),
     ),
 }
 

@@ -30,7 +30,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.host import cache
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, partition
-from testbed.topology.partition import Iid, Indices, Request, Resampled, Scheme
+from testbed.topology.partition import Iid, Indices, Resampled, SampleRequest, Scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +181,10 @@ def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
     return Parts(classes, Shard(train.x[together], train.y[together], train.scale), samples)
 
 
-def _explicit_requests(topology: Topology) -> dict[str, Request]:
+def _explicit_requests(topology: Topology) -> dict[str, SampleRequest]:
     """Return the samples that the topology assigns to devices explicitly, in device order."""
     return {
-        name: Request(group.data.samples, group.data.labels, index)
+        name: SampleRequest(group.data.samples, group.data.labels, index)
         for index, group in enumerate(topology.devices)
         if group.data is not None and group.data.samples is not None
         for name in group.device_names
@@ -221,14 +221,14 @@ def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, In
 def _deal(
     topology: Topology,
     scheme: Scheme,
-    by_hand: Mapping[str, Request],
+    by_hand: Mapping[str, SampleRequest],
     labels: NDArray[Any],
     keys: Indices,
 ) -> Mapping[str, Indices]:
     seed, clients = topology.seed, topology.device_names
     try:
-        given, rest = partition.take_by_hand(by_hand, labels, seed)
-    except partition.TooFewError as error:
+        given, rest = partition.draw_requested(by_hand, labels, seed)
+    except partition.TooFewSamplesError as error:
         where = ("devices", error.request.group, "data", error.setting)
         raise datasets.topology_error(topology, where, str(error)) from error
     others = [client for client in clients if client not in given]
@@ -271,7 +271,7 @@ def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Ind
 
 def _partition_path(
     scheme: Scheme,
-    by_hand: Mapping[str, Request],
+    by_hand: Mapping[str, SampleRequest],
     labels: NDArray[Any],
     keys: Indices,
     clients: Sequence[str],

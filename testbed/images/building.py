@@ -93,18 +93,25 @@ def scratch_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Builder of images, parents first. `scratch` is a folder for temporary files."""
+    """Builder of images, parents first."""
 
     client: docker.DockerClient
+    """Client of the engine that builds."""
     tags: Tags
+    """Kind of image -> its tag, parents first."""
     scratch: Path
+    """Folder for temporary files."""
     progress: Progress
+    """Callback for progress lines."""
     expected: BuildTime
+    """Estimate of the time left."""
     own: ImageAdditions | None = None
+    """Code and packages that the run adds; None: none."""
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""
 
     def build(self, kinds: set[str]) -> None:
+        """Build the images of these kinds. Raises HostError, BadInputError."""
         names = ", ".join(kind for kind in self.tags if kind in kinds)
         self._report(f"Container images to build: {names}")
         architecture = self.client.version()["Arch"]

@@ -90,6 +90,7 @@ class BuildContext:
     """Files that a user's image is built from: the folder of its Dockerfile."""
 
     dockerfile: Path
+    """Path of the Dockerfile."""
     files: tuple[str, ...]
     """Paths of the files, relative to the folder."""
     digest: str

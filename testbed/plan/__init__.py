@@ -4,13 +4,13 @@ prepared from both."""
 from testbed.host.cpusets import cpuset
 from testbed.plan.assignment import plan
 from testbed.plan.catalog import Catalog
-from testbed.plan.host import Host, this_host
+from testbed.plan.host import HostResources, this_host
 from testbed.plan.plan_tables import device_table, node_table
 from testbed.plan.planned_devices import Plan, PlannedDevice, to_host_time
 
 __all__ = [
     "Catalog",
-    "Host",
+    "HostResources",
     "Plan",
     "PlannedDevice",
     "cpuset",

@@ -139,7 +139,7 @@ def container_places(certificate: str | None) -> Places:
 
 def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
     """Return the files to send to a device on another host: path in the container -> path here."""
-    weights = model_start(spec.topology, spec.directory).weights
+    weights = initial_model(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
     return {SHARD: spec.directory.shard(device), **start}
 
@@ -174,7 +174,7 @@ def update_steps(topology: Topology, plan: Plan) -> list[Named]:
     return pipeline.sort_steps([*own.values(), *topology.update_steps])
 
 
-def model_start(topology: Topology, directory: RunDirectory) -> InitialModel:
+def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
     """Return what the processes of a run build the model from, with the host's paths."""
     weights = str(directory.start) if directory.start.is_file() else None
     return InitialModel(weights, topology.task.frozen)
@@ -282,7 +282,7 @@ def _aggregator(
         test_set=places.path(spec.directory.test_set, TEST_SET),
         run_directory=places.path(spec.directory.path, RUN_DIRECTORY),
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
-        start=_start(spec, places),
+        start=_initial_model(spec, places),
         segment=secrets.token_hex(4),
         durability=topology.durability,
         bounds=topology.bounds.build(),
@@ -336,7 +336,7 @@ def _client(
         shard=places.path(spec.directory.shard(device.name), SHARD),
         threads=device.threads,
         parameters=parameters,
-        start=_start(spec, places),
+        start=_initial_model(spec, places),
         dilation=device.dilation,
         memory=f"{disk}/memory.safetensors" if side.kind == "residual" else None,
         outbox=disk,
@@ -356,8 +356,8 @@ def _code(spec: RunSpec, places: Places) -> str | None:
     return None if spec.topology.user_code is None else places.path(spec.directory.code, CODE)
 
 
-def _start(spec: RunSpec, places: Places) -> InitialModel:
-    start = model_start(spec.topology, spec.directory)
+def _initial_model(spec: RunSpec, places: Places) -> InitialModel:
+    start = initial_model(spec.topology, spec.directory)
     weights = None if start.weights is None else places.path(Path(start.weights), START)
     return replace(start, weights=weights)
 

@@ -1,4 +1,5 @@
-"""From a topology to its plan on a host: which cores are for what, and what each device has of them."""
+"""From a topology to its plan on a host: the purpose of each core, and each device's part of the
+cores."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from testbed.host.cpusets import cpuset
 from testbed.plan import feasibility, gpu_placement, memory, notes
 from testbed.plan.catalog import HERE, Catalog
 from testbed.plan.gpu_placement import PlannedGpu
-from testbed.plan.host import Host
+from testbed.plan.host import HostResources
 from testbed.plan.measurements import Measurements
 from testbed.plan.placement import (
     SHARED_CAPACITY,
@@ -28,7 +29,7 @@ from testbed.topology.yamlfile import Problem
 from testbed.traits import Traits, traits
 
 _STRETCH = 1.02
-"""By which time is stretched more, until the devices fit on the nodes."""
+"""Factor by which the dilation grows until the devices fit on the nodes."""
 _ROUNDING = 1e-9
 """Error allowed when a dilation is rounded up to two decimals."""
 _NO_CATALOG = Catalog()
@@ -37,17 +38,17 @@ _NO_CATALOG = Catalog()
 def plan(
     topology: Topology,
     runtime: str,
-    host: Host,
+    host: HostResources,
     catalog: Catalog = _NO_CATALOG,
     *,
     oversubscribe: bool = False,
 ) -> Plan:
-    """What the runtime of that name will launch on `host`. Pure.
+    """Make the plan of what `runtime` will launch on `host`. Pure.
 
-    Broker and aggregator have the first core to themselves, evaluations the last ones where they are to
-    have their own, and the devices the others. Raises BadInputError, with the numbers, where the devices
-    ask for more than that, unless `oversubscribe`; and always where the runtime cannot do what the
-    topology asks, or there is none of that name.
+    Broker and aggregator get the first core, evaluations the last cores if they have cores of their own,
+    and the devices all others. Raises BadInputError, with the numbers, if the devices request more than
+    that, unless `oversubscribe`; and always if the runtime is unknown, or cannot do what the topology
+    asks for.
     """
     found = traits(runtime)
     reserved = memory.server_memory(catalog.model, len(topology.device_names))
@@ -63,8 +64,8 @@ def plan(
         measured=Measurements(
             cpu=_measured_cpu(groups, topology, found), virtual=catalog.measured.virtual
         ),
-        virtual=topology.virtual.filled(catalog.measured.virtual),
-        absent=scenario.absent(topology.scenario, topology.devices),
+        virtual=topology.virtual.with_defaults(catalog.measured.virtual),
+        absent=scenario.absent_at_start(topology.scenario, topology.devices),
         is_routed=found.many_hosts
         or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
@@ -83,12 +84,12 @@ def plan(
 def _on_host(
     topology: Topology,
     made: Plan,
-    host: Host,
+    host: HostResources,
     groups: Sequence[PlannedDevice],
     reserved: int,
     problems: list[Problem],
 ) -> Plan:
-    """What is launched on the cores of this host. Raises BadInputError, with `problems`."""
+    """Assign the cores of this host to the plan. Raises BadInputError with all `problems`."""
     found, oversubscribe = made.traits, made.is_oversubscribed
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
@@ -137,12 +138,12 @@ def _on_host(
 def _on_nodes(
     topology: Topology,
     made: Plan,
-    host: Host,
+    host: HostResources,
     catalog: Catalog,
     groups: Sequence[PlannedDevice],
     reserved: int,
 ) -> Plan:
-    """What is launched on the nodes of `host`. Raises BadInputError."""
+    """Place the devices of the plan on the nodes of `host`. Raises BadInputError."""
     found, source, oversubscribe = made.traits, topology.source, made.is_oversubscribed
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
@@ -151,11 +152,11 @@ def _on_nodes(
     capacity = math.fsum(node.capacity for node in nodes)
     least = [min(catalog.cpu.get(one.group, {HERE: one.cpu or 0.0}).values()) for one in groups]
     dilation = _dilation(topology, capacity, least)
-    placed = place(_wishes(topology, groups, dilation, catalog), nodes, oversubscribe=oversubscribe)
+    placed = place(_requests(topology, groups, dilation, catalog), nodes, oversubscribe=oversubscribe)
     while isinstance(placed, UnplacedDevice) and placed.by_cores and topology.dilation == "auto":
         dilation = math.ceil(dilation * _STRETCH * 100) / 100  # whole devices leave gaps on each node
-        wishes = _wishes(topology, groups, dilation, catalog)
-        placed = place(wishes, nodes, oversubscribe=oversubscribe)
+        requests = _requests(topology, groups, dilation, catalog)
+        placed = place(requests, nodes, oversubscribe=oversubscribe)
     shaper, problems = choose_shaper(topology, found, host.lack_of_netem)
     problems += [
         *feasibility.unsupported(topology, groups, made.runtime),
@@ -163,9 +164,9 @@ def _on_nodes(
         *feasibility.too_little_memory(topology, groups),
     ]
     if not isinstance(placed, UnplacedDevice):
-        problems += feasibility.access_apart(topology, placed)
+        problems += feasibility.split_access_links(topology, placed)
     if isinstance(placed, UnplacedDevice):
-        problems.append(feasibility.on_no_node(topology, placed.wish.device, placed.why))
+        problems.append(feasibility.no_node_fits(topology, placed.request.device, placed.why))
     if problems or isinstance(placed, UnplacedDevice):
         raise source.error(problems)
     by_id = {node.id: node for node in nodes}
@@ -197,13 +198,13 @@ def _on_nodes(
     )
 
 
-def _wishes(
+def _requests(
     topology: Topology, groups: Sequence[PlannedDevice], dilation: float, catalog: Catalog
 ) -> list[NodeRequest]:
-    wishes = []
+    requests = []
     for group, planned in zip(topology.devices, groups, strict=True):
         own = {node: one / dilation for node, one in catalog.cpu.get(group.name, {}).items()}
-        wishes += [
+        requests += [
             NodeRequest(
                 name,
                 max(own.values(), default=(planned.cpu or 0.0) / dilation),
@@ -214,18 +215,21 @@ def _wishes(
             )
             for name in group.device_names
         ]
-    return wishes
+    return requests
 
 
 def _on_node(device: PlannedDevice, node: PlannedNode, catalog: Catalog) -> PlannedDevice:
-    """`device` with its share of a core of its node."""
+    """Return `device` with its CPU share and cores on its node."""
     cpu = catalog.cpu.get(device.group, {}).get(node.id, device.cpu)
     return replace(device, cpu=cpu, cores=cpuset(node.devices), core_speed=node.core or 1.0)
 
 
 def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> float:
-    """The topology's dilation; `auto` is the smallest at which the devices, with `cpu` of each group,
-    fit on `capacity` cores."""
+    """Return the topology's dilation.
+
+    `auto` is the lowest with which the devices fit on `capacity` cores. `cpu`: CPU share of a device of
+    each group.
+    """
     if topology.dilation != "auto":
         return topology.dilation
     cores = math.fsum(
@@ -235,9 +239,9 @@ def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> floa
 
 
 def _groups(
-    topology: Topology, runtime: Traits, host: Host, catalog: Catalog, reserved: int
+    topology: Topology, runtime: Traits, host: HostResources, catalog: Catalog, reserved: int
 ) -> tuple[PlannedDevice, ...]:
-    """A device of each group, before it is placed and slowed down."""
+    """Return a device of each group, before placement and dilation."""
     free = None if runtime.simulated else host.memory - reserved
     limits = _memory_limits(topology, catalog, free)
     here = host.nodes[0].id if runtime.many_hosts else HERE
@@ -252,11 +256,11 @@ def _groups(
 
 
 def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> list[int]:
-    """Bytes for a device of each group.
+    """Return the memory limit, in bytes, of a device of each group.
 
-    Where the topology gives none, a profile's memory is the limit. With `free` bytes for all devices,
-    those with profiles get no more than the others leave them, shared equally where that is less than
-    they have, but no less for it than a device without profile.
+    Without a limit in the topology, it is the profile's memory. If only `free` bytes are left for all
+    devices, devices with profiles share equally what the others leave, but no limit drops below the
+    default of a device without profile. None: no such bound.
     """
     own, given = [], 0
     for group in topology.devices:
@@ -279,7 +283,7 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
 def _measured_cpu(
     groups: Sequence[PlannedDevice], topology: Topology, runtime: Traits
 ) -> dict[str, float]:
-    """The shares that were found for profiles on this host; none where each machine has its own."""
+    """Return the CPU shares computed from profiles on this host; empty with several machines."""
     if runtime.many_hosts:
         return {}
     return {
@@ -302,7 +306,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         cpu=cpu,
         memory=memory_limit,
         local=group.local.build(),
-        link=None if link is None else link_traces.at_start(link, trace),
+        link=None if link is None else link_traces.link_at_start(link, trace),
         trace=trace,
         access=None if group.access is None else group.access.build(),
         think=None if group.think is None else group.think.plain(),

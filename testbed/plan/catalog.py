@@ -18,8 +18,8 @@ from testbed.plan.step_work import count_step_work
 from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, link_traces, profiles
-from testbed.topology.devices import DeviceGroup, Link
-from testbed.topology.link_traces import Trace
+from testbed.topology.devices import DeviceGroup, LinkSettings
+from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
 
@@ -43,7 +43,7 @@ class Catalog:
 
     profiles: Profiles = field(default_factory=Profiles)
     """Device profiles and link classes."""
-    traces: Mapping[str, tuple[Trace, ...]] = field(default_factory=dict)
+    traces: Mapping[str, tuple[LinkSeries, ...]] = field(default_factory=dict)
     """Device group -> its link traces; only groups that have some."""
     hints: tuple[str, ...] = ()
     """Sentences on outdated notation in the files of traces."""
@@ -60,7 +60,7 @@ class Catalog:
         """Device profile `name`; None without a name, or if only the name is known."""
         return self.profiles.devices.get(name or "")
 
-    def link(self, link: Link | None) -> config.AccessLink | None:
+    def link(self, link: LinkSettings | None) -> config.AccessLink | None:
         """A group's `link` at the start, without its trace: the topology's values, else those of its
         class; None without a link."""
         if link is None or link.kind is None:
@@ -117,11 +117,11 @@ def _unknown(topology: Topology, catalog: Catalog) -> Iterator[Problem]:
         where: Where = ("devices", index)
         given = group.cpu is not None or group.name in catalog.measured.cpu
         if group.profile is not None and not given and group.profile not in known.devices:
-            guess = profiles.guess(group.profile, known.devices)
+            guess = profiles.suggestion(group.profile, known.devices)
             yield topology.source.problem((*where, "profile"), f"there is no such profile; {guess}")
         kind = None if group.link is None else group.link.kind
         if kind is not None and kind not in known.links:
-            guess = profiles.guess(kind, known.links)
+            guess = profiles.suggestion(kind, known.links)
             yield topology.source.problem(
                 (*where, "link", "class"), f"there is no such link class; {guess}"
             )

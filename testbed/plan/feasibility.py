@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-9
 """Error allowed in a sum of shares: ten devices at 0.1 fit on one core."""
 _MIN_SHARE = 0.001
-"""Of a host core: the engine takes no quota below 1 ms, the kernel no period above 1 s."""
+"""Smallest share of a core: the engine allows no quota below 1 ms, the kernel no period above 1 s."""
 
 
 def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
-    """Parts of the topology that `runtime`, a real one, does not emulate."""
+    """Yield parts of the topology that `runtime`, which is not a simulated one, does not emulate."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless_reason:
@@ -54,22 +54,24 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
         if group.image is not None and not traits(runtime).images:
             yield topology.source.problem(
                 (*where, "image"),
-                f"the {runtime} runtime starts no containers, its devices run with this host's packages:"
-                " remove it, and install here what it has, or use the "
+                f"the {runtime} runtime starts no containers; its devices use this host's packages: "
+                "remove it, and install the image's packages on this host, or use the "
                 f"{runtime_names(lambda t: t.images)} runtime",
                 at_key=True,
             )
 
 
 def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> Iterator[Problem]:
-    """What takes a GPU, and has none in `runtime`; `lack_of_cuda`: why the PyTorch of this host has
-    none."""
+    """Yield trainings that require a GPU but have none in `runtime`.
+
+    `lack_of_cuda`: why this host's PyTorch has no GPU; None if it has one.
+    """
     found, here = traits(runtime), topology.runtime.device == "cuda"
     if here and found.images:
-        fix = ", and write gpu: true for the devices that are to have one" if found.gpus else ""
+        fix = ", and write gpu: true for the devices that need a GPU" if found.gpus else ""
         yield topology.source.problem(
             ("runtime", "device"),
-            f"in the {runtime} runtime a device trains on what it has itself: remove this{fix}",
+            f"in the {runtime} runtime each device trains on its own hardware: remove this{fix}",
             at_key=True,
         )
     elif here and lack_of_cuda is not None:
@@ -84,13 +86,13 @@ def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> I
             fix = "give it gpu" if found.images else "write runtime: {device: cuda}"
             yield topology.source.problem(
                 (*where, "local", "precision"),
-                f"{group.name} trains on the CPU, and float16 is for GPUs: write bfloat16 or float32, "
+                f"{group.name} trains on the CPU, but float16 is for GPUs: write bfloat16 or float32, "
                 f"or {fix}",
             )
 
 
 def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
-    """Links that lose packets, where no link can."""
+    """Yield links that lose packets, for a runtime that cannot lose packets."""
     others = runtime_names(lambda t: not t.simulated and not t.lossless_reason)
     found: list[Where] = []
     for index, planned in enumerate(groups):
@@ -125,11 +127,11 @@ def too_little(cpu: float, dilation: float) -> str | None:
     if (got := cpu / dilation) >= _MIN_SHARE - _ROUNDING:
         return None
     least = f"a container has at least {_MIN_SHARE:g} of a core"
-    return least if dilation == 1 else f"dilation {dilation:g} makes {got:.2g} of it, and {least}"
+    return least if dilation == 1 else f"dilation {dilation:g} makes {got:.2g} of it, but {least}"
 
 
 def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Iterator[Problem]:
-    """Groups, and entries of the scenario, with less CPU than a container can have."""
+    """Yield groups, and entries of the scenario, with less CPU than a container can have."""
     shares: list[tuple[Where, float | None]] = [
         *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(groups)),
         *(
@@ -141,7 +143,7 @@ def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Itera
     ]
     for where, share in shares:
         if share is not None and (why := too_little(share, dilation)) is not None:
-            less = "" if dilation == 1 else ", stretch time less (a larger host, or fewer devices)"
+            less = "" if dilation == 1 else ", reduce the dilation (a larger host, or fewer devices)"
             yield topology.source.problem(
                 where,
                 f"found {share:g}: {why}. Raise it{less}, or use the "
@@ -150,22 +152,22 @@ def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Itera
 
 
 def too_much(shares: Iterable[float], capacity: float) -> str | None:
-    """What is wrong with CPU `shares` where there are `capacity` cores; None where they fit."""
+    """Return what is wrong with CPU `shares` on `capacity` cores; None if they fit."""
     if (total := math.fsum(shares)) <= capacity + _ROUNDING:
         return None
     there = f"there {'is' if capacity == 1 else 'are'} {capacity:g} for them"
-    return f"the devices would ask for {total:g} cores, and {there}"
+    return f"the devices would ask for {total:g} cores, but {there}"
 
 
 def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:
-    """Where evaluations are to have more of the host's `cores` than its other parts leave them."""
+    """Return the problem if evaluations request more of the host's `cores` than the others leave."""
     wanted, most = topology.evaluate.cores or 0, max(0, cores - 2)
     if wanted <= most:
         return None
     fix = f"write at most {most}, or remove it" if most else "remove it"
     return topology.source.problem(
         ("evaluate", "cores"),
-        f"found {wanted}, and {_host_has(cores)}, of which broker and aggregator need one and the "
+        f"found {wanted}, but {_host_has(cores)}, of which broker and aggregator need one and the "
         f"devices another: {fix}, or use a larger host",
     )
 
@@ -175,12 +177,13 @@ def _host_has(cores: int) -> str:
 
 
 def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float) -> Iterator[Problem]:
-    """Where the devices need more than `capacity`, which broker and aggregator leave them of `cores`."""
+    """Yield groups that request more than `capacity`, what broker and aggregator leave of `cores`."""
     have = f"{_host_has(cores)}, of which broker and aggregator keep {'one' if cores > 1 else 'half'}"
     if topology.evaluate.cores:
         have += f", and evaluations {topology.evaluate.cores} (evaluate.cores)"
     fix = (
-        "use a larger host, stretch time (dilation: auto), or run slower than asked with --oversubscribe"
+        "use a larger host, stretch time (dilation: auto), or run slower than requested with "
+        "--oversubscribe"
     )
     cpu = [group.cpu or 0.0 for group in groups]
     for index, one in enumerate(cpu):
@@ -204,8 +207,10 @@ def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float
 def too_much_later(
     topology: Topology, capacity: float, begin: Mapping[str, float], node: str = ""
 ) -> Iterator[Problem]:
-    """Entries of the scenario that give devices more CPU than there is, of those that `begin` with these
-    shares; all of them, or those on `node`."""
+    """Yield entries of the scenario that give devices more CPU than `capacity`.
+
+    `begin`: device -> share at the start, of all devices or of those on `node`.
+    """
     by_name, where = scenario.devices_by_name(topology.devices), node and f" on {node}"
     shares = dict(begin)
     for index, entry in sorted(enumerate(topology.scenario), key=lambda each: each[1].at):
@@ -216,14 +221,16 @@ def too_much_later(
         if changed and (why := too_much(shares.values(), capacity)) is not None:
             yield topology.source.problem(
                 ("scenario", index, "cpu"),
-                f"{why}{where}. Lower it, stretch time (dilation), or run slower than asked with "
+                f"{why}{where}. Lower it, stretch time (dilation), or run slower than requested with "
                 "--oversubscribe",
             )
 
 
 def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int) -> Iterator[Problem]:
-    """Where the devices need more memory than the host's `free` bytes, without those that are `reserved`
-    for broker and aggregator."""
+    """Yield the problem if the devices request more memory than the host has.
+
+    `free`: free bytes of the host, of which `reserved` are for broker and aggregator.
+    """
     counts = [len(group.device_names) for group in topology.devices]
     total = sum(group.memory * count for group, count in zip(groups, counts, strict=True))
     if total + reserved > free:
@@ -233,23 +240,24 @@ def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int
             f"ask for {gib(total)} of memory ({parts}), expected at most "
             f"{gib(max(0, free - reserved))}: this host has {gib(free)} free; "
             f"broker and aggregator need {gib(reserved)}. Lower memory or count, use a "
-            "larger host, or risk that devices are killed with --oversubscribe",
+            "larger host, or use --oversubscribe at the risk that devices are killed",
             at_key=True,
         )
 
 
-def on_no_node(topology: Topology, device: str, why: str) -> Problem:
-    """Where `device` fits on no machine of several, and `why`."""
+def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
+    """Return the problem that `device` fits on no node; `why`: reason, to follow its name."""
     index = next(n for n, group in enumerate(topology.devices) if device in group.device_names)
     return topology.source.problem(
         ("devices", index),
         f"{device} {why}. Lower cpu, memory or count, add nodes, stretch time (dilation: auto), or run "
-        "slower than asked with --oversubscribe",
+        "slower than requested with --oversubscribe",
     )
 
 
-def access_apart(topology: Topology, placement: Mapping[str, str]) -> Iterator[Problem]:
-    """Groups that share a link with devices on another machine, by the machine of each device."""
+def split_access_links(topology: Topology, placement: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield groups that share an access link with devices on another node. `placement`: device ->
+    node."""
     first: dict[str, str] = {}
     for index, group in enumerate(topology.devices):
         access = None if group.access is None else group.access.build()
@@ -257,29 +265,31 @@ def access_apart(topology: Topology, placement: Mapping[str, str]) -> Iterator[P
             if access and placement[name] != first.setdefault(access.name, placement[name]):
                 yield topology.source.problem(
                     ("devices", index, "access"),
-                    f"{access.name} is shared by devices on several nodes, where nothing can be shared: "
-                    "put all of them on one, with hosts: [NODE]",
+                    f"{access.name} is shared by devices on several nodes, which cannot share a link: "
+                    "put all of them on one node, with hosts: [NODE]",
                     at_key=True,
                 )
                 break
 
 
 def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
-    """Groups whose profile has less memory than a client needs; a topology's own figure is checked on
-    loading."""
+    """Yield groups whose profile has less memory than a client needs.
+
+    A topology's own figure is checked when it is loaded.
+    """
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         if planned.memory < LEAST_MEMORY:
             yield topology.source.problem(
                 ("devices", index, "profile"),
-                f"{group.profile} has {format_size(planned.memory)} of memory, in which no client "
-                "can run: PyTorch alone takes about 240 MB. Add what the client is to have, at least "
-                f"memory: {format_size(LEAST_MEMORY)}, or use the process runtime, which does not limit "
-                "memory, or the virtual one",
+                f"{group.profile} has {format_size(planned.memory)} of memory, too little for a client: "
+                "PyTorch alone takes about 240 MB. Set the client's memory, at least memory: "
+                f"{format_size(LEAST_MEMORY)}, or use the process runtime, which does not limit memory, "
+                "or the virtual runtime",
             )
 
 
 def _parts(topology: Topology, requests: Sequence[str]) -> str:
-    """Each group's request: `4 x 0.25 pi4, 2 x 0.1 nano`."""
+    """Format each group's request: `4 x 0.25 pi4, 2 x 0.1 nano`."""
     return ", ".join(
         f"{len(group.device_names)} x {request} {group.name}"
         for group, request in zip(topology.devices, requests, strict=True)

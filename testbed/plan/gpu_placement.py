@@ -74,14 +74,14 @@ def gpu_problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Pr
     for index, group in enumerate(topology.devices):
         if group.gpu is None:
             continue
-        lack = gpus.lack or (gpus.lack_of_mps if group.gpu.limited else None)
+        lack = gpus.lack or (gpus.lack_of_mps if group.gpu.is_limited else None)
         if lack is not None:
             yield topology.source.problem(
                 ("devices", index, "gpu"),
                 f"{lack}. Or remove gpu: the device then trains on its cpu",
                 at_key=True,
             )
-        elif group.gpu.limited and not any(gpu.shares for gpu in gpus.found):
+        elif group.gpu.is_limited and not any(gpu.shares for gpu in gpus.found):
             names = ", ".join(gpu.name for gpu in gpus.found)
             yield topology.source.problem(
                 ("devices", index, "gpu"),
@@ -112,13 +112,13 @@ def place_on_gpus(
     found: dict[str, PlannedGpu] = {}
     for gpu, name in sorted(wanted, key=lambda each: (-each[0].share, -(each[0].memory or 0))):
         asked = gpu.share, gpu.memory or 0
-        fitting = [room for room in rooms if not room.lacks(*asked, limited=gpu.limited)]
+        fitting = [room for room in rooms if not room.lacks(*asked, limited=gpu.is_limited)]
         if not fitting and not oversubscribe:
             return {}, _too_much(topology, name, gpus)
-        usable = [room for room in rooms if room.gpu.shares or not gpu.limited]
+        usable = [room for room in rooms if room.gpu.shares or not gpu.is_limited]
         room = fitting[0] if fitting else max(usable, key=lambda room: room.share)
-        room.reserve(*asked, limited=gpu.limited)
-        found[name] = PlannedGpu(room.gpu.uuid, gpu.share, gpu.memory, gpu.limited)
+        room.reserve(*asked, limited=gpu.is_limited)
+        found[name] = PlannedGpu(room.gpu.uuid, gpu.share, gpu.memory, gpu.is_limited)
     return found, None
 
 

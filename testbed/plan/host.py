@@ -14,7 +14,7 @@ from testbed.plan.shaper import lack_of_netem
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostResources:
     """Resources of this machine for a run."""
 
     cores: tuple[int, ...]
@@ -31,7 +31,7 @@ class Host:
     """Why this host's PyTorch cannot use a GPU; None if it can."""
 
 
-def this_host(*, netem: bool = False, gpus: bool = False, cuda: bool = False) -> Host:
+def this_host(*, netem: bool = False, gpus: bool = False, cuda: bool = False) -> HostResources:
     """Survey this host now: CPUs that this process may use, and free memory.
 
     `netem`: also try the kernel's netem. `gpus`: also survey the GPUs for containers. `cuda`: also try
@@ -39,7 +39,7 @@ def this_host(*, netem: bool = False, gpus: bool = False, cuda: bool = False) ->
     """
     linux = sys.platform == "linux"
     cores = sorted(os.sched_getaffinity(0)) if linux else range(os.cpu_count() or 1)
-    host = Host(tuple(cores), psutil.virtual_memory().available)
+    host = HostResources(tuple(cores), psutil.virtual_memory().available)
     if netem:
         host = replace(host, lack_of_netem=lack_of_netem())
     if gpus:

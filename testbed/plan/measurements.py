@@ -26,7 +26,7 @@ class Measurements(Model):
     def read(cls, folder: Path) -> Measurements:
         """Read the measurements in a topology's folder; empty if it has none. Raises BadInputError."""
         path = folder / FILE
-        return validation_errors.validated(cls, yamlfile.read(path)) if path.is_file() else cls()
+        return validation_errors.validate(cls, yamlfile.read(path)) if path.is_file() else cls()
 
     def write(self, path: Path) -> None:
         """Write the measurements, if there are any."""

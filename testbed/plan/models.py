@@ -25,7 +25,7 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.wire import payloads
 from testbed.errors import BadInputError
-from testbed.plan.agent_configs import model_start
+from testbed.plan.agent_configs import initial_model
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, load
 from testbed.user_code import stand_ins
@@ -153,7 +153,7 @@ def saved_module(directory: RunDirectory, file: Path) -> torch.nn.Module:
     topology = load(directory.topology)
     try:
         vector, metadata, buffers = payloads.unpack(files.read(file, _MAX_BYTES))
-        start = model_start(topology, directory)
+        start = initial_model(topology, directory)
         module = first_module(run_task(topology, directory), topology.seed, start)
         if metadata.get("schema") != schema_hash(module):
             raise ValueError(f"its parameters do not match the present code of {topology.task.name}")

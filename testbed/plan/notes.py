@@ -10,7 +10,7 @@ from agents.texts import quantity
 from testbed.plan import memory
 from testbed.plan.catalog import Catalog
 from testbed.plan.feasibility import gib
-from testbed.plan.host import Host
+from testbed.plan.host import HostResources
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 from testbed.topology.devices import DeviceGroup
@@ -23,7 +23,7 @@ _AMPLE = 384 * _MIB
 8,000 images, and 40 MiB in the device's init. Part of this is code, which the kernel can drop."""
 
 
-def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: Host) -> Iterator[str]:
+def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResources) -> Iterator[str]:
     """Yield sentences on properties of profiles that are emulated differently or not at all, on tight
     memory limits, and on evaluations after the run."""
     planned = {device.group: device for device in plan.devices}
@@ -89,7 +89,7 @@ def _memory_notes(
     group: DeviceGroup,
     device: PlannedDevice,
     profile: DeviceProfile | None,
-    host: Host,
+    host: HostResources,
     reserved: int,
 ) -> Iterator[str]:
     limit = format_size(device.memory)

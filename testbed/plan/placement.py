@@ -101,7 +101,7 @@ class NodeRequest:
 class UnplacedDevice:
     """The first device that fits on no node."""
 
-    wish: NodeRequest
+    request: NodeRequest
     """Request of the device."""
     why: str
     """Reason, to follow the device's name in a sentence."""
@@ -110,23 +110,23 @@ class UnplacedDevice:
 
 
 def place(
-    wishes: Iterable[NodeRequest], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
+    requests: Iterable[NodeRequest], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
 ) -> dict[str, str] | UnplacedDevice:
     """Return each device's node: device -> node's id; or the first device that does not fit."""
     cores = {node.id: node.capacity for node in nodes}
     memory = {node.id: node.memory for node in nodes}
     order = {node.id: number for number, node in enumerate(nodes)}
-    asked = list(wishes)
+    asked = list(requests)
     heaps: dict[tuple[object, ...], list[tuple[float, int, str]]] = {}  # by kind of request
-    for wish in asked:
-        if wish.kind not in heaps:
-            heap = [(-cores[n.id], order[n.id], n.id) for n in nodes if wish.may_be_on(n)]
+    for request in asked:
+        if request.kind not in heaps:
+            heap = [(-cores[n.id], order[n.id], n.id) for n in nodes if request.may_be_on(n)]
             heapq.heapify(heap)
-            heaps[wish.kind] = heap
+            heaps[request.kind] = heap
     choice = {kind: len(heap) for kind, heap in heaps.items()}
     placed: dict[str, str] = {}
-    for wish in sorted(asked, key=lambda one: (choice[one.kind], -one.share)):
-        heap, passed = heaps[wish.kind], []
+    for request in sorted(asked, key=lambda one: (choice[one.kind], -one.share)):
+        heap, passed = heaps[request.kind], []
         chosen = None
         while heap:
             free, number, node = heapq.heappop(heap)
@@ -134,29 +134,29 @@ def place(
                 heapq.heappush(heap, (-cores[node], number, node))
                 continue
             passed.append((free, number, node))
-            fits = wish.share_on(node) <= cores[node] + _ROUNDING and wish.memory <= memory[node]
+            fits = request.share_on(node) <= cores[node] + _ROUNDING and request.memory <= memory[node]
             if fits or oversubscribe:
                 chosen = node
                 break
-            if wish.shares is None and wish.share > cores[node] + _ROUNDING:
+            if request.shares is None and request.share > cores[node] + _ROUNDING:
                 break  # the remaining nodes have even less
         if chosen is not None:
             passed.pop()
-            cores[chosen] -= wish.share_on(chosen)
-            memory[chosen] -= wish.memory
+            cores[chosen] -= request.share_on(chosen)
+            memory[chosen] -= request.memory
             heapq.heappush(heap, (-cores[chosen], order[chosen], chosen))
-            placed[wish.device] = chosen
+            placed[request.device] = chosen
         for entry in passed:
             heapq.heappush(heap, entry)
         if chosen is None:
-            allowed = [node for node in nodes if wish.may_be_on(node)]
-            roomy = any(wish.memory <= memory[node.id] for node in allowed)
-            return UnplacedDevice(wish, _why(wish, allowed, nodes, cores, memory), roomy)
+            allowed = [node for node in nodes if request.may_be_on(node)]
+            roomy = any(request.memory <= memory[node.id] for node in allowed)
+            return UnplacedDevice(request, _why(request, allowed, nodes, cores, memory), roomy)
     return placed
 
 
 def _why(
-    wish: NodeRequest,
+    request: NodeRequest,
     allowed: Sequence[PlannedNode],
     nodes: Sequence[PlannedNode],
     cores: Mapping[str, float],
@@ -167,22 +167,22 @@ def _why(
         names = ", ".join(node.name for node in nodes)
         return f"no node matches its hosts or placement; the Swarm has {names}"
     shown = [
-        f"{node.name} {_share_text(wish, node)}"
+        f"{node.name} {_share_text(request, node)}"
         f"{max(0.0, cores[node.id]):.3g} of {node.capacity:g} cores and "
         f"{memory[node.id] / 2**30:.1f} of {node.memory / 2**30:.1f} GiB"
         for node in allowed[:_SHOWN]
     ]
     others = f", and {len(allowed) - _SHOWN} other nodes no more" if len(allowed) > _SHOWN else ""
-    needs = f"{wish.share:.3g} cores" if wish.shares is None else "cores by each node's speed"
+    needs = f"{request.share:.3g} cores" if request.shares is None else "cores by each node's speed"
     return (
-        f"needs {needs} and {wish.memory / 2**30:.1f} GiB, but after the devices before it the nodes "
+        f"needs {needs} and {request.memory / 2**30:.1f} GiB, but after the devices before it the nodes "
         f"have left: {'; '.join(shown)}{others}"
     )
 
 
-def _share_text(wish: NodeRequest, node: PlannedNode) -> str:
+def _share_text(request: NodeRequest, node: PlannedNode) -> str:
     """Describe the share that it needs on `node`; empty if it is the same on all nodes."""
-    return "" if wish.shares is None else f"({wish.share_on(node.id):.3g} needed) "
+    return "" if request.shares is None else f"({request.share_on(node.id):.3g} needed) "
 
 
 _SHOWN = 20

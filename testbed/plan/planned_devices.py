@@ -17,7 +17,7 @@ from testbed.plan.placement import PlannedNode
 from testbed.plan.shaper import Shaper
 from testbed.topology import Virtual
 from testbed.topology.fields import Thermal
-from testbed.topology.link_traces import Trace
+from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import Profiles
 from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
@@ -61,7 +61,7 @@ class PlannedDevice:
     """Speed of a core of its machine, relative to a core of this host."""
     link: AccessLink | None = None
     """The device's own link at the start of the run; None: not shaped."""
-    trace: tuple[Trace, ...] = ()
+    trace: tuple[LinkSeries, ...] = ()
     """Changes of its own link during the run."""
     access: SharedLink | None = None
     """Access link that it shares with others; None: none."""

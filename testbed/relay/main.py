@@ -24,7 +24,7 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMes
 from agents.timing.realtime import realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
-from testbed.relay.sockets import Lane, Relay
+from testbed.relay.sockets import LinkLane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
 _RECORD_SECONDS = 0.5
@@ -61,7 +61,7 @@ class OwnLink:
     def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
         self.up, self.down = (
-            Lane(
+            LinkLane(
                 shape,
                 random.Random(f"{seed} {device} {direction}").random,  # noqa: S311
                 traffic.counter(device, counted),
@@ -93,14 +93,14 @@ def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
     return up, down
 
 
-def shared_lanes(access: Mapping[str, SharedLink]) -> dict[str, tuple[list[Lane], list[Lane]]]:
+def shared_lanes(access: Mapping[str, SharedLink]) -> dict[str, tuple[list[LinkLane], list[LinkLane]]]:
     """Return, for each device, the lanes of its shared access link: up and down."""
-    made: dict[tuple[str, str], Lane] = {}
+    made: dict[tuple[str, str], LinkLane] = {}
 
-    def lanes(shared: SharedLink, direction: str, rate: int | None) -> list[Lane]:
+    def lanes(shared: SharedLink, direction: str, rate: int | None) -> list[LinkLane]:
         if rate is None:
             return []
-        return [made.setdefault((shared.name, direction), Lane(Shape(rate), random.random))]
+        return [made.setdefault((shared.name, direction), LinkLane(Shape(rate), random.random))]
 
     return {
         device: (lanes(shared, "up", shared.up), lanes(shared, "down", shared.down))

@@ -28,7 +28,7 @@ _READ_AHEAD_BYTES = 4 * 1024
 _CONNECT_TIMEOUT_SECONDS = 1.0
 
 
-class Lane(LinkPipe[Callable[[], None]]):
+class LinkLane(LinkPipe[Callable[[], None]]):
     """One direction of a link, shared by all connections behind it. Its items are functions, called when
     due.
 
@@ -74,8 +74,8 @@ class Relay:
         self,
         listener: socket.socket,
         target: tuple[str, int],
-        up: Sequence[Lane],
-        down: Sequence[Lane],
+        up: Sequence[LinkLane],
+        down: Sequence[LinkLane],
     ) -> None:
         """Accept connections on `listener`, and connect each with `target`.
 
@@ -119,8 +119,8 @@ class _PreciseSelector(selectors.DefaultSelector):
 
 async def _accept(
     target: tuple[str, int],
-    up: Sequence[Lane],
-    down: Sequence[Lane],
+    up: Sequence[LinkLane],
+    down: Sequence[LinkLane],
     device_reader: asyncio.StreamReader,
     device_writer: asyncio.StreamWriter,
 ) -> None:
@@ -137,7 +137,7 @@ async def _accept(
         )
 
 
-def _buffer(route: Sequence[Lane]) -> int:
+def _buffer(route: Sequence[LinkLane]) -> int:
     """Return the bytes that the kernel may read ahead of `route`."""
     second = min((lane.rate / 8 for lane in route if lane.rate is not None), default=_MAX_BUFFER_BYTES)
     return max(_MIN_BUFFER_BYTES, min(round(second), _MAX_BUFFER_BYTES))
@@ -162,7 +162,7 @@ async def _connect(
 async def _move(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    route: Sequence[Lane],
+    route: Sequence[LinkLane],
     source: socket.socket,
 ) -> None:
     """Move one direction of a connection, read from `source`, through `route`, until its end has been
@@ -196,7 +196,7 @@ async def _move(
     await ended.wait()
 
 
-def _pass(data: bytes, route: Sequence[Lane], deliver: Callable[[bytes], None]) -> None:
+def _pass(data: bytes, route: Sequence[LinkLane], deliver: Callable[[bytes], None]) -> None:
     """Pass `data` through `route`, lane by lane, then `deliver` it. Empty data is the stream's end."""
     if route:
         first, *others = route

@@ -41,7 +41,7 @@ from testbed.plan.planned_actions import steps
 from testbed.run.awaited_devices import AwaitedDevices
 from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir.commands import CommandFolder
-from testbed.rundir.tail import Follower, Samples
+from testbed.rundir.tail import RecordFollower, Samples
 from testbed.runtimes import Runtime
 from testbed.view import View
 
@@ -130,7 +130,7 @@ class Controller:
         self._postponed: list[AddressedOrder] | None = None
         """Orders held back for the aggregator while a restart or a flood would lose them; None: orders
         are sent at once."""
-        self._follower = Follower(spec.directory.events)
+        self._follower = RecordFollower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
         self._orders: list[AddressedOrder] = []
@@ -499,7 +499,7 @@ class Controller:
         Devices may end. Broker and aggregator are restarted a few times while the run clock goes;
         otherwise the run ends.
         """
-        for name, code in self._runtime.ended().items():
+        for name, code in self._runtime.exit_codes().items():
             if name in self._exit_codes:
                 continue
             if code == user_code.FAILED:
@@ -520,7 +520,9 @@ class Controller:
     def _check_stopped(self) -> None:
         """Record processes that somebody else has stopped, and again when they continue."""
         now, known = time.monotonic(), self._stopped_since
-        self._stopped_since = {name: known.get(name, now) for name in self._runtime.meter.stopped()}
+        self._stopped_since = {
+            name: known.get(name, now) for name in self._runtime.meter.externally_stopped()
+        }
         lasting = {
             f"{self._title(name)} stood still": since
             for name, since in self._stopped_since.items()
@@ -643,7 +645,7 @@ class Controller:
 
     def _await_aggregator(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and AGGREGATOR not in self._runtime.ended():
+        while time.monotonic() < deadline and AGGREGATOR not in self._runtime.exit_codes():
             time.sleep(_TICK_SECONDS)
 
     def _log_tail(self, name: str, lines: int = 12) -> str:

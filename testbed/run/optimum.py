@@ -39,7 +39,9 @@ class OptimumComparison:
     """Final model and optimum of a run: vectors of shape (d,), float64."""
 
     final: Vector
+    """The final model."""
     optimum: Vector
+    """The minimum of the global loss."""
     surrogate: Vector | None
     """Point to which the run converges by theory; None if no theory applies."""
 

@@ -45,7 +45,7 @@ def choose_runtime(options: Options, requested: str = "auto") -> str:
     runtime = options.runtime or requested
     if runtime == "auto":
         single = (name for name in emulated_runtime_names() if not traits(name).many_hosts)
-        return next(name for name in single if emulator(name).available())
+        return next(name for name in single if emulator(name).is_available())
     return runtime
 
 

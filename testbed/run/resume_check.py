@@ -96,11 +96,11 @@ def _describe_differences(began: Any, now: Any, where: Where) -> Iterator[str]:
             before, after = (each[index] if index < len(each) else _NOTHING for each in (began, now))
             yield from _describe_differences(before, after, (*where, index))
     elif now is _NOTHING:
-        yield f"{yamlfile.dotted(where)} was {_format_value(began)}, and is missing"
+        yield f"{yamlfile.dotted_path(where)} was {_format_value(began)}, and is missing"
     elif began is _NOTHING:
-        yield f"{yamlfile.dotted(where)} is new, {_format_value(now)}"
+        yield f"{yamlfile.dotted_path(where)} is new, {_format_value(now)}"
     elif _canonical(began) != _canonical(now):
-        yield f"{yamlfile.dotted(where)} was {_format_value(began)}, and is {_format_value(now)}"
+        yield f"{yamlfile.dotted_path(where)} was {_format_value(began)}, and is {_format_value(now)}"
 
 
 def _format_value(value: Any) -> str:

@@ -13,7 +13,7 @@ from agents.models.flat import first_model
 from agents.wire import payloads
 from testbed.data import preparation
 from testbed.errors import BadInputError
-from testbed.plan.agent_configs import model_start
+from testbed.plan.agent_configs import initial_model
 from testbed.plan.models import run_task
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import load
@@ -36,7 +36,7 @@ def evaluate_saved_models(
     changes = {"classes": classes or evaluate.classes, "devices": devices or evaluate.devices}
     topology = topology.model_copy(update={"evaluate": evaluate.model_copy(update=changes)})
     prepared = preparation.prepare(topology, root)
-    task, start = run_task(topology, directory), model_start(topology, directory)
+    task, start = run_task(topology, directory), initial_model(topology, directory)
     parts = preparation.evaluation_parts(prepared, topology)
     evaluator = Evaluator(task, prepared.test, lambda _: None, start=start, parts=parts)
     _, _, schema = first_model(task, topology.seed, start)

@@ -13,7 +13,7 @@ _JUST_NOW = 2**20
 """Bytes: more than a run writes within some tenths of a second."""
 
 
-class _Lines:
+class _GrowingFile:
     """Reader of the lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class _Lines:
 
 def last_start(path: Path) -> events.RunStarted | None:
     """Return the start of the run's newest segment, from its `events.jsonl`; None if not just now."""
-    lines = _Lines(path)
+    lines = _GrowingFile(path)
     lines.skip_to_last(_JUST_NOW)
     for line in reversed(lines.read()):
         if f'"{events.RunStarted.event}"' in line:
@@ -53,11 +53,11 @@ def last_start(path: Path) -> events.RunStarted | None:
     return None
 
 
-class Follower:
+class RecordFollower:
     """Reader of a growing `events.jsonl`."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = _Lines(path)
+        self._lines = _GrowingFile(path)
 
     def read(self, most: int = -1) -> list[events.Record]:
         """Return the records added since the last call; an incomplete line waits for the next call.
@@ -77,7 +77,7 @@ class Samples:
 
     def __init__(self, path: Path, last: int | None = None) -> None:
         """`last`: begin this many bytes before the end; None: begin at the start."""
-        self._lines = _Lines(path)
+        self._lines = _GrowingFile(path)
         if last is not None:
             self._lines.skip_to_last(last)
         self._zero: float | None = None

@@ -1,4 +1,4 @@
-"""Runtimes: one module for each, and the protocols that they implement."""
+"""Protocols that the runtimes implement; each runtime has a package of its own."""
 
 from __future__ import annotations
 
@@ -24,140 +24,146 @@ from testbed.traits import traits
 from testbed.view import View
 
 SERVERS = (BROKER, AGGREGATOR, ROUTER)
-"""Components of a run that serve all devices; without links there is no router."""
+"""Components of a run that serve all devices. Runs without links have no router."""
 
 
 class Runtime(Protocol):
     """Starts, limits, changes and ends the processes of one run. All methods are called from one thread.
 
-    A runtime labels all that it starts with the run id, so that `testbed down` finds it after any
-    crash, from any directory.
+    A runtime labels everything that it starts with the run id, so that `testbed down` finds it after any
+    crash and from any directory.
     """
 
     @property
     def meter(self) -> Meter:
-        """Measures what the run uses of its hosts."""
+        """Measures the resources of the hosts that the run uses."""
 
     def start(self) -> BrokerAccess:
-        """Start broker, aggregator and every device (in parallel); return the controller's broker.
+        """Start broker, aggregator and all devices (in parallel); return the controller's login at the
+        broker.
 
-        Devices start without CPU limit: container start-up is not part of the experiment.
-        Raises HostError when this machine cannot.
+        Devices start without a CPU limit, because start-up is not part of the experiment. Raises
+        HostError if this host cannot start them.
         """
 
     def limit(self, device: str) -> None:
-        """Put `device` under its CPU quota: called whenever its client has become ready. One that has
-        ended is left alone."""
+        """Apply the CPU quota of `device`. Called each time its client becomes ready; no effect on a
+        device that has ended."""
 
     def begin(self) -> None:
-        """Prepare for the run clock, which starts now: all that is awaited is ready and limited, or a
-        quorum of it."""
+        """Prepare for the run clock, which starts next: all expected clients, or a quorum of them, are
+        ready and limited."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """See `testbed.run.scenario_player.Actuator`."""
+        """Carry out an action on a device. See `testbed.run.scenario_player.Actuator`."""
 
-    def ended(self) -> dict[str, int]:
-        """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
+    def exit_codes(self) -> dict[str, int]:
+        """Exit codes of the components that have ended: `aggregator`, `broker`, `router`, or a
+        device."""
 
     def restart(self, component: str) -> int | None:
-        """Start the broker or the aggregator again, which has ended; return the port of 127.0.0.1 where
-        the controller finds the broker now, if that is another. Raises HostError."""
+        """Restart the broker or the aggregator after it has ended. Returns the port on 127.0.0.1 at
+        which the controller reaches the broker, or None if it is unchanged. Raises HostError."""
 
     def stop(self) -> None:
-        """End and remove everything of this run, logs saved to the run directory. Idempotent."""
+        """End and remove everything of this run, and save logs to the run directory. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """Measurements on another host with devices."""
+    """Measurements on another host that has devices of the run."""
 
     clock_uncertainty: float
-    """Seconds by which its times may be off at most, as converted to this host's clock."""
+    """Maximum error in seconds of that host's times after their conversion to this host's clock."""
     load: HostSample | None
-    """Load since the reading before; None: unknown, as for the first one."""
+    """Load since the previous reading; None if unknown, as for the first reading."""
 
 
 class Meter(Protocol):
-    """Measures what a run uses of its hosts, and changes nothing. Called from the runtime's thread."""
+    """Measures the resources that a run uses, without changing anything. Called from the runtime's
+    thread."""
 
     def telemetry(self) -> Sequence[Telemetry | GpuSample]:
-        """One sample per device if the runtime itself takes them; called about once a second."""
+        """One sample per device, if the runtime itself measures devices. Called about once a second."""
         return ()
 
-    def stopped(self) -> set[str]:
-        """Processes and containers that somebody else has stopped (a signal, `docker pause`), as far as
-        this host sees that."""
+    def externally_stopped(self) -> set[str]:
+        """Components that somebody outside the testbed has stopped (by a signal or `docker pause`), if
+        this host can see it."""
 
     def server_pids(self) -> list[int]:
-        """Process ids of broker, aggregator and router, as far as this host sees them."""
+        """Process ids of those of broker, aggregator and router that this host can see."""
 
     def device_cpu_seconds(self) -> float | None:
-        """CPU seconds that all devices have used on this host; None if it does not see them."""
+        """CPU seconds that all devices on this host have used together; None if they cannot be read."""
 
     def other_hosts(self, at: float, used: Mapping[str, float]) -> Mapping[str, HostReading]:
-        """A reading of each other host with devices, by its name, at `at` seconds of the run; `used` has
-        the CPU seconds that each device has used."""
+        """A reading of each other host with devices, by its name. `at` is the time of the run in
+        seconds, `used` has the CPU seconds of each device so far."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """A run that has something running, or left over, on this machine."""
+    """A run of which something is running or left over on this host."""
 
     run: str
     runtime: str | None
-    """None while nothing but its controller lives."""
+    """Name of the runtime; None if only the controller is alive."""
     components: int
-    """Containers or processes that run, the controller aside."""
+    """Number of running containers or processes, without the controller."""
     directory: Path | None
-    """None where no label of the run names it."""
+    """Run directory; None if no label names it."""
 
     @classmethod
-    def labelled(cls, run: str, runtime: str | None, components: int, directory: str | None) -> LiveRun:
-        """A live run from its labels; `directory` is a label's text, which anyone may have written."""
+    def from_labels(
+        cls, run: str, runtime: str | None, components: int, directory: str | None
+    ) -> LiveRun:
+        """Make a live run from labels. Anyone may write the label `directory`: a path that is not
+        absolute is ignored."""
         path = Path(directory or "")
         return cls(run, runtime, components, path if path.is_absolute() else None)
 
 
 class Emulator(Protocol):
-    """The functions of the module of a runtime with a real clock."""
+    """Functions of the module of a runtime in real time."""
 
-    def available(self) -> bool:
+    def is_available(self) -> bool:
         """Whether the runtime can be used on this host."""
 
     def check_host(self) -> None:
-        """Ask what a run needs of this host besides the plan, such as an engine: at once, before the run
-        has a directory. Raises HostError with the reason if it would be refused."""
+        """Check requirements of the host that the plan does not cover, such as an engine, before the run
+        has a directory. Raises HostError with the reason if the host lacks one."""
 
     def launcher(self, spec: RunSpec, view: View) -> AbstractContextManager[Runtime]:
-        """The runtime of one run, from before its start to after its stop; what all runs
-        share is made here, and its entries in the manifest are written. Raises HostError."""
+        """Return the runtime of one run, as a context around its start and stop. It makes what runs
+        share, such as images, and writes entries of the manifest. Raises HostError."""
 
     def live_runs(self) -> list[LiveRun]:
-        """Every run of which something runs or is left; none where it is not available."""
+        """All runs of which something is running or left over; empty if the runtime is not available."""
 
     def take_down(self, run: str, directory: RunDirectory | None) -> bool:
-        """Remove what is left of `run`, its logs saved to `directory`; False where it is not
-        available. Raises HostError where something may be left."""
+        """Remove what is left of `run`, and save its logs to `directory`, if there is one. Returns False
+        if the runtime is not available. Raises HostError if something may be left."""
 
     def logs(self, run: str, tail: int) -> dict[str, list[str]]:
-        """The last `tail` lines of each component's log, as far as the run directory lacks it while
-        `run` lives."""
+        """Last `tail` lines of the log of each component of the live `run` whose log is not yet in the
+        run directory."""
 
 
 class Simulator(Protocol):
-    """The function of the module of a runtime with a simulated clock."""
+    """Function of the module of a runtime in simulated time."""
 
     def run(self, spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         """Execute the whole run in this process."""
 
 
 def emulator(name: str) -> Emulator:
-    """Raises BadInputError where no runtime has that name."""
+    """Return the runtime `name`. Raises BadInputError if there is none of that name."""
     return cast(Emulator, importlib.import_module(traits(name).module))
 
 
 def simulator(name: str) -> Simulator:
-    """Raises BadInputError where no runtime has that name."""
+    """Return the runtime `name`. Raises BadInputError if there is none of that name."""
     with without_garbage_collection():  # PyTorch
         return cast(Simulator, importlib.import_module(traits(name).module))

@@ -141,7 +141,7 @@ def _read(document: Document, name: str, folder: Path, options: Options) -> Swee
         source = document.source
         message = f"this is a topology, not a sweep: run testbed up {source.name}"
         raise source.error([source.problem((), message)])
-    sweep_file = validation_errors.validated(SweepFile, document)
+    sweep_file = validation_errors.validate(SweepFile, document)
     base = _base(folder, sweep_file, document)
     count = max(1, len(sweep_file.variants)) * math.prod(map(len, sweep_file.grid.values()))
     problems = [*document.problems, *_path_problems(sweep_file, document.source)]
@@ -207,7 +207,7 @@ def _cells(
         changed, misplaced = _apply(base, changes, document.source)
         problems += misplaced
         try:
-            read = topology.checked(changed)
+            read = topology.validate(changed)
             plan = planning.plan_topology(read, options)
             files = datasets.own_files_digest(read)
         except FaultyFileError as error:  # its places are in the sweep's file
@@ -273,7 +273,7 @@ def _apply(
     for change in sorted(filter(lambda change: change.where, changes), key=lambda c: len(c.where)):
         place = source.place(change.at)
         try:
-            data = yamlfile.replaced(data, change.where, change.value)
+            data = yamlfile.replace_value(data, change.where, change.value)
         except LookupError as error:
             at = change.at if change.at[0] == "variants" else change.at[:-1]
             problems.append(source.problem(at, str(error.args[0]), at_key=True))

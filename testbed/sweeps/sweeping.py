@@ -52,6 +52,7 @@ class Index:
     """Cells that are done or running, as in `index.json`; each change is saved at once."""
 
     folder: Path
+    """The sweep's folder."""
     cells: dict[str, dict[str, Any]]
     """Fingerprint -> entry: `cell`, `changes`, `run`, `outcome` (None while it runs), `error`.
 
@@ -313,7 +314,7 @@ class _Runner:
             if (other := self.measured.get(work)) is None:
                 continue
             if work == _protocol_key(cell):
-                virtual = virtual.filled((name, getattr(other, name)) for name in _PROTOCOL)
+                virtual = virtual.with_defaults((name, getattr(other, name)) for name in _PROTOCOL)
             elif (step := step_time(other)) is not None:
                 virtual = with_step_time(virtual, step)
         return cell.plan if virtual == cell.plan.virtual else cell.plan.with_measurements(virtual)

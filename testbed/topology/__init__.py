@@ -1,6 +1,6 @@
-"""The topology: the YAML file of a run (docs/guide/topology.md).
+"""The topology: the YAML file that describes a run (docs/guide/topology.md).
 
-`load` returns it with all defaults filled in, and the local training of each group. Its settings are in
+`load` reads and validates a file, and fills in all defaults. The keys are defined in
 `testbed.topology.schema`.
 """
 
@@ -16,10 +16,10 @@ from agents import user_code
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.host.gpus import MPS
 from testbed.topology import consistency, old_words, validation_errors, yamlfile
-from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local
+from testbed.topology.devices import MAX_DEVICES, DeviceGroup, LocalSettings
 from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
-from testbed.topology.schema import SOURCE, USER_CODE, Runtime, Stop, Topology, Virtual
+from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual
 from testbed.topology.yamlfile import Document, Problem
 from testbed.user_code.code import UserCode
 from testbed.user_code.inspector import RaisedError
@@ -27,35 +27,36 @@ from testbed.user_code.stand_ins import Kind, StandIn, stand_in
 
 __all__ = [
     "RESERVED",
-    "Runtime",
-    "Stop",
+    "RuntimeSettings",
+    "StopSettings",
     "Topology",
     "Virtual",
-    "checked",
     "json_schema",
     "load",
     "parse",
+    "validate",
 ]
 
 RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS, "server", "mqtt", "control")
-"""Names of the run's other processes, and host names of its broker: a device of such a name would find
-itself in its place."""
+"""Names that no device may have: those of the run's other processes, and host names of the broker, which
+would resolve to the device instead."""
 _MAX_GROUPS = 2_000
 _INSTALL = (
-    "\nA topology is checked with the packages of this host: install it with python -m pip install, and "
-    "name it under requirements"
+    "\nThe topology is checked on this host, which lacks this package: install it with python -m pip "
+    "install, and add it to requirements"
 )
 _KINDS: tuple[Kind, ...] = ("task", "rule")
 
 
 def load(path: Path) -> Topology:
-    """Read a topology file. Raises BadInputError that lists all that is wrong with it, and where."""
-    return checked(yamlfile.read(path))
+    """Read and validate a topology file. Raises BadInputError that lists all errors with their
+    places."""
+    return validate(yamlfile.read(path))
 
 
 def parse(text: str, name: str = "<text>") -> Topology:
-    """`load` of a text instead of a file; `name` is for errors."""
-    return checked(yamlfile.parse(text, name))
+    """Read and validate a topology from a text; errors call it `name`."""
+    return validate(yamlfile.parse(text, name))
 
 
 def json_schema() -> dict[str, Any]:
@@ -64,19 +65,19 @@ def json_schema() -> dict[str, Any]:
     return dialect | Topology.model_json_schema()
 
 
-def checked(document: Document) -> Topology:
-    """`load` of a file that has been parsed. Raises FaultyFileError."""
-    if (other := _no_topology(document)) is not None:  # else every key of it would be an error
-        raise document.source.error([other])
-    if (too_many := _too_many_devices(document)) is not None:  # before each of them is looked at
-        raise document.source.error([too_many])
-    document = old_words.translated(document)
+def validate(document: Document) -> Topology:
+    """Validate a parsed file and fill in all defaults. Raises FaultyFileError that lists all errors."""
+    # Checked first: else each key of another file, or each of too many devices, would be an error.
+    for problem in (_other_kind_problem(document), _too_many_devices_problem(document)):
+        if problem is not None:
+            raise document.source.error([problem])
+    document = old_words.translate(document)
     problems = list(_name_problems(document))
     code, classes, wrong = _read_user_code(document)
     problems += wrong
     folder = Path(document.source.name).parent.absolute()
     context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code}
-    topology = validation_errors.validated(Topology, document, problems, context, BELONGS)
+    topology = validation_errors.validate(Topology, document, problems, context, BELONGS)
     problems += [*document.problems, *consistency.conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
@@ -87,8 +88,10 @@ def checked(document: Document) -> Topology:
 def _read_user_code(
     document: Document,
 ) -> tuple[UserCode | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
-    """The code of a topology not yet validated; its classes by name, of task and rule; and what is wrong
-    with these."""
+    """Read the user's code that a topology, not yet validated, names.
+
+    Returns the code (None if there is none), stand-ins for the user's classes by kind (task, rule) and
+    name, and the problems found."""
     data, source = document.data if isinstance(document.data, dict) else {}, document.source
     path, code = data.get("code"), None
     if isinstance(path, str):
@@ -106,14 +109,12 @@ def _read_user_code(
             continue
         try:
             if kind == "rule" and name in user_code.HOSTS:
-                raise ValueError(f"{name} is a task, no rule: `testbed rules` lists those")
+                raise ValueError(f"{name} is a task, not a rule: `testbed rules` lists the rules")
             if code is None:
                 if path is None:
-                    what = "runs code" if name in user_code.HOSTS else "is a class"
-                    raise ValueError(
-                        f"{name} {what} of your own: add code with its file, as in code: mine.py"
-                    )
-                continue  # an error of its own
+                    what = "runs your own code" if name in user_code.HOSTS else "is a class of your own"
+                    raise ValueError(f"{name} {what}: add code with its file, such as code: mine.py")
+                continue  # `code` is not a text: validation reports it
             classes[kind] = {name: stand_in(code, kind, name)}
         except (ValueError, RaisedError) as error:
             message = str(error)
@@ -122,13 +123,13 @@ def _read_user_code(
                 message = f"importing it raises\n{message}{hint}"
             problems.append(source.problem((kind, "name"), message))
             if isinstance(error, RaisedError):
-                break  # the other one is likely to say the same
+                break  # importing the same code for the rule would most likely fail in the same way
     return code, classes, problems
 
 
-def _spelled_out(group: DeviceGroup, local: Local) -> DeviceGroup:
+def _spelled_out(group: DeviceGroup, local: LocalSettings) -> DeviceGroup:
     changes: dict[str, Any] = {"local": local.changed_by(group.local)}
-    if group.profile is None:  # a profile may have its memory
+    if group.profile is None:  # else the profile may give the memory
         changes["memory"] = group.memory or group.default_memory
     return group.model_copy(update=changes)
 
@@ -139,55 +140,56 @@ def _groups(document: Document) -> tuple[Any, ...]:
     return devices if isinstance(devices, tuple) else ()
 
 
-def _no_topology(document: Document) -> Problem | None:
-    """What is wrong with a file of something else."""
+def _other_kind_problem(document: Document) -> Problem | None:
+    """The problem that the file is something other than a topology; None if it may be one."""
     if not isinstance(document.data, dict) or document.data.keys() & Topology.model_fields.keys():
         return None
     message = (
-        "this is no topology, which has the keys name, task, rule, devices and stop: name another file"
+        "this is not a topology, which has the keys name, task, rule, devices and stop: name another "
+        "file"
     )
     if "topology" in document.data:
-        message = f"this is a sweep, and no topology: testbed sweep {document.source.name}"
+        message = f"this is a sweep, not a topology: run testbed sweep {document.source.name}"
     return document.source.problem((), message)
 
 
-def _too_many_devices(document: Document) -> Problem | None:
+def _too_many_devices_problem(document: Document) -> Problem | None:
     groups = _groups(document)
     counts = [group.get("count") for group in groups if isinstance(group, dict)]
-    # A count that is no count, or is too high by itself, has an error of its own.
+    # Validation reports a count that is not a number, or too high by itself.
     devices = sum(n for n in counts if isinstance(n, int) and 0 < n <= MAX_DEVICES)
     if len(groups) > _MAX_GROUPS:
-        fix = "give equal devices in one, with count"
+        fix = "put equal devices into one group with count"
         message = f"found {len(groups):,} groups, expected at most {_MAX_GROUPS:,}: {fix}"
     elif devices > MAX_DEVICES:
-        message = f"found {devices:,} devices, expected at most {MAX_DEVICES:,} in all: lower count"
+        message = f"found {devices:,} devices, expected at most {MAX_DEVICES:,} in total: lower count"
     else:
         return None
     return document.source.problem(("devices",), message)
 
 
 def _name_problems(document: Document) -> Iterator[Problem]:
-    """Equal names of devices, and names of the run's own processes, also if other parts are faulty."""
+    """Duplicate and reserved device names. They are reported even if other parts are invalid."""
     first: dict[str, int] = {}
     for index, group in enumerate(_groups(document)):
         where = ("devices", index, "name")
         for name in _names(group):
             if name in RESERVED:
                 yield document.source.problem(
-                    where, f"found {name!r}, expected another name: a process of the run has it"
+                    where, f"found {name!r}, which a process of the run is called: choose another name"
                 )
             elif first.get(name, index) != index:
                 line = document.source.place(("devices", first[name], "name")).line
                 yield document.source.problem(
                     where,
-                    f"a device or group named {name!r} is there already, from line {line}; rename one",
+                    f"the name {name!r} is already used on line {line}: rename one of the two",
                 )
                 break
             first.setdefault(name, index)
 
 
 def _names(group: Any) -> tuple[str, ...]:
-    """The names of a group not yet validated, and of its devices: commands take either."""
+    """The names of a group, not yet validated, and of its devices; commands accept both."""
     try:
         fields = {key: group[key] for key in ("name", "count") if key in group}
         made = DeviceGroup.model_validate({**fields, "cpu": 1.0})

@@ -1,10 +1,10 @@
-"""The timeline of a run: scenario, heat, churn and availability as steps, each with its time and device.
+"""The timeline of a run: scenario, heat, churn and availability as steps with a time and a device.
 
-Pure. What the actions mean is in `agents.device_actions`. The actions about one hold alternate: overlaps
-(a pause within a pause, churn of a device that the scenario has crashed) are merged, so that a device is
-down, frozen or cut off for as long as there is any cause. A device that is not there gets `SetCpu` and
-`SetLink` only; what freezes it or cuts it off when it joins follows at the same time, and earlier
-crashes do not matter any more.
+Pure: no clock, no I/O. `agents.device_actions` defines the actions. Overlapping causes are merged (a
+pause within a pause, churn of a device that the scenario has crashed): a device is down, paused or
+disconnected as long as at least one cause lasts, and its begin and end actions alternate. An absent
+device gets `SetCpu` and `SetLink` only. If it joins while a pause or disconnection lasts, that action
+follows at the same time; crashes from before it joined no longer count.
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Thermal
-from testbed.topology.scenario import Churn, Entry, absent, devices_by_name, expand, movements
+from testbed.topology.scenario import (
+    Churn,
+    ScenarioEntry,
+    absent_at_start,
+    devices_by_name,
+    expand,
+    movements,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +60,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """A device that loses CPU share by heat."""
+    """A device that slows down because it gets hot."""
 
     cpu: float
-    """Share of a core as the run begins."""
+    """CPU share when the run begins: 1 is one host core."""
     thermal: Thermal
 
 
-class _Due(NamedTuple):
+class _CausedStep(NamedTuple):
     step: Step
     cause: object = None
-    """The same for a step that begins something and the one that ends it; None where nothing ends it."""
+    """Identity that the begin and the end of a span share, such as a crash and its restart; None for a
+    step that no later step ends."""
 
 
 _ENDED_BY: Mapping[Switching, Switching] = {
@@ -74,101 +82,108 @@ _ENDED_BY: Mapping[Switching, Switching] = {
 
 
 def timeline(
-    scenario: Sequence[Entry],
+    scenario: Sequence[ScenarioEntry],
     churn: Churn | None,
     groups: Sequence[DeviceGroup],
     seed: int,
     horizon: Nanoseconds | None = None,
     heat: Mapping[str, Heat] = MappingProxyType({}),
 ) -> Iterator[Step]:
-    """All steps in the order of their time, those before `horizon` where it is given. `heat` has the
-    devices that lose CPU share by heat.
+    """Yield all steps in the order of time; with `horizon`, only those before it. `heat` has the devices
+    that slow down by heat, by name.
 
-    At one time: those of the file in its order, then heat's, churn's and availability's, each in the
-    order of the devices. Lazy, and without end under churn: its memory grows with the devices and the
-    file, not with time. The same arguments give the same steps.
+    Steps of the same time: scenario entries in the order of the file, then heat, churn and availability,
+    each in device order. The iterator is lazy, and endless under churn; its memory grows with the
+    devices and the file, not with time. The same arguments give the same steps.
     """
     by_name = devices_by_name(groups)
     ends = _ends(scenario, by_name)
-    scripted = _scripted(scenario, by_name)
-    streams: list[Iterable[_Due]] = [scripted, _heated(scripted, heat)]
-    for device, drawn in _drawn(churn, groups, by_name, seed):
-        # Later steps of a device that is away for good would be dropped, one by one, without end.
+    scripted = _scenario_steps(scenario, by_name)
+    streams: list[Iterable[_CausedStep]] = [scripted, _heat_steps(scripted, heat)]
+    for device, drawn in _random_steps(churn, groups, by_name, seed):
+        # No random steps after a device has left for good: dropping them one by one would never end.
         streams.append(_before(ends.get(device), drawn))
     merged = heapq.merge(*streams, key=_time)
-    return _effective(_before(horizon, merged), absent(scenario, groups))
+    return _effective_steps(_before(horizon, merged), absent_at_start(scenario, groups))
 
 
-def _time(due: _Due) -> Nanoseconds:
+def _time(due: _CausedStep) -> Nanoseconds:
     return due.step.at
 
 
-def _before(end: Nanoseconds | None, dues: Iterator[_Due]) -> Iterator[_Due]:
+def _before(end: Nanoseconds | None, dues: Iterator[_CausedStep]) -> Iterator[_CausedStep]:
     return dues if end is None else itertools.takewhile(lambda due: due.step.at < end, dues)
 
 
-def _ends(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> dict[str, Nanoseconds]:
-    """Since when a device is away, for those that do not come back."""
+def _ends(
+    scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
+) -> dict[str, Nanoseconds]:
+    """Time at which each device that does not come back leaves or crashes."""
     last = {device: entries[-1] for device, entries in movements(scenario, by_name).items()}
     return {device: from_seconds(entry.at) for device, entry in last.items() if entry.verb != "join"}
 
 
-def _scripted(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> list[_Due]:
-    dues: list[_Due] = []
+def _scenario_steps(
+    scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
+) -> list[_CausedStep]:
+    dues: list[_CausedStep] = []
     for entry in scenario:
         at = from_seconds(entry.at)
         for device in expand(entry.targets, by_name):
             if entry.cpu is not None:
-                dues.append(_Due(Step(at, device, SetCpu(entry.cpu))))
+                dues.append(_CausedStep(Step(at, device, SetCpu(entry.cpu))))
             if entry.link is not None:
-                dues.append(_Due(Step(at, device, SetLink(entry.link.changes))))
+                dues.append(_CausedStep(Step(at, device, SetLink(entry.link.changes))))
             if entry.duration is not None:
                 dues += _span(at, from_seconds(entry.duration), device, BY_NAME[entry.verb])
             elif entry.verb != "set":
-                dues.append(_Due(Step(at, device, BY_NAME[entry.verb])))
-    return sorted(dues, key=_time)  # stable: the order of the file
+                dues.append(_CausedStep(Step(at, device, BY_NAME[entry.verb])))
+    return sorted(dues, key=_time)  # stable: keeps the order of the file
 
 
-def _heated(scripted: Iterable[_Due], heat: Mapping[str, Heat]) -> list[_Due]:
-    """What heat leaves of the share that a device has by then; what is set later stands as it is."""
+def _heat_steps(scripted: Iterable[_CausedStep], heat: Mapping[str, Heat]) -> list[_CausedStep]:
+    """One `SetCpu` per device at its `thermal.after`: the CPU share that it has then, times
+    `thermal.to`. A share that the scenario sets later is not reduced."""
     cpu = {device: one.cpu for device, one in heat.items()}
     at = {device: from_seconds(one.thermal.after) for device, one in heat.items()}
     for step, _ in scripted if heat else ():
         if step.device in heat and step.at <= at[step.device] and isinstance(step.action, SetCpu):
             cpu[step.device] = step.action.cpu
     dues = [
-        _Due(Step(at[device], device, SetCpu(cpu[device] * one.thermal.to)))
+        _CausedStep(Step(at[device], device, SetCpu(cpu[device] * one.thermal.to)))
         for device, one in heat.items()
     ]
     return sorted(dues, key=_time)
 
 
-def _span(at: Nanoseconds, duration: Nanoseconds, device: str, begin: Switching) -> tuple[_Due, _Due]:
+def _span(
+    at: Nanoseconds, duration: Nanoseconds, device: str, begin: Switching
+) -> tuple[_CausedStep, _CausedStep]:
     cause = object()
     return (
-        _Due(Step(at, device, begin), cause),
-        _Due(Step(at + duration, device, _ENDED_BY[begin]), cause),
+        _CausedStep(Step(at, device, begin), cause),
+        _CausedStep(Step(at + duration, device, _ENDED_BY[begin]), cause),
     )
 
 
-def _drawn(
+def _random_steps(
     churn: Churn | None, groups: Sequence[DeviceGroup], by_name: Mapping[str, tuple[str, ...]], seed: int
-) -> Iterator[tuple[str, Iterator[_Due]]]:
-    """What is drawn for each device: its churn, then its availability."""
+) -> Iterator[tuple[str, Iterator[_CausedStep]]]:
+    """Steps drawn at random for each device: churn first, then availability."""
     if churn is not None:
         named = by_name if churn.devices is None else churn.devices
         churned = frozenset(expand(named, by_name))
         for device in (device for group in groups for device in group.device_names):
             if device in churned:
-                yield device, _churn(churn, seed, device)
+                yield device, _churn_steps(churn, seed, device)
     for group in groups:
         if group.availability is not None:
             for device in group.device_names:
-                yield device, _availability(group.availability, seed, device)
+                yield device, _availability_steps(group.availability, seed, device)
 
 
-def _churn(churn: Churn, seed: int, device: str) -> Iterator[_Due]:
-    # One generator each, so that to change the downtime leaves the times between crashes alone.
+def _churn_steps(churn: Churn, seed: int, device: str) -> Iterator[_CausedStep]:
+    # Two generators, so that another downtime does not change the times between crashes.
     between = seeds.generator(seed, device, "churn")
     downtime = durations.sampler(churn.downtime.plain(), seeds.generator(seed, device, "downtime"))
     at: Nanoseconds = 0
@@ -179,14 +194,14 @@ def _churn(churn: Churn, seed: int, device: str) -> Iterator[_Due]:
         at += down
 
 
-def _availability(availability: Availability, seed: int, device: str) -> Iterator[_Due]:
-    cause = object()  # one suffices: it is not off twice at a time
+def _availability_steps(availability: Availability, seed: int, device: str) -> Iterator[_CausedStep]:
+    cause = object()  # one for all: a device is not off twice at the same time
     for at, is_on in availability.changes(seed, device):
-        yield _Due(Step(at, device, Reconnect() if is_on else Disconnect()), cause)
+        yield _CausedStep(Step(at, device, Reconnect() if is_on else Disconnect()), cause)
 
 
-def _effective(dues: Iterable[_Due], absent: Iterable[str]) -> Iterator[Step]:
-    """The steps that make a difference: overlaps merged, and none for a device that is not there."""
+def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
+    """The steps that have an effect: overlaps are merged, steps of absent devices are dropped."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:
@@ -220,7 +235,7 @@ def _effective(dues: Iterable[_Due], absent: Iterable[str]) -> Iterator[Step]:
                     yield step
             case Restart() | Resume() | Reconnect():
                 causes = held[device, hold_of(action)]
-                if cause in causes:  # else of a crash before the device was gone
+                if cause in causes:  # else its crash was forgotten when the device left
                     causes.remove(cause)
                     if not causes and device not in gone:
                         yield step

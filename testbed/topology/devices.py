@@ -1,4 +1,4 @@
-"""The devices of a topology: their speed, link, think time and local training."""
+"""Keys of a device group: speed, limits, link, faults and local training of its devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agents.timing import durations
 from agents.timing.durations import Distribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
-from testbed.topology.data_settings import DeviceData
+from testbed.topology.data_settings import DeviceDataSettings
 from testbed.topology.fields import (
     Cpu,
     Duration,
@@ -51,20 +51,23 @@ from testbed.topology.fields import (
 )
 
 LEAST_GPU_MEMORY = 512 * 2**20
-"""Bytes: CUDA's context alone takes some hundred MB."""
-MAX_DEVICES = 100_000  # of one group, and of all of a topology
+"""Lowest limit of GPU memory, in bytes: CUDA's context alone takes some hundred MB."""
+MAX_DEVICES = 100_000
+"""Maximum number of devices, of one group and of a topology."""
 DEFAULT_MEMORY = 512 * 2**20
-"""Bytes; for devices whose memory neither the topology nor a profile gives."""
+"""Memory limit of a device without a GPU, in bytes, if neither the topology nor a profile has one."""
 DEFAULT_MEMORY_WITH_GPU = 2 * 2**30
-"""The same with a GPU: CUDA's own libraries take more than PyTorch does."""
+"""Memory limit of a device with a GPU, in bytes, in the same case: CUDA's libraries need more memory
+than PyTorch itself."""
 
 
 @with_fields_of(config.LocalTraining)
-class Local(Parameters):
-    """Local training of one round on the device's shard. Give steps or epochs."""
+class LocalSettings(Parameters):
+    """Local training of one round on the device's shard. Needs steps or epochs."""
 
-    def changed_by(self, other: Local) -> Local:
-        """This one with the settings that `other` gives."""
+    def changed_by(self, other: LocalSettings) -> LocalSettings:
+        """Return a copy with the settings that are set in `other`. If `other` sets steps or epochs, it
+        replaces both."""
         changes = {name: getattr(other, name) for name in other.model_fields_set}
         if changes.get("steps") or changes.get("epochs"):
             changes = {"steps": None, "epochs": None} | changes
@@ -72,10 +75,10 @@ class Local(Parameters):
 
 
 class ServerLink(Model):
-    """An access link; a rate left out is unlimited."""
+    """Access link of the server. Needs up, down, or both."""
 
-    up: Rate | None = None
-    down: Rate | None = None
+    up: Rate | None = Field(default=None, description="Rate of what it sends. Default: unlimited")
+    down: Rate | None = Field(default=None, description="Rate of what it receives. Default: unlimited")
 
     @model_validator(mode="after")
     def _has_value(self) -> Self:
@@ -89,14 +92,21 @@ class ServerLink(Model):
 
 
 class LinkTrace(Model):
-    """What a link does in the course of time, from files: paths are relative to the topology."""
+    """Changes of a link over time, from files: either csv, or up and down. Paths are relative to the
+    topology file."""
 
-    up: FilePath | None = Field(default=None, description="mahimahi trace of the uplink's rate; repeats")
-    down: FilePath | None = Field(
-        default=None, description="mahimahi trace of the downlink's rate; repeats"
+    up: FilePath | None = Field(
+        default=None, description="mahimahi trace file of the uplink's rate; it repeats"
     )
-    csv: FilePath | None = Field(default=None, description="Columns time and any of up, down, rtt, loss")
-    loop: bool = Field(default=True, description="Whether csv begins again at its end")
+    down: FilePath | None = Field(
+        default=None, description="mahimahi trace file of the downlink's rate; it repeats"
+    )
+    csv: FilePath | None = Field(
+        default=None,
+        description="CSV file with a column time (s) and any of up, down (bit/s), rtt (s) and loss "
+        "(0 to 1)",
+    )
+    loop: bool = Field(default=True, description="Whether csv repeats. false: its last row stays")
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -105,32 +115,46 @@ class LinkTrace(Model):
         return self
 
 
-class Compression(Variant):
-    """How a device compresses its updates."""
+class CompressionSettings(Variant):
+    """Compression of a device's updates."""
 
     tag: ClassVar[str] = "kind"
     kind: str
 
 
-class Link(ServerLink):
-    """Access link of each device of the group; a rate left out is unlimited."""
+class LinkSettings(ServerLink):
+    """Access link of each device of the group."""
 
+    up: Rate | None = Field(
+        default=None, description="Rate from the device to the server. Default: unlimited"
+    )
+    down: Rate | None = Field(
+        default=None, description="Rate from the server to the device. Default: unlimited"
+    )
     kind: Annotated[
         Name | None,
-        Field(alias="class", description="Of testbed profiles; what is given beside it wins"),
+        Field(
+            alias="class",
+            description="Link class (see testbed profiles). Other keys of link override its values",
+        ),
     ] = None
-    rtt: Seconds | None = Field(default=None, description="Round-trip time that it adds")
-    jitter: Seconds | None = Field(default=None, description="Each way's delay is uniform, ± this")
-    loss: Share | None = Field(default=None, description="Share of the packets lost, each way")
+    rtt: Seconds | None = Field(
+        default=None, description="Round-trip time that the link adds, half in each direction"
+    )
+    jitter: Seconds | None = Field(
+        default=None, description="The delay of each direction varies uniformly by ± this"
+    )
+    loss: Share | None = Field(default=None, description="Share of packets lost, in each direction")
     trace: LinkTrace | None = None
-    compression: Annotated[Compression, OneOf(METHODS)] | None = Field(
-        default=None, description="Of the updates that go over it; float32 where not given"
+    compression: Annotated[CompressionSettings, OneOf(METHODS)] | None = Field(
+        default=None,
+        description="Compression of the updates that the device sends. Default: none, float32 values",
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if (self.jitter or 0.0) > (self.rtt or 0.0) / 2 and self.kind is None:
-            raise ValueError("jitter is more than the delay of one way, rtt/2: lower it, or raise rtt")
+            raise ValueError("jitter exceeds the delay of one direction, rtt/2: lower it, or raise rtt")
         return self
 
     def plain(self) -> config.AccessLink:
@@ -140,12 +164,12 @@ class Link(ServerLink):
 
 
 @with_fields_of(config.SharedLink)
-class Access(Parameters):
-    """A link that all devices share whose group names it, such as a Wi-Fi cell; at least one rate."""
+class AccessSettings(Parameters):
+    """Link shared by all devices whose groups name it, such as a Wi-Fi cell. Needs up, down, or both."""
 
 
 class _Speed(Variant):
-    """A factor that is drawn once per device, from a distribution of durations without their unit."""
+    """Speed factor, drawn once per device. The distributions are those of durations, without a unit."""
 
     tag: ClassVar[str] = "distribution"
     seconds: ClassVar[Any] = NotNegative
@@ -159,6 +183,7 @@ class _Speed(Variant):
         return self
 
     def draw(self, seed: int, device: str) -> float:
+        """Return the speed factor of `device`."""
         if self.distribution == "constant":
             return float(self.params["value"])
         distribution: Distribution = self.build()
@@ -167,13 +192,14 @@ class _Speed(Variant):
 
 @dataclass(frozen=True)
 class _NormalSpeed(durations.Normal):
-    """Normal, truncated: what would be below `low` is drawn again."""
+    """Truncated normal distribution: values below `low` are drawn again."""
 
     low: float = 0.1
 
 
 _SPEEDS = {name: cls for name, cls in durations.DISTRIBUTIONS.items() if name != "trace"}
-"""One speed is drawn: a series would give each device its first."""
+"""Distributions of speeds. A speed is drawn only once: a trace would give each device its first
+value."""
 
 Speed = Annotated[
     _Speed,
@@ -186,40 +212,42 @@ Speed = Annotated[
 ]
 
 
-class Byzantine(Variant):
-    """What attackers make of their training before they send it."""
+class ByzantineSettings(Variant):
+    """Attack: how attackers change an update before they send it."""
 
     tag: ClassVar[str] = "kind"
     kind: str
 
 
-class Gpu(Model):
-    """What each device of the group has of one of the host's GPUs."""
+class GpuSettings(Model):
+    """Part of one of the host's GPUs that each device of the group gets."""
 
     share: PositiveShare = Field(
-        default=1.0, description="Of its multiprocessors, at most: MPS's active thread percentage"
+        default=1.0,
+        description="Upper limit of the share of the GPU's multiprocessors (MPS active thread "
+        "percentage)",
     )
     memory: (
         Annotated[Size, Field(ge=LEAST_GPU_MEMORY), expecting("a size of at least 512MiB")] | None
-    ) = Field(default=None, description="Of its memory, at most; not limited, where not given")
+    ) = Field(default=None, description="Upper limit of GPU memory. Default: unlimited")
 
     @property
-    def limited(self) -> bool:
-        """Whether it shares a GPU with others, by limits."""
+    def is_limited(self) -> bool:
+        """Whether the device shares its GPU with other devices, under limits."""
         return self.share < 1 or self.memory is not None
 
 
 def _gpu(value: Any) -> Any:
-    """`true` is a whole GPU, `false` none."""
+    """Accept `true` for a whole GPU and `false` for none."""
     if isinstance(value, bool):
-        return Gpu() if value else None
-    if value is not None and not isinstance(value, dict | Gpu):
-        raise ValueError("expected true, or what it has of a GPU such as {share: 25%, memory: 2GiB}")
+        return GpuSettings() if value else None
+    if value is not None and not isinstance(value, dict | GpuSettings):
+        raise ValueError("expected true, or a part of a GPU such as {share: 25%, memory: 2GiB}")
     return value
 
 
 def _link(value: Any) -> Any:
-    """`lte` is short for `{class: lte}`."""
+    """Accept `lte` for `{class: lte}`."""
     return {"class": value} if isinstance(value, str) else value
 
 
@@ -227,8 +255,8 @@ _IMAGE = "the tag of an image such as my-agent:1, or a path such as sensor/Docke
 
 
 def _is_dockerfile(image: str) -> bool:
-    """Whether `image` is a file: its name has Dockerfile in it. No tag can be meant, as names of images
-    have no capital letters."""
+    """Whether `image` is the path of a Dockerfile and not a tag: its name contains `Dockerfile`, and
+    names of images have no capital letters."""
     name = Path(image).name
     return "Dockerfile" in name and ":" not in name
 
@@ -238,13 +266,13 @@ def _image(image: str, info: ValidationInfo) -> str:
 
 
 _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
-"""Steps of `agents.pipeline.STEPS` that have keys of their own in a topology."""
+"""Steps of `agents.pipeline.STEPS` that have their own key in a topology, and so not one in `steps`."""
 
 
 class DeviceGroup(Model):
-    """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
+    """A device, or `count` equal devices. Needs at least one of cpu, profile, timing and gflops."""
 
-    name: Name = Field(description="Of the device, or with count of name-1, name-2, ...")
+    name: Name = Field(description="Name of the device; with count, of the group of devices")
     count: (
         Annotated[
             int,
@@ -252,101 +280,116 @@ class DeviceGroup(Model):
             expecting(f"a whole number of devices from 1 to {MAX_DEVICES}"),
         ]
         | None
-    ) = Field(default=None, description="How many equal devices; they are called name-1, name-2, ...")
+    ) = Field(default=None, description="Number of equal devices, called name-1, name-2, ...")
     # No default: how slow a device is, is what the experiment is about.
     cpu: Cpu | None = Field(
-        default=None, description="Share of one host core; above 1 is more than one core"
+        default=None, description="CPU share: 1 is one whole core of the host, 2 are two"
     )
     profile: Name | None = Field(
-        default=None, description="Type of device (testbed profiles): gives cpu on this host"
+        default=None,
+        description="Device profile (see testbed profiles), from which cpu and other keys follow",
     )
     gflops: Positive | None = Field(
-        default=None, description="1e9 operations per second, of task.flops_per_step; in virtual time"
+        default=None,
+        description="Speed in 1e9 operations per second, applied to task.flops_per_step. In virtual "
+        "time only",
     )
     timing: Duration | None = Field(
-        default=None, description="Of a training at the least, from when it could begin"
+        default=None,
+        description="Minimum duration of a local training, measured from the arrival of the model",
     )
     speed: Speed = Field(
         default=1.0,
         validate_default=True,
-        description="Drawn once per device: divides timing, multiplies gflops",
+        description="Speed factor, drawn once per device: divides timing and multiplies gflops",
     )
     memory: Memory | None = Field(
         default=None,
-        description="Limit of its memory; the profile's as far as the host has it, where not given, and "
-        "512MiB (with gpu 2GiB) where no profile says it",
+        description="Memory limit. Default: that of the profile, reduced if the host has less; without "
+        "a profile 512MiB, with gpu 2GiB",
     )
-    gpu: Annotated[Gpu | None, BeforeValidator(_gpu, json_schema_input_type=bool | Gpu | None)] = Field(
+    gpu: Annotated[
+        GpuSettings | None, BeforeValidator(_gpu, json_schema_input_type=bool | GpuSettings | None)
+    ] = Field(
         default=None,
         exclude_if=lambda gpu: gpu is None,
-        description="true: a whole GPU of the host to train on; or a fraction of one. For docker",
+        description="Train on a GPU of the host. true: a whole one. In runtime docker only",
     )
     image: Annotated[str, Field(min_length=1), expecting(_IMAGE), AfterValidator(_image)] | None = Field(
         default=None,
         exclude_if=lambda image: image is None,
-        description="What its devices run in: the tag of an image built from ours, or a Dockerfile, by "
-        "its path from this file, whose BASE is ours. In containers",
+        description="Image of the devices: a tag, or the path of a Dockerfile relative to the topology "
+        "file. Either must build on the testbed's agent image (docs/guide/images.md). In containers "
+        "only",
     )
-    link: Annotated[Link | None, BeforeValidator(_link, json_schema_input_type=str | Link | None)] = (
-        Field(
-            default=None, description="Its access link; the name of a class is short for {class: name}"
-        )
+    link: Annotated[
+        LinkSettings | None, BeforeValidator(_link, json_schema_input_type=str | LinkSettings | None)
+    ] = Field(
+        default=None,
+        description="Access link of each device. A text is the name of a link class: lte is short "
+        "for {class: lte}",
     )
-    access: Access | None = Field(
-        default=None, description="What its devices share with all whose access has the same name"
+    access: AccessSettings | None = Field(
+        default=None,
+        description="Link shared with all devices whose group has an access of the same name",
     )
-    think: Duration | None = Field(default=None, description="Extra delay before an update is sent")
+    think: Duration | None = Field(
+        default=None, description="Extra delay between the end of a training and sending its update"
+    )
     availability: Availability | None = Field(
-        default=None, description="When a device can be reached; always, where not given"
+        default=None, description="When a device is connected. Default: always"
     )
     power: Power | None = Field(
-        default=None, description="What a device draws in each state; the profile's, where not given"
+        default=None, description="Power draw of a device in each state. Default: that of the profile"
     )
     thermal: Thermal | None = Field(
-        default=None, description="Loss of CPU share by heat; the profile's, where not given"
+        default=None, description="Slow-down by heat. Default: that of the profile"
     )
-    data: DeviceData | None = Field(default=None, exclude_if=lambda data: data is None)
-    byzantine: Annotated[Byzantine, OneOf(ATTACKS)] | None = Field(
-        default=None, description="The attack that its devices make; honest ones where not given"
+    data: DeviceDataSettings | None = Field(default=None, exclude_if=lambda data: data is None)
+    byzantine: Annotated[ByzantineSettings, OneOf(ATTACKS)] | None = Field(
+        default=None, description="Attack of the devices of this group. Default: they are honest"
     )
     steps: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
         exclude_if=lambda steps: not steps,
-        description="Further steps that its devices do to their updates, by name, with their parameters",
+        description="Further processing of the devices' updates: step name to its parameters",
     )
     hosts: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
         exclude_if=lambda hosts: hosts is None,
-        description="Names of the nodes that its devices may be on, where there are several machines",
+        description="Names of the nodes on which the devices may run, with several machines. Default: "
+        "any",
     )
     placement: dict[str, str] | None = Field(
         default=None,
         exclude_if=lambda placement: placement is None,
-        description="Labels of these nodes, such as {rack: a}",
+        description="Labels that a node must have for the devices to run on it, such as {rack: a}",
     )
-    local: Local = Field(default_factory=Local, description="What differs from task.local here")
+    local: LocalSettings = Field(
+        default_factory=LocalSettings, description="Settings of local training that override task.local"
+    )
 
     @model_validator(mode="after")
     def _has_speed(self) -> Self:
         speeds = (self.cpu, self.profile, self.timing, self.gflops)
         if all(speed is None for speed in speeds):
             raise ValueError(
-                "found none of cpu, profile, timing and gflops; add one such as "
-                "cpu: 0.25 (a share of one host core)"
+                "found none of cpu, profile, timing and gflops: add one such as cpu: 0.25 (a quarter of "
+                "a host core)"
             )
         if not self.has_plain_speed and self.timing is None and self.gflops is None:
             raise ValueError(
-                "speed has nothing to act on: it divides timing and multiplies gflops. "
-                "Give one of these, or change cpu instead"
+                "speed has no effect: it divides timing and multiplies gflops. Add one of these, or "
+                "change cpu instead"
             )
         if self.thermal is not None and self.cpu is None and self.profile is None:
-            raise ValueError("thermal has nothing to act on: it lowers cpu. Give cpu or profile")
+            raise ValueError("thermal has no effect: it lowers cpu. Add cpu or profile")
         return self
 
     @property
     def update_steps(self) -> list[config.Named]:
-        """What its devices do to their updates (`agents.pipeline`), beside what all do."""
+        """Steps of `agents.pipeline` of this group's devices alone, with their parameters."""
         compression = None if self.link is None else self.link.compression
         own = {"byzantine": self.byzantine, "compression": compression}
         return [
@@ -373,23 +416,24 @@ class DeviceGroup(Model):
 
     @property
     def default_memory(self) -> int:
-        """Limit in bytes where neither the topology nor a profile gives one."""
+        """Memory limit in bytes that applies if neither the topology nor a profile has one."""
         return DEFAULT_MEMORY if self.gpu is None else DEFAULT_MEMORY_WITH_GPU
 
     @property
     def dockerfile(self) -> Path | None:
-        """What its image is built by, where that is a file."""
+        """Dockerfile of its image; None if `image` is a tag or not set."""
         return Path(self.image) if self.image is not None and _is_dockerfile(self.image) else None
 
     @property
     def has_plain_speed(self) -> bool:
+        """Whether the speed factor is constant 1, so that it changes nothing."""
         return self.speed.named == config.Named("constant", {"value": 1.0})
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        return (self.name,) if self.count is None else _numbered(self.name, self.count)
+        return (self.name,) if self.count is None else _numbered_names(self.name, self.count)
 
 
-@lru_cache(maxsize=16)  # planning asks dozens of times, and there may be 100,000
-def _numbered(name: str, count: int) -> tuple[str, ...]:
+@lru_cache(maxsize=16)  # planning calls this dozens of times, with up to 100,000 names
+def _numbered_names(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}-{number}" for number in range(1, count + 1))

@@ -1,16 +1,18 @@
 """FedScale's traces of devices (Lai et al., ICML 2022) as device groups of a topology.
 
-Two files, each a pickled dictionary by client, as benchmark/dataset/data/device_info/README.md of
-github.com/SymbioticLab/FedScale describes them; JSON of the same is read too:
+Two files, each a pickled dictionary by client, described in
+benchmark/dataset/data/device_info/README.md of github.com/SymbioticLab/FedScale. The same content in
+JSON is read too.
 
-- `client_device_capacity`: `{'computation': FP32, 'communication': FP32}`, the milliseconds that a
-  sample takes in inference and the kbit/s (of 1024 bits) of its link, by
-  fedscale/cloud/internal/client_metadata.py, which takes three times as long for training.
+- `client_device_capacity`: `{'computation': FP32, 'communication': FP32}`: milliseconds per sample in
+  inference, and kbit/s (1 kbit is 1024 bits) of the link. According to
+  fedscale/cloud/internal/client_metadata.py, training a sample takes three times as long.
 - `client_behave_trace`: `{'duration': INT, 'inactive': [INT], 'finish_time': INT, 'active': [INT],
-  'model': STRING}`. At t seconds, modulo finish_time, a client is there where active[i] <= t <=
-  inactive[i].
+  'model': STRING}`. At t seconds, modulo finish_time, a client is available if active[i] <= t <=
+  inactive[i] for some i.
 
-A pickle may hold any program. Here it is read as data: one that names a class or function is refused.
+A pickle may execute any code when it is loaded. Here it is only read as data: a pickle that names a
+class or function is refused.
 """
 
 from __future__ import annotations
@@ -28,37 +30,38 @@ import numpy as np
 from testbed.topology import units
 
 KBIT = 1024
-"""Bits."""
+"""Bits per kbit in FedScale's traces."""
 _TRAINING = 3.0
-"""Of a sample's inference, in FedScale."""
+"""Time to train on a sample divided by the time of its inference, in FedScale."""
 
 
 @dataclass(frozen=True, slots=True)
 class FedScaleClient:
-    """What the traces say of one."""
+    """A client of the traces."""
 
     number: str
+    """Key of the client in the capacity file."""
     computation: float
-    """Milliseconds of a sample in inference."""
+    """Milliseconds per sample in inference."""
     communication: float
-    """kbit/s."""
+    """Rate of the link in kbit/s, of 1024 bits each."""
     active: tuple[tuple[float, float], ...] = ()
-    """Seconds from when to when it is there, in each pass."""
+    """Spans in which the client is available: begin and end in seconds from the start of each pass."""
     pass_s: float = 0.0
-    """How long a pass takes; 0: it is always there."""
+    """Seconds after which `active` repeats; 0: the client is always available."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Numbers, texts, lists, dictionaries, and nothing else."""
+    """Unpickler that accepts only numbers, texts, lists and dictionaries."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(
-            f"it names {module}.{name}, and may hold numbers, texts and lists alone"
+            f"found {module}.{name}, expected only numbers, texts, lists and dictionaries"
         )
 
 
 def read(data: bytes) -> dict[str, Any]:
-    """The entries of one of the files, by client. Raises ValueError that says what is wrong with it."""
+    """Read the entries of one of the files, by client. Raises ValueError that says what is wrong."""
     try:
         if data.lstrip()[:1] == b"{":
             found = json.loads(data)
@@ -66,21 +69,23 @@ def read(data: bytes) -> dict[str, Any]:
             found = _PlainUnpickler(io.BytesIO(data)).load()
     except RecursionError:
         raise ValueError("is nested too deeply") from None
-    except Exception as error:  # whatever a damaged pickle comes to
+    except Exception as error:  # a damaged pickle may raise anything
         raise ValueError(f"is neither a pickle of plain data nor JSON: {error}") from error
     if not isinstance(found, dict) or not found:
-        raise ValueError("holds no dictionary by client, as FedScale's traces do")
+        raise ValueError("is not a dictionary with an entry per client, as in FedScale's traces")
     return {str(key): value for key, value in found.items()}
 
 
-def clients(
+def draw_clients(
     capacity: Mapping[str, Any], behaviour: Mapping[str, Any] | None, count: int, seed: int
 ) -> list[FedScaleClient]:
-    """`count` of them, drawn by `seed` of the capacities; each with one of the behaviours, drawn
-    likewise, as FedScale has far fewer of these. Raises ValueError that names what cannot be used."""
+    """Draw `count` clients from `capacity` without replacement, by `seed`.
+
+    Each gets an entry of `behaviour`, drawn with replacement because FedScale has far fewer of these;
+    without `behaviour` they are always available. Raises ValueError that names an unusable entry."""
     names = sorted(capacity)
     if count > len(names):
-        raise ValueError(f"has {len(names):,} clients, and {count:,} are wanted")
+        raise ValueError(f"has {len(names):,} clients, fewer than the {count:,} that are needed")
     rng = np.random.default_rng(seed)
     chosen = [names[index] for index in sorted(rng.choice(len(names), count, replace=False))]
     behaviours: Sequence[str] = sorted(behaviour or ())
@@ -102,16 +107,17 @@ def clients(
 def _above_0(entry: Any, name: str, key: str) -> float:
     value = entry.get(key) if isinstance(entry, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"of client {name} {key} is {value!r:.40}, expected a number above 0")
+        raise ValueError(f"{key} of client {name} is {value!r:.40}, expected a number above 0")
     return float(value)
 
 
 def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], float]:
+    """`FedScaleClient.active` and `pass_s` of a behaviour; overlapping spans are merged."""
     length = _above_0(entry, name, "finish_time")
     begins, ends = entry.get("active"), entry.get("inactive")
     numbers = isinstance(begins, list | tuple) and isinstance(ends, list | tuple)
     if not numbers or not all(isinstance(one, int | float) for one in (*begins, *ends)):
-        raise ValueError(f"of client {name} active or inactive is no list of times")
+        raise ValueError(f"active or inactive of client {name} is not a list of times")
     merged: list[tuple[float, float]] = []
     for begin, end in sorted(zip(begins, ends, strict=False)):
         begin, end = max(0.0, float(begin)), min(float(end), length)
@@ -124,7 +130,7 @@ def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], floa
     return tuple(merged), length
 
 
-def devices(
+def device_groups(
     chosen: Sequence[FedScaleClient],
     *,
     cpu: float | None = None,
@@ -134,12 +140,13 @@ def devices(
     length: float | None = None,
     speed_up: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """Device groups, one for each, as a topology has them.
+    """One device group of a topology for each client.
 
-    With `cpu` they have CPU shares: the fastest this one, the others less by their computation. With
-    `steps` they have timing, as FedScale computes it, for so many of `batch_size`. Availability is the
-    part of `length` seconds from `begin` on (all of a pass, where not given), in a time that goes
-    `speed_up` times as fast; one that is never there in it is off all the time.
+    With `cpu`, the groups have CPU shares: the fastest client has `cpu`, the others less in proportion
+    to their speed. With `steps`, they have the `timing` that FedScale computes for `steps` mini-batches
+    of `batch_size` samples. Availability is cut out of the trace: `length` seconds from `begin` on
+    (None: one pass), replayed `speed_up` times as fast. A client that is never available in that time
+    is off throughout.
     """
     fastest = min(client.computation for client in chosen)
     groups = []
@@ -161,7 +168,8 @@ def devices(
 def _availability(
     client: FedScaleClient, begin: float, length: float | None, speed_up: float
 ) -> dict[str, Any]:
-    """Of one whose times are known: on and off in the part that is asked for."""
+    """Key `availability` of a device group: the client's states in the requested part of the trace;
+    empty if it is always available."""
     whole = length is None
     length = client.pass_s if length is None else length
     moments: list[tuple[float, str]] = []
@@ -182,7 +190,7 @@ def _availability(
                 add(start, "on")
                 add(end, "off")
     if moments and moments[-1][0] >= length:
-        moments.pop()  # what comes then is the next pass, or not asked for
+        moments.pop()  # it belongs to the next pass, or is past the requested time
     states = {state for _, state in moments}
     if states == {"on"}:
         return {}

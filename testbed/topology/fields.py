@@ -44,7 +44,7 @@ P = TypeVar("P", bound="Parameters")
 
 
 class Model(BaseModel):
-    """Base of the models: strict, immutable, and without unknown keys."""
+    """Base class of the models: strict types, immutable, unknown keys are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -61,15 +61,15 @@ class Model(BaseModel):
                 kind = details["type"]
                 if kind == "extra_forbidden":
                     details["type"] = PydanticCustomError("unknown_key", "unknown key", known)
-                elif kind in ("unknown_key", "complete", "reported"):  # not pydantic's own, of a field
+                elif kind in ("unknown_key", "complete", "reported"):  # our own errors, from a field
                     details["type"] = PydanticCustomError(kind, details["msg"], details.get("ctx"))
             raise ValidationError.from_exception_data(error.title, found) from None
 
 
 def expecting(text: str) -> WrapValidator:
-    """The message where a value has the wrong type or is out of bounds: that `text` was expected.
+    """Replace pydantic's message on a wrong type or bound by "expected `text`".
 
-    A quantity's own message about its unit is kept.
+    A message of our own, such as that of a quantity on its unit, is kept.
     """
 
     def validate(value: Any, handler: Any) -> Any:
@@ -109,7 +109,7 @@ Size = Annotated[
     WithJsonSchema(_text(_NUMBER + "([KMG]iB|[kMG]?B)$", "512MiB", "1GiB")),
 ]
 LEAST_MEMORY = 256 * 2**20
-"""Bytes: the lowest limit of a device, as PyTorch alone takes about 240 MB."""
+"""Lowest memory limit of a device, in bytes: PyTorch alone takes about 240 MB."""
 Memory = Annotated[
     Size,
     Field(ge=LEAST_MEMORY),
@@ -143,9 +143,9 @@ Cpu = Annotated[
     expecting("a positive share of one host core such as 0.25"),
 ]
 Count = Annotated[int, Field(ge=1, le=10**15), expecting("a whole number from 1 to 10^15")]
-"""Products of a few still are floating-point numbers."""
+"""A positive whole number, bounded so that products of a few of them still fit into a float."""
 Positive = Annotated[float, Field(gt=0), expecting("a number above 0")]
-NotNegative = Annotated[float, Field(ge=0), expecting("a number from 0 on")]
+NotNegative = Annotated[float, Field(ge=0), expecting("a number of at least 0")]
 Name = Annotated[
     str,
     Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$"),
@@ -157,7 +157,7 @@ def _requirement(text: str) -> str:
     try:
         requirements.Requirement(text)
     except requirements.InvalidRequirement as error:
-        raise ValueError("expected a package as for pip, such as einops or scipy>=1.11") from error
+        raise ValueError("expected a requirement of pip such as einops or scipy>=1.11") from error
     return text
 
 
@@ -165,48 +165,58 @@ Requirement = Annotated[str, AfterValidator(_requirement)]
 
 
 def from_file(path: str, info: ValidationInfo) -> str:
-    """`path`, given from the topology's file, as an absolute path: the run directory's copy of the
-    topology then names the same file."""
+    """Make `path`, which is relative to the topology file, absolute, so that the copy of the topology in
+    the run directory names the same file."""
     folder = (info.context or {}).get(FOLDER)
     return path if folder is None else str(Path(folder) / path)
 
 
 FOLDER = "folder"
-"""Key of the validation's context: the absolute path of the folder that the topology's file is in."""
+"""Key of the validation context whose value is the absolute path of the topology file's folder."""
 FilePath = Annotated[str, AfterValidator(from_file)]
 
 
 class Power(Model):
-    """What a device draws in each state, for an estimate of its energy; one left out counts as none."""
+    """Power draw of a device in each state, for an estimate of its energy. States without a value count
+    as 0 W."""
 
-    download: Watts | None = None
-    train: Watts | None = None
-    upload: Watts | None = None
-    wait: Watts | None = None
-    paused: Watts | None = None
-    offline: Watts | None = None
+    download: Watts | None = Field(default=None, description="While it receives a model")
+    train: Watts | None = Field(default=None, description="While it trains")
+    upload: Watts | None = Field(default=None, description="While it sends an update")
+    wait: Watts | None = Field(default=None, description="While it waits for a model")
+    paused: Watts | None = Field(default=None, description="While it is paused")
+    offline: Watts | None = Field(
+        default=None, description="While it is crashed, absent or disconnected"
+    )
 
     def plain(self) -> dict[str, float]:
-        """Watts, by state."""
+        """Watts by state."""
         return {state: watts for state, watts in self if watts is not None}
 
 
 class Thermal(Model):
-    """Heat: so long after the start of the run, whatever it did until then, a device slows down."""
+    """Slow-down by heat: at a fixed time of the run, a device loses part of its CPU share, whatever its
+    load was."""
 
-    after: PositiveSeconds = Field(description="Device time since the run clock started")
-    to: PositiveShare = Field(description="What remains of the CPU share that it has by then")
+    after: PositiveSeconds = Field(
+        description="Device time from the start of the run clock to the slow-down"
+    )
+    to: PositiveShare = Field(
+        description="Factor on the CPU share that the device has at that time, such as 60%"
+    )
 
 
 class Parameters(Model):
-    """Base of models with the fields of a dataclass."""
+    """Base class of models that have the fields of a dataclass."""
 
     parameters: ClassVar[type]
+    """The dataclass."""
     seconds: ClassVar[Any] = Seconds
-    """What reads a field of the dataclass that is in seconds."""
+    """Type that reads those fields of the dataclass that are in seconds."""
 
     @property
     def params(self) -> dict[str, Any]:
+        """Arguments of the dataclass, by name."""
         values = {field: getattr(self, field) for field in dataclass_fields(self.parameters)}
         return {
             name: value.build() if isinstance(value, Parameters) else value
@@ -214,7 +224,7 @@ class Parameters(Model):
         }
 
     def build(self) -> Any:
-        """The dataclass; its constructor raises ValueError for parameters in conflict."""
+        """Return the dataclass; its constructor raises ValueError if parameters conflict."""
         return self.parameters(**self.params)
 
     @model_validator(mode="after")
@@ -226,7 +236,7 @@ class Parameters(Model):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """With the docstrings of the dataclass's fields as their descriptions."""
+        """Take the docstrings of the dataclass's fields as descriptions of the properties."""
         found = handler(schema)
         properties = handler.resolve_ref_schema(found)["properties"]
         for name, text in docstrings(cls.parameters).items():
@@ -235,10 +245,10 @@ class Parameters(Model):
 
 
 class Variant(Parameters):
-    """Base of models with a name, and the fields of a dataclass as their parameters."""
+    """Base class of models with a name, and the parameters of the dataclass of that name."""
 
     tag: ClassVar[str] = "name"
-    """The key that names the variant."""
+    """Key that names the variant."""
 
     @property
     def named(self) -> config.Named:
@@ -246,15 +256,15 @@ class Variant(Parameters):
 
 
 class OneOf:
-    """Annotates a field whose type is a Variant: it takes one of `types`, by name.
+    """Annotation of a field whose type is a Variant: one of `types`, selected by name.
 
     `Annotated[Rule, OneOf(RULES)]` reads `{name: fedbuff, buffer_size: 3}` into a subclass of Rule that
     has the fields of `RULES["fedbuff"]`.
     """
 
     def __init__(self, types: Mapping[str, type], *, own: str | None = None) -> None:
-        """With `own` it also takes a user's class, `module:Class`: the context of the validation has,
-        under `own` and the class's name, a dataclass for each that is known."""
+        """With `own`, also accept a user's class, `module:Class`. The validation context then has, under
+        the key `own`, a dictionary from the known classes' names to dataclasses."""
         self._types = types
         self._own = own
 
@@ -267,17 +277,17 @@ class OneOf:
         if self._own is None:
             return schema
 
-        def validate(value: Any, of_ours: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        def validate(value: Any, built_in: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             name = value.get(base.tag) if isinstance(value, Mapping) else None
             if not isinstance(name, str) or not user_code.is_user_code(name):
-                return of_ours(value)
+                return built_in(value)
             classes = (info.context or {}).get(self._own, {})
-            if name not in classes:  # whoever has looked for it says why
+            if name not in classes:  # reading the user's code has reported why
                 raise PydanticCustomError("reported", "an error that is reported elsewhere")
             return _own_variant(base, name, classes[name]).model_validate(value, context=info.context)
 
         def dump(value: Variant, info: SerializationInfo) -> dict[str, Any]:
-            return value.model_dump(mode=info.mode, by_alias=info.by_alias)  # of a class not in `schema`
+            return value.model_dump(mode=info.mode, by_alias=info.by_alias)  # `schema` lacks own classes
 
         return core_schema.with_info_wrap_validator_function(
             validate,
@@ -293,18 +303,18 @@ class OneOf:
             name = {
                 "type": "string",
                 "pattern": r"^[\w.]+:\w+$",
-                "description": "module:Class of `code`",
+                "description": "module:Class in `code`",
             }
             if self._own == "task":
                 name["pattern"] = rf"^([\w.]+:\w+|{'|'.join(user_code.HOSTS)})$"
-                name["description"] += "; flower: a ClientApp in it"
+                name["description"] += "; or flower for a Flower ClientApp in `code`"
             own = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             found["oneOf"].append(own)
         return found
 
 
-class Choice:
-    """Annotates a field of type str: it takes one of `names`, which are known at run time only."""
+class NameChoice:
+    """Annotation of a field of type str: one of `names`, which are known at run time only."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -314,12 +324,12 @@ class Choice:
 
 
 class OrConstant:
-    """Annotates a field of distributions: `200ms` is short for `{distribution: constant, value: 200ms}`.
-
-    `types` are those of a short value and `schema` is its JSON Schema.
-    """
+    """Annotation of a field with a distribution: accept `200ms` for `{distribution: constant, value:
+    200ms}`."""
 
     def __init__(self, types: tuple[type, ...], schema: dict[str, Any], expected: str) -> None:
+        """`types` are Python types of the short value, `schema` is its JSON Schema, `expected` completes
+        the error message on other values."""
         self._types = types
         self._schema = schema
         self._expected = expected
@@ -344,25 +354,26 @@ def _own_variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
     taken = [field.name for field in dataclasses.fields(cls) if hasattr(base, field.name)]
     taken += [field.name for field in dataclasses.fields(cls) if field.name in base.model_fields]
     if taken:
-        message = f"its parameter {taken[0]} has a name that a topology uses otherwise: rename it"
+        message = f"the topology has a key named like its parameter {taken[0]}: rename the parameter"
         raise PydanticCustomError("complete", "{message}", {"message": f"{name}: {message}"})
     return _variant(base, name, cls)
 
 
-@functools.lru_cache(maxsize=256)  # many fields are durations, each of one of the same distributions
+@functools.lru_cache(maxsize=256)  # many fields are durations, which share these distributions
 def _variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
-    """`base` of that name, with the fields of the dataclass `cls`."""
+    """Subclass of `base` for the variant `name`, with the fields of the dataclass `cls`."""
     tag: Any = Literal  # its values are known at run time only
-    return _made(base, cls, cls, **{base.tag: tag[name]})
+    return _create(base, cls, cls, **{base.tag: tag[name]})
 
 
 def with_fields_of(cls: type) -> Callable[[type[P]], type[P]]:
-    """Decorates a model: it has the fields of the dataclass `cls`."""
-    return lambda model: _made(model, cls, model)
+    """Decorator of a model that adds the fields of the dataclass `cls`."""
+    return lambda model: _create(model, cls, model)
 
 
-def _made(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
-    """`base` with the fields of the dataclass `cls`, named and described as `like`."""
+def _create(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
+    """Subclass of `base` with the fields of the dataclass `cls`, and the name and docstring of
+    `like`."""
     fields = tag | dataclass_fields(cls, base.seconds)
     names: dict[str, Any] = {"__module__": like.__module__, "__doc__": like.__doc__}
     model = create_model(like.__name__, __base__=base, **names, **fields)
@@ -372,8 +383,8 @@ def _made(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
 
 @functools.cache
 def dataclass_fields(cls: type, seconds: Any = Seconds) -> dict[str, tuple[Any, Any]]:
-    """Type hint, units read, and default (`...` for none) of each field of a dataclass; `seconds` reads
-    those in seconds."""
+    """Type and default (`...` for none) of each field of a dataclass, by name. The types read values
+    with units; `seconds` is the type of fields in seconds."""
     readers = _READERS | {"s": seconds}
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
@@ -386,7 +397,8 @@ def dataclass_fields(cls: type, seconds: Any = Seconds) -> dict[str, tuple[Any, 
 
 
 def docstrings(cls: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass, in one line; python itself keeps none of these."""
+    """The docstring below each field of a dataclass, in one line. It is parsed from the source, because
+    Python does not keep it."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     return {
@@ -406,12 +418,12 @@ def _trim(value: Any) -> Any:
             return value if value == "median" else units.share(value)
     except ValueError:
         pass
-    raise ValueError("expected a share from 0 to below 0.5 such as 0.2, or median")
+    raise ValueError("expected a share of at least 0 and below 0.5 such as 0.2, or median")
 
 
 @functools.cache
 def _model_of(cls: type) -> type[Parameters]:
-    return _made(Parameters, cls, cls)
+    return _create(Parameters, cls, cls)
 
 
 _READERS: dict[str, Any] = {
@@ -419,10 +431,10 @@ _READERS: dict[str, Any] = {
     "share above 0": PositiveShare,
     "bit/s": Rate,
     "count": Count,
-    "count from 0": Annotated[int, Field(ge=0), expecting("a whole number from 0 on")],
+    "count from 0": Annotated[int, Field(ge=0), expecting("a whole number of at least 0")],
     "positive": Positive,
     "not negative": NotNegative,
-    "below 1": Annotated[float, Field(ge=0, lt=1), expecting("a number from 0 to below 1")],
+    "below 1": Annotated[float, Field(ge=0, lt=1), expecting("a number of at least 0 and below 1")],
     "name": Name,
     "share to trim": Annotated[
         float | Literal["median"],
@@ -437,12 +449,12 @@ _READERS: dict[str, Any] = {
         ),
     ],
 }
-"""What reads and bounds a field of a dataclass whose hint is `Annotated` with this."""
+"""Types that read and bound fields of dataclasses, by the mark in the field's `Annotated` hint."""
 
 
 def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
-    """`hint` with each `Annotated[float, "s"]` and its like replaced by the field in `readers`, and each
-    dataclass by a model of it."""
+    """Replace in `hint` each marked type such as `Annotated[float, "s"]` by the type in `readers`, and
+    each dataclass by a model of it."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _model_of(hint)
     if get_origin(hint) is Annotated:
@@ -456,8 +468,8 @@ def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
     return hint
 
 
-class _Duration(Variant):
-    """Of one of the distributions, drawn anew each time."""
+class _RandomDuration(Variant):
+    """Random duration, drawn each time from a distribution."""
 
     tag: ClassVar[str] = "distribution"
     distribution: str
@@ -467,7 +479,7 @@ class _Duration(Variant):
 
 
 Duration = Annotated[
-    _Duration,
+    _RandomDuration,
     OneOf(DISTRIBUTIONS),
     OrConstant(
         (str,),

@@ -1,12 +1,12 @@
-"""Link traces: what an access link is like in the course of time, from files, as steps of a run.
+"""Link traces: how an access link changes over time, read from files, as steps of a run.
 
 Two formats are read.
 
-- mahimahi's: a whole number of milliseconds on each line, at which 1500 bytes can pass in one
-  direction. It repeats without end; its last line says how long one pass takes.
-- CSV: a header line of `time` and any of `up`, `down` (bit/s), `rtt` (seconds) and `loss` (fraction of
-  the packets), then a row of numbers for each moment at which the link changes. A row
-  holds until the next one. The first is at time 0. Empty lines and lines that begin with # are skipped.
+- mahimahi: each line has a time in whole milliseconds at which 1500 bytes can pass in one direction. The
+  trace repeats without end; the last line is the duration of one pass.
+- CSV: a header line with `time` (seconds) and any of `up`, `down` (bit/s), `rtt` (seconds) and `loss`
+  (fraction of the packets), then a row of numbers for each change of the link. A row holds until the
+  next one. The first row is at time 0. Empty lines and lines that begin with # are skipped.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
 
 PACKET_BYTES = 1500
-"""Size of one opportunity in mahimahi's format."""
+"""Bytes that one line of a mahimahi trace lets through."""
 STEP_S = 0.5
-"""To change the link costs some milliseconds of CPU time, and most transfers take longer."""
+"""Seconds over which the rate of a mahimahi trace is averaged: changing a link costs some milliseconds
+of CPU time, and most transfers take longer than this."""
 _OUTAGE = 1_000
-"""bit/s in place of 0, which the kernel's shapers do not take: a packet would need 12 s."""
+"""Rate in bit/s that stands for 0, which the kernel's shapers do not accept: one packet takes 12 s."""
 
 _LIMITS = {
     "time": (1e9, "seconds"),
@@ -42,32 +43,32 @@ _LIMITS = {
     "rtt": (7200, "seconds"),
     "loss": (1, "a fraction"),
 }
-"""By column of a CSV file: the highest value, and its unit."""
+"""Maximum value and unit of each column of a CSV file."""
 _EXPECTED = "expected time and any of up, down, rtt and loss"
 _ONE_WAY = "delay"
-"""Column of the version before this one: half of rtt."""
+"""Deprecated CSV column: the delay of one direction, half of rtt."""
 _MAX_DIGITS = 12  # of a time in milliseconds
 _MAX_BYTES = 64 * 2**20
-"""Of a file: hours at hundreds of Mbit/s in mahimahi's format."""
+"""Maximum size of a trace file: hours at hundreds of Mbit/s in mahimahi's format."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """Piecewise constant: values that hold from each time to the next."""
+class LinkSeries:
+    """Piecewise constant values: each holds from its time to the next one."""
 
     times: array[float]
-    """Seconds; the first is 0, each is above the one before."""
+    """Seconds; the first is 0, and they increase."""
     columns: Mapping[str, array[float]]
-    """Values at each time, by name in `_LIMITS`. A rate of 0 is an outage: nothing passes."""
+    """Values at each of `times`, by the names in `_LIMITS`. A rate of 0 is an outage: nothing passes."""
     period: float | None
-    """Seconds after which it repeats; None where the last values hold for ever."""
+    """Seconds after which the trace repeats; None if its last values hold for ever."""
     hints: tuple[str, ...] = ()
-    """Sentences on words of the version before this one in its file."""
+    """Hints to the user about deprecated words in the file, one sentence each."""
 
     def changes(self) -> Iterator[tuple[float, dict[str, float]]]:
-        """Each time at which a value changes, from 0 on, and all values from then on.
+        """Yield each time (s) at which a value changes, starting with 0, and all values from then on.
 
-        Without end where the trace repeats.
+        Endless if the trace repeats.
         """
         rows = range(len(self.times))
         last: dict[str, float] = {}
@@ -81,9 +82,9 @@ class Trace:
                 return
 
 
-def read(trace: LinkTrace, folder: Path) -> list[Trace]:
-    """The traces in the files, which are relative to `folder`. Raises OSError, and ValueError that names
-    the file."""
+def read(trace: LinkTrace, folder: Path) -> list[LinkSeries]:
+    """Read the traces in the files of `trace`, whose paths are relative to `folder`. Raises OSError, and
+    ValueError that names the file."""
     found = []
     for key in ("up", "down", "csv"):
         if (name := getattr(trace, key)) is None:
@@ -101,21 +102,25 @@ def read(trace: LinkTrace, folder: Path) -> list[Trace]:
     return found
 
 
-def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) -> Trace:
-    """The rate of one direction (`up` or `down`), constant over steps of about `step_s` seconds.
+def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) -> LinkSeries:
+    """Read a mahimahi trace of one `direction` (`up` or `down`) as rates over steps of about `step_s`
+    seconds.
 
-    A pass has a whole number of equal steps, and each lets as many bytes through as its opportunities
-    do. Raises ValueError with the number of the line.
+    A pass has a whole number of equal steps; each lets as many bytes through as its lines do. Raises
+    ValueError with the line number.
     """
     times_ms = array("q", _milliseconds(lines))
     if not times_ms or times_ms[-1] == 0:
-        raise ValueError(f"line {max(1, len(times_ms))}: the trace ends at 0 ms, expected a later time")
+        raise ValueError(
+            f"line {max(1, len(times_ms))}: the trace ends at 0 ms, expected its last time to be above 0"
+        )
     period_ms = times_ms[-1]
     steps = max(1, round(period_ms / (1000 * step_s)))
     length = period_ms / steps / 1000
 
     def step_of(time_ms: int) -> int:
-        """What passes at the end of a step is its own: the last line is at the end of the last one."""
+        """Step that a time belongs to. A time at the end of a step belongs to that step, as the trace's
+        last line is at the end of its last step."""
         return max(0, -(-time_ms * steps // period_ms) - 1)
 
     times, rates = array("d"), array("d")
@@ -125,16 +130,16 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
             times.append(next_step * length)
             rates.append(0)
         times.append(number * length)
-        rates.append(_whole(8 * PACKET_BYTES * sum(1 for _ in group) / length))
+        rates.append(_whole_rate(8 * PACKET_BYTES * sum(1 for _ in group) / length))
         next_step = number + 1
     return _trace(times, {direction: rates}, period_ms / 1000)
 
 
-def read_csv(lines: Iterable[str], *, loop: bool = False) -> Trace:
-    """The trace of a CSV file.
+def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
+    """Read the trace of a CSV file.
 
-    With `loop` it repeats; its last row then holds as long as the one before it. Raises ValueError with
-    the number of the line.
+    With `loop`, it repeats, and its last row holds as long as the one before it. Raises ValueError with
+    the line number.
     """
     rows = (
         (number, [cell.strip() for cell in line.split(",")])
@@ -154,20 +159,21 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> Trace:
             raise ValueError(f"line {number}: {error}") from None
         times.append(row["time"])
         for name, column in columns.items():
-            column.append(_whole(row[name]) if name in ("up", "down") else row[name])
+            column.append(_whole_rate(row[name]) if name in ("up", "down") else row[name])
     if not times:
-        raise ValueError(f"line {number}: no row follows, expected at least one, at time 0")
+        raise ValueError(f"line {number}: no row follows the header, expected at least one, at time 0")
     period = 2 * times[-1] - times[-2] if loop and len(times) > 1 else None
     trace = _trace(times, columns, period)
     if not halved:
         return trace
     columns["rtt"] = array("d", (2 * delay for delay in columns["rtt"]))
-    hint = old_words.hint("the column delay", "a column rtt, of twice as much,")
+    hint = old_words.hint("the column delay", "a column rtt, with twice its values,")
     return replace(trace, hints=(hint,))
 
 
-def merged(traces: Sequence[Trace]) -> Iterator[tuple[float, dict[str, float]]]:
-    """`changes` of several traces, such as one for each direction; of two values, the first counts."""
+def merge(traces: Sequence[LinkSeries]) -> Iterator[tuple[float, dict[str, float]]]:
+    """Yield the merged `changes` of several traces, such as one for each direction. If several have a
+    column, the first trace's value counts."""
     changes = [zip(itertools.repeat(number), trace.changes()) for number, trace in enumerate(traces)]
     current: list[dict[str, float]] = [{} for _ in traces]
     for time, group in itertools.groupby(heapq.merge(*changes, key=_time), _time):
@@ -181,30 +187,30 @@ def _time(numbered_change: tuple[int, tuple[float, dict[str, float]]]) -> float:
     return numbered_change[1][0]
 
 
-def at_start(link: config.AccessLink, traces: Sequence[Trace]) -> config.AccessLink:
-    """What `link` is when the run begins, with these traces."""
+def link_at_start(link: config.AccessLink, traces: Sequence[LinkSeries]) -> config.AccessLink:
+    """Return `link` with the traces' values at time 0. An outage at time 0 is left out."""
     if not traces:
         return link
-    _, values = next(merged(traces))
-    # Not an outage: nothing could even be started then.
+    _, values = next(merge(traces))
+    # With an outage from the start, the client could not become ready.
     return link.with_changes(
         {name: value for name, value in _link_changes(values).items() if value != _OUTAGE}
     )
 
 
-def has_loss(traces: Iterable[Trace]) -> bool:
-    """Whether packets are lost."""
+def has_loss(traces: Iterable[LinkSeries]) -> bool:
+    """Whether any of the traces loses packets at some time."""
     return any(any(one.columns.get("loss", ())) for one in traces)
 
 
-def steps(device: str, traces: Sequence[Trace]) -> Iterator[Step]:
-    """Each change of `device`'s link, in the order of time; without end where a trace repeats."""
-    for at, values in merged(traces):
+def steps(device: str, traces: Sequence[LinkSeries]) -> Iterator[Step]:
+    """Yield each change of `device`'s link in the order of time; endless if a trace repeats."""
+    for at, values in merge(traces):
         yield Step(from_seconds(at), device, SetLink(_link_changes(values)))
 
 
 def _link_changes(values: Mapping[str, float]) -> dict[str, float | None]:
-    """The values of a trace as fields of `agents.config.AccessLink`."""
+    """Convert values of a trace into fields of `agents.config.AccessLink`."""
     return {
         name: max(int(value), _OUTAGE) if name in ("up", "down") else value
         for name, value in values.items()
@@ -222,7 +228,7 @@ def _milliseconds(lines: Iterable[str]) -> Iterator[int]:
         time_ms = int(text)
         if time_ms < last:
             raise ValueError(
-                f"line {number}: found {time_ms} ms, expected at least {last}, as before it"
+                f"line {number}: found {time_ms} ms, expected at least {last} ms, the time before it"
             )
         last = time_ms
         yield time_ms
@@ -233,21 +239,22 @@ def _check_header(number: int, header: Sequence[str]) -> None:
         if name not in _LIMITS:
             raise ValueError(f"line {number}: found the column {name!r:.40}, {_EXPECTED}")
         if header.count(name) > 1:
-            raise ValueError(f"line {number}: the column {name} is there twice, {_EXPECTED}")
+            raise ValueError(f"line {number}: found the column {name} twice, {_EXPECTED}")
     if "time" not in header or len(header) < 2:
-        raise ValueError(f"line {number}: found no column but {', '.join(header)}, {_EXPECTED}")
+        raise ValueError(f"line {number}: found only the column {', '.join(header)}, {_EXPECTED}")
 
 
 def _row(header: Sequence[str], cells: Sequence[str], last: float | None) -> dict[str, float]:
-    """The values of a row by column. `last` is the time of the row before it."""
+    """Values of a row by column. `last` is the time of the previous row in seconds; None for the first
+    row."""
     if len(cells) != len(header):
         raise ValueError(f"found {len(cells)} values, expected {len(header)}: {', '.join(header)}")
     row = {name: _number(name, text) for name, text in zip(header, cells, strict=True)}
     time = row["time"]
     if last is None and time != 0:
-        raise ValueError(f"time is {time:g}, expected 0 in the first row: it counts from the start")
+        raise ValueError(f"time is {time:g} in the first row, expected 0")
     if last is not None and time <= last:
-        raise ValueError(f"time is {time:g}, expected more than {last:g}, as before it")
+        raise ValueError(f"time is {time:g}, expected more than {last:g}, the time before it")
     return row
 
 
@@ -262,12 +269,12 @@ def _number(name: str, text: str) -> float:
     return value
 
 
-def _whole(rate: float) -> int:
-    """bit/s; what is slow is no outage."""
+def _whole_rate(rate: float) -> int:
+    """Round a rate in bit/s; a rate above 0 stays above 0, because 0 is an outage."""
     return max(1, round(rate)) if rate else 0
 
 
-def _trace(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> Trace:
-    """A trace that repeats only where it changes at all."""
+def _trace(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> LinkSeries:
+    """Make a trace; one whose values never change does not repeat."""
     changes = any(len(set(column)) > 1 for column in columns.values())
-    return Trace(times, columns, period if changes else None)
+    return LinkSeries(times, columns, period if changes else None)

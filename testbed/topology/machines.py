@@ -1,10 +1,10 @@
-"""Machines that are described in a file, to plan for before there are any.
+"""Machines described in a file, to plan a run for machines that are not available yet.
 
     nodes:
       - {name: rack-a, count: 20, cores: 16, memory: 64GiB, labels: {rack: a}}
-      - {name: old, cores: 4, memory: 16GiB, core: 0.4}      # one of its cores, in cores of this host
+      - {name: old, cores: 4, memory: 16GiB, core: 0.4}      # a core is 0.4 times as fast as this host's
 
-Broker and aggregator are on the first.
+Broker and aggregator run on the first machine.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from testbed.topology.fields import Count, Memory, Model, Name, Positive
 
 
 class Machine(Model):
-    """One machine, or `count` equal ones."""
+    """A machine, or `count` equal machines."""
 
-    name: Name
-    count: Count | None = None
-    cores: Count
-    memory: Memory
+    name: Name = Field(description="Name of the machine; with count, of the group of machines")
+    count: Count | None = Field(
+        default=None, description="Number of equal machines, called name-1, name-2, ..."
+    )
+    cores: Count = Field(description="Number of cores")
+    memory: Memory = Field(description="Size of the memory")
     core: Positive | None = Field(
         default=None,
-        description="Speed of one of its cores, in cores of this host; 1 where not given",
+        description="Speed of one of its cores, relative to a core of this host. Default: 1",
     )
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="Labels that placement of a device group can select"
+    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -39,21 +43,23 @@ class Machine(Model):
 
 
 class Machines(Model):
+    """A file of machines."""
+
     nodes: tuple[Machine, ...] = Field(min_length=1)
 
 
 def read(path: Path) -> tuple[Node, ...]:
-    """The nodes that the file at `path` describes. Raises BadInputError that lists all that is wrong."""
+    """Read the nodes that the file at `path` describes. Raises BadInputError that lists all errors."""
     return _nodes(yamlfile.read(path))
 
 
 def parse(text: str) -> tuple[Node, ...]:
-    """`read` of a text instead of a file."""
+    """Read nodes from a text instead of a file. Raises BadInputError that lists all errors."""
     return _nodes(yamlfile.parse(text))
 
 
 def _nodes(document: yamlfile.Document) -> tuple[Node, ...]:
-    found = validation_errors.validated(Machines, document)
+    found = validation_errors.validate(Machines, document)
     if document.problems:
         raise document.source.error(document.problems)
     each = [(name, machine) for machine in found.nodes for name in machine.names]

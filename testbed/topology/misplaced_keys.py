@@ -1,4 +1,4 @@
-"""Where keys belong that are often written somewhere else: `dilation` under `runtime`, say."""
+"""Right places of keys that users often write in a wrong place, such as `dilation` under `runtime`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARTS: Mapping[str, str] = {
     "under virtual": "answer_time mask_time packets share_time sliced_step_time start_time step_time "
     "update_time",
 }
-"""Place in a topology -> the keys that are known there."""
+"""Keys by their right place in a topology, separated by spaces."""
 
 _EXAMPLES = {"dilation": "dilation: auto", "seed": "seed: 7", "durability": "durability: recording"}
 
@@ -32,4 +32,4 @@ BELONGS: Mapping[str, str] = {
     for place, keys in _PARTS.items()
     for key in keys.split()
 }
-"""By key, what to say where it is unknown."""
+"""Hint for the error message on a misplaced key, by key."""

@@ -1,7 +1,7 @@
-"""Words of the version before this one in a topology: read as the words of today, with a hint.
+"""Deprecated keys and values of a topology, which this version still reads, with a hint to the user.
 
-A table says, by place, what is read how; the next version empties it. The JSON Schema has the words of
-today alone.
+The table `_OLD` lists how each is translated; the next version empties it. The JSON Schema has only the
+current keys and values.
 """
 
 from __future__ import annotations
@@ -17,50 +17,51 @@ from testbed.topology.yamlfile import Document, Where
 
 Values = Mapping[str, Any]
 EACH = "each"
-"""In a place: each entry of a list."""
+"""Stands for each entry of a list in a place of `_OLD`."""
 
 
-def translated(document: Document) -> Document:
-    """`document`, a topology not yet validated, in the words of today; its source has a hint for each
-    old one."""
+def translate(document: Document) -> Document:
+    """Return `document`, a topology not yet validated, with current keys and values in place of
+    deprecated ones. Its source has a hint about each of these."""
     data, source = document.data, document.source
     keys, values, hints = dict(source.keys), dict(source.values), list(source.hints)
-    for where, translate in _OLD:
+    for where, rewrite in _OLD:
         for at, old in _mappings(data, where):
-            new = translate(old)
+            new = rewrite(old)
             if new is old:
                 continue
-            gone, come = _beyond(old, new), _beyond(new, old)
-            first = (*at, next(iter(gone)))
-            for key in come:  # errors in it point at the old word
+            removed, added = _differences(old, new), _differences(new, old)
+            first = (*at, next(iter(removed)))
+            for key in added:  # errors in the new key point to the old one
                 keys.setdefault((*at, key), source.keys.get(first, source.place(at)))
                 values.setdefault((*at, key), source.place(first))
-            place = yamlfile.dotted(at)
-            hints.append((f"{place}: " if place else "") + hint(_shown(gone), _shown(come)))
-            data = yamlfile.replaced(data, at, new)
+            place = yamlfile.dotted_path(at)
+            hints.append((f"{place}: " if place else "") + hint(_format(removed), _format(added)))
+            data = yamlfile.replace_value(data, at, new)
     return replace(
         document, data=data, source=replace(source, keys=keys, values=values, hints=tuple(hints))
     )
 
 
 def hint(old: str, new: str) -> str:
-    """`old` and `new`: the words, as they are written; no `new`: it says nothing any more."""
+    """The hint to write `new` in place of `old`, both as in the file; an empty `new` means to remove
+    `old`."""
     change = f"write {new} in place of {old}" if new else f"remove {old}"
     return f"{change}, which the next version refuses"
 
 
-def _beyond(one: Values, other: Values) -> Values:
-    """What `one` has and `other` has not, or has another value of."""
+def _differences(one: Values, other: Values) -> Values:
+    """Entries of `one` that `other` lacks or has with another value."""
     return {key: value for key, value in one.items() if key not in other or other[key] != value}
 
 
-def _shown(values: Values) -> str:
+def _format(values: Values) -> str:
     """`rtt: 80ms, loss: 1%`."""
     return yamlfile.write(dict(values)).strip().strip("{}") if values else ""
 
 
 def _mappings(data: Any, pattern: tuple[str, ...], at: Where = ()) -> Iterator[tuple[Where, Values]]:
-    """The mappings at `pattern`, each with its place."""
+    """Yield the mappings in `data` at places that fit `pattern`, each with its place."""
     if not pattern:
         if isinstance(data, Mapping):
             yield at, data
@@ -72,13 +73,14 @@ def _mappings(data: Any, pattern: tuple[str, ...], at: Where = ()) -> Iterator[t
 
 
 def _link(values: Values) -> Values:
-    """`delay`, of one way, was half of `rtt`. Both are an error."""
+    """`rtt` in place of `delay`, the delay of one direction. A link with both is left to validation,
+    which reports it."""
     delay, rtt = values.get("delay"), values.get("rtt")
     if "delay" not in values or (delay is not None and rtt is not None):
         return values
     if delay is not None:
         rtt = delay
-        with suppress(ValueError):  # what is no duration is an error of rtt's
+        with suppress(ValueError):  # validation of rtt reports a value that is not a duration
             rtt = units.format_duration(2 * units.duration(delay))
     return {key: value for key, value in values.items() if key != "delay"} | {"rtt": rtt}
 
@@ -101,8 +103,8 @@ _SCHEMES: Mapping[str, tuple[str, Mapping[str, str], Values]] = {
         {"shards_per_client": None},
     ),
 }
-"""By scheme that was one of ours under flwr-datasets' name: ours, its parameters' names, and those whose
-defaults differed."""
+"""By deprecated name of a scheme: its current name, the current names of its parameters, and parameters
+whose defaults have changed, with the old defaults."""
 
 
 def _partition(values: Values) -> Values:
@@ -114,7 +116,7 @@ def _partition(values: Values) -> Values:
 
 
 def _durability(values: Values) -> Values:
-    """`record` was a setting beside `durability`."""
+    """`durability: recording` in place of the former key `record`."""
     record = values.get("record")
     if record not in ("nothing", "updates"):
         return values
@@ -123,11 +125,11 @@ def _durability(values: Values) -> Values:
 
 
 _SECTION = "virtual"
-"""Of a topology: what virtual time takes as given."""
+"""Key of a topology with the settings of virtual time."""
 
 
 def _virtual(values: Values) -> Values:
-    """What virtual time takes as given was part of `runtime`."""
+    """Settings of virtual time in the section `virtual` in place of `runtime`."""
     runtime = values.get("runtime")
     if not isinstance(runtime, Mapping) or not (moved := runtime.keys() & Virtual.model_fields):
         return values
@@ -143,7 +145,7 @@ def _virtual(values: Values) -> Values:
 
 
 def _cpus(values: Values) -> Values:
-    """`cpus` had what a plan found for each device."""
+    """No `cpus`: former versions wrote planned CPUs into the topology."""
     return {key: value for key, value in values.items() if key != "cpus"} if "cpus" in values else values
 
 
@@ -155,4 +157,5 @@ _OLD: tuple[tuple[tuple[str, ...], Callable[[Values], Values]], ...] = (
     (("scenario", EACH, "link"), _link),
     (("task", "partition"), _partition),
 )
-"""Place of a mapping, and what of it is read in another way."""
+"""Places of mappings with deprecated keys or values, and the functions that translate them. These return
+their argument itself if there is nothing to translate."""

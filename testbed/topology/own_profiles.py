@@ -1,4 +1,4 @@
-"""A user's `profiles.yaml`, and measured devices that are added to it."""
+"""Add measured devices to a user's `profiles.yaml`."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ _INDENT = "  "
 
 
 def add(to: Path, entries: str, source: str) -> list[str]:
-    """Add the devices in `entries`, the text of a profiles file (called `source` in errors), to the file
-    `to`, and leave all else in it as it is. Returns their names. Raises BadInputError."""
+    """Add the devices in `entries`, the text of a profiles file that errors call `source`, to the file
+    `to`, and leave the rest of it unchanged. Returns their names. Raises BadInputError."""
     names = list(profiles.parse(entries, source).devices)
     if not names:
-        raise BadInputError(f"{source}: has no devices to add")
+        raise BadInputError(f"{source}: found no devices to add")
     text = to.read_text(encoding="utf-8") if to.is_file() else ""
     known = profiles.read(to).devices if to.is_file() else {}
     for name in names:
         if name in known:
-            raise BadInputError(f"{to} has a device {name} already: remove it there, or rename this one")
-    new = added(text, entries)
+            raise BadInputError(
+                f"{to} already has a device {name}: remove it there, or rename the new one"
+            )
+    new = append_devices(text, entries)
     profiles.parse(new, str(to))
     with files.atomic_write(to) as partial:
         partial.write_text(new, encoding="utf-8")
     return names
 
 
-def added(text: str, entries: str) -> str:
-    """The `text` of a profiles file with the devices in another one's, of blocks, `entries`. Raises
-    BadInputError where `text` does not have its own in blocks."""
+def append_devices(text: str, entries: str) -> str:
+    """Add the devices in `entries` to `text`; both are texts of profiles files. Raises BadInputError if
+    the devices of `text` are not one entry per block (`devices: {...}`)."""
     body = textwrap.dedent(_DEVICES.split(entries, maxsplit=1)[-1].strip("\n"))
     found = _DEVICES.search(text)
     if found is None:
         if re.search(r"^devices:", text, re.MULTILINE):
             raise BadInputError(
-                "its devices are not in blocks, so none can be added by itself: add this by hand\n\n"
+                "devices are written in braces, to which nothing can be added automatically: add this "
+                "by hand\n\n"
                 f"{textwrap.indent(body, _INDENT)}"
             )
         before = f"{text.rstrip()}\n" if text.strip() else ""

@@ -1,4 +1,5 @@
-"""Partition schemes: which samples each client has. To add one: a dataclass, and a row in SCHEMES."""
+"""Partition schemes: which samples each client gets. To add one, write a dataclass here and add a row to
+SCHEMES."""
 
 from __future__ import annotations
 
@@ -19,29 +20,31 @@ from testbed.errors import BadInputError
 from testbed.topology import seeds
 
 MIN_SAMPLES = 10
-"""The least number of samples per client, on average, where a scheme has no bound of its own."""
+"""Minimum average number of samples per client for schemes without a parameter for it."""
 
 Indices = NDArray[np.int64]
 Key = Literal["label", "client", "nothing"]
 
 
 class Scheme(Protocol):
-    """The parameters of a scheme; its constructor raises ValueError for invalid ones."""
+    """A scheme with its parameters; the constructor raises ValueError for invalid ones."""
 
     by: ClassVar[Key]
-    """What samples are dealt out by: their class, whose they are, or nothing but their number."""
+    """Property of a sample that the scheme uses: its class, the client it belongs to, or nothing (only
+    the number of samples counts)."""
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-        """Indices of the samples of each client, by `labels` of shape (n,), each ≥ 0: their classes, or
-        whose they are.
+        """Return the indices of each client's samples.
 
-        The same for the same arguments. Raises BadInputError that names the setting to change.
+        `labels`, shape (n,), all ≥ 0, has the class of each sample or, for a scheme by client, the
+        number of the client it belongs to. The result depends only on the arguments. Raises
+        BadInputError that names the setting to change.
         """
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Every sample goes to one client, as it comes; all have equally many, to within one."""
+    """Each sample goes to a random client; the clients' numbers of samples differ by at most one."""
 
     by: ClassVar[Key] = "nothing"
 
@@ -54,15 +57,16 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is dealt out in shares drawn from Dirichlet(alpha): the smaller, the more skewed."""
+    """Each class is divided in shares drawn from Dirichlet(alpha): the smaller alpha, the more
+    skewed."""
 
     by: ClassVar[Key] = "label"
     alpha: float | tuple[float, ...]
-    """One number, or one for each device."""
+    """Concentration: one number, or a list with one for each device."""
     min_samples: int = MIN_SAMPLES
-    """No client gets fewer."""
+    """Minimum number of samples per device."""
     self_balancing: bool = False
-    """Whether a device that has its even share of all samples gets no more."""
+    """Whether a device stops getting samples when it has the average number."""
 
     def __post_init__(self) -> None:
         for alpha in self._alphas:
@@ -96,21 +100,23 @@ class Dirichlet:
             return _deal(partitioner, labels, clients, seed)
         except ValueError as error:
             raise BadInputError(
-                f"task.partition: dirichlet with alpha {min(alphas):g} leaves some of the "
-                f"{len(clients)} devices fewer than {self.min_samples} samples, in every draw. Raise "
+                f"task.partition: in every draw of dirichlet with alpha {min(alphas):g} some of the "
+                f"{len(clients)} devices get fewer than {self.min_samples} samples. Raise "
                 "task.partition.alpha, lower task.partition.min_samples, or use fewer devices."
             ) from error
 
 
 @dataclass(frozen=True)
 class Pathological:
-    """Every client has samples of exactly so many classes, and each class is dealt out evenly to those
-    that have it (Li et al. 2022, arXiv 2102.02079)."""
+    """Each device has samples of exactly `classes_per_client` classes; each class is divided evenly
+    among its devices (Li et al. 2022, arXiv 2102.02079)."""
 
     by: ClassVar[Key] = "label"
     classes_per_client: int = 2
+    """Number of classes of each device."""
     assignment: Literal["random", "deterministic", "first-deterministic"] = "first-deterministic"
-    """Of classes to clients: at random, by turns, or the first by turns and the others at random."""
+    """How classes are assigned to devices: at random, in turn (deterministic), or a device's first class
+    in turn and its others at random."""
 
     def __post_init__(self) -> None:
         at_least("classes_per_client", self.classes_per_client, 1)
@@ -126,31 +132,30 @@ class Pathological:
             return _deal(partitioner, labels, clients, seed)
         except ValueError as error:
             raise BadInputError(
-                f"task.partition: pathological finds no {self.classes_per_client} classes with a sample "
-                f"left for each of the {len(clients)} devices: the data has "
-                f"{len(np.unique(labels))} classes. Lower task.partition.classes_per_client, or use "
-                "fewer devices."
+                f"task.partition: pathological cannot give each of {len(clients)} devices samples of "
+                f"{self.classes_per_client} classes: the data has {len(np.unique(labels))} classes. "
+                "Lower task.partition.classes_per_client, or use fewer devices."
             ) from error
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Samples sorted by class are cut into equal pieces, and each client gets so many at random
-    (McMahan et al. 2017, arXiv 1602.05629). A remainder smaller than the pieces is left out."""
+    """The samples, sorted by class, are cut into equal pieces, and each device gets `shards_per_client`
+    of them at random (McMahan et al. 2017, arXiv 1602.05629). A smaller remainder is left out."""
 
     by: ClassVar[Key] = "label"
     shards_per_client: int | None = 2
-    """None: as many as there are of `shard_size`."""
+    """Number of pieces of each device; null: all pieces of `shard_size` are divided."""
     shard_size: int | None = None
-    """Samples in a piece; None: as follows from `shards_per_client`."""
+    """Number of samples in a piece; null: it follows from `shards_per_client`."""
     keep_incomplete_shard: bool = False
-    """Whether a smaller last piece of `shard_size` is dealt out, too."""
+    """Whether the last piece, if smaller than `shard_size`, is used too."""
 
     def __post_init__(self) -> None:
         at_least("shards_per_client", self.shards_per_client, 1)
         at_least("shard_size", self.shard_size, 1)
         if self.shards_per_client is None and self.shard_size is None:
-            raise ValueError("give shards_per_client, shard_size, or both")
+            raise ValueError("found neither shards_per_client nor shard_size, expected one or both")
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         from flwr_datasets.partitioner import ShardPartitioner
@@ -168,17 +173,19 @@ class Shards:
             return _deal(partitioner, labels, clients, seed)
         except (ValueError, LookupError) as error:
             raise BadInputError(
-                f"task.partition: shards finds no partition of {len(labels)} samples for {len(clients)} "
+                f"task.partition: shards cannot divide {len(labels)} samples among {len(clients)} "
                 f"devices: {' '.join(str(error).split())}"
             ) from error
 
 
 @dataclass(frozen=True)
 class Resampled:
-    """Every client draws so many samples from the whole, with replacement: no limit to the clients."""
+    """Each device draws `samples` samples from the whole set with replacement, so that any number of
+    devices is possible."""
 
     by: ClassVar[Key] = "nothing"
     samples: int = 60
+    """Number of samples of each device."""
 
     def __post_init__(self) -> None:
         at_least("samples", self.samples, 1)
@@ -193,17 +200,18 @@ class Resampled:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Sizes follow a power law: beside `min_samples`, the device of rank r gets a share of all that is
-    left, in proportion to r^(−exponent). Ranks are drawn; samples are dealt whatever their class."""
+    """Numbers of samples follow a power law: each device gets `min_samples`, and the device of rank r a
+    share of the rest in proportion to r^(−exponent). Ranks are random; classes play no role."""
 
     by: ClassVar[Key] = "nothing"
     exponent: float = 1.0
+    """Exponent of the power law; 0: all devices get equally many."""
     min_samples: int = MIN_SAMPLES
-    """No client gets fewer."""
+    """Minimum number of samples per device."""
 
     def __post_init__(self) -> None:
         if not self.exponent >= 0:
-            raise ValueError(f"exponent is {self.exponent:g}, expected a number from 0 on")
+            raise ValueError(f"exponent is {self.exponent:g}, expected a number of at least 0")
         at_least("min_samples", self.min_samples, 1)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
@@ -219,14 +227,14 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Natural:
-    """Every device has the samples of one client of the dataset, such as a writer or a role. The samples
-    of the others are left out."""
+    """Each device gets the samples of one client of the dataset, such as a writer or a role. Samples of
+    clients without a device are left out."""
 
     by: ClassVar[Key] = "client"
     min_samples: int = MIN_SAMPLES
-    """Clients of the dataset with fewer are left out."""
+    """Minimum number of samples; clients of the dataset with fewer are left out."""
     choice: Literal["random", "first"] = "random"
-    """Which of the dataset's clients the devices have."""
+    """Which of the dataset's clients to use: random ones, or the first ones."""
 
     def __post_init__(self) -> None:
         at_least("min_samples", self.min_samples, 1)
@@ -238,8 +246,8 @@ class Natural:
             every = int(np.count_nonzero(counts))
             lower = ", or lower task.partition.min_samples" * (every >= len(clients))
             raise BadInputError(
-                f"task.partition: {len(clients)} devices, and the dataset has "
-                f"{quantity(len(large), 'client')} with {self.min_samples} samples or more ({every} in "
+                f"task.partition: there are {len(clients)} devices, but the dataset has only "
+                f"{quantity(len(large), 'client')} with at least {self.min_samples} samples ({every} in "
                 f"all). Use fewer devices{lower}."
             )
         if self.choice == "random":
@@ -253,11 +261,12 @@ class Natural:
         }
 
 
-class OfFlower:
-    """One of flwr-datasets' partitioners, by its own name: the fields are what its constructor takes.
+class FlowerScheme:
+    """Base class of schemes that wrap a partitioner of flwr-datasets: name and fields are those of its
+    class and its constructor.
 
-    The number of partitions, the column and the seed are the topology's. A partition that no device is
-    there for is left out.
+    The number of partitions, the column and the seed come from the topology. Partitions beyond the
+    number of devices are left out.
     """
 
     by: ClassVar[Key] = "label"
@@ -268,52 +277,55 @@ class OfFlower:
         name = type(self).__name__
         cls = getattr(flower, name, None)
         if cls is None:
-            raise BadInputError(f"task.partition: the flwr-datasets that is installed has no {name}.")
+            raise BadInputError(f"task.partition: the installed flwr-datasets has no {name}.")
         known = inspect.signature(cls).parameters
-        ours = {"num_partitions": len(clients), "partition_by": "label", "seed": seed}
-        arguments = {key: value for key, value in ours.items() if key in known} | self._arguments()
+        fixed = {"num_partitions": len(clients), "partition_by": "label", "seed": seed}
+        arguments = {key: value for key, value in fixed.items() if key in known} | self._arguments()
         try:
             dealt = _deal(cls(**arguments), labels, clients, seed)
         except (ValueError, TypeError, LookupError) as error:
-            said = "it makes fewer partitions" if isinstance(error, LookupError) else str(error)
+            reason = "it makes fewer partitions" if isinstance(error, LookupError) else str(error)
             raise BadInputError(
-                f"task.partition: {name} of flwr-datasets finds no partition of {len(labels)} samples "
-                f"for {len(clients)} devices: {' '.join(said.split())}"
+                f"task.partition: {name} of flwr-datasets cannot divide {len(labels)} samples among "
+                f"{len(clients)} devices: {' '.join(reason.split())}"
             ) from error
         if empty := [client for client, indices in dealt.items() if not len(indices)]:
             raise BadInputError(
-                f"task.partition: {name} of flwr-datasets leaves {empty[0]} without samples, and "
-                f"{len(empty) - 1} other devices. Change its parameters, or use fewer devices."
+                f"task.partition: {name} of flwr-datasets leaves {quantity(len(empty), 'device')} "
+                f"without samples, such as {empty[0]}. Change its parameters, or use fewer devices."
             )
         return dealt
 
     def _arguments(self) -> dict[str, Any]:
-        """The fields, with lists for tuples."""
+        """The fields as arguments of the constructor, with lists for tuples."""
         return {
             name: [*value] if isinstance(value, tuple) else value for name, value in vars(self).items()
         }
 
 
 @dataclass(frozen=True)
-class InnerDirichletPartitioner(OfFlower):
-    """So many samples for each device, of classes drawn by its own draw from Dirichlet(alpha)."""
+class InnerDirichletPartitioner(FlowerScheme):
+    """Given numbers of samples per device; each device draws its own shares of the classes from
+    Dirichlet(alpha)."""
 
     partition_sizes: tuple[int, ...]
-    """Samples of each device, in device order."""
+    """Number of samples of each device, in device order."""
     alpha: float | tuple[float, ...]
-    """One number, or one for each class."""
+    """Concentration: one number, or a list with one for each class."""
 
 
 @dataclass(frozen=True)
-class DistributionPartitioner(OfFlower):
-    """Classes by turns, and of each class the shares that a table gives."""
+class DistributionPartitioner(FlowerScheme):
+    """Devices get classes in turn, and of each class the shares given in a table."""
 
     distribution_array: tuple[tuple[float, ...], ...]
-    """A row for each class, with a share for each time that a device has it."""
+    """A row for each class, with a share for each device that has the class."""
     num_unique_labels_per_partition: int
+    """Number of classes of each device."""
     preassigned_num_samples_per_label: int
+    """Number of samples of each of its classes that a device gets before the table applies."""
     rescale: bool = True
-    """Whether the table has shares, and not numbers of samples."""
+    """Whether the table has shares; false: numbers of samples."""
 
     def _arguments(self) -> dict[str, Any]:
         if len({len(row) for row in self.distribution_array}) > 1:
@@ -322,54 +334,58 @@ class DistributionPartitioner(OfFlower):
 
 
 @dataclass(frozen=True)
-class ContinuousPartitioner(OfFlower):
-    """Samples sorted by their class as a number, with noise, are cut into equal pieces."""
+class ContinuousPartitioner(FlowerScheme):
+    """The samples, sorted by their class number with noise, are cut into equal pieces."""
 
     strictness: float
-    """From 0, noise alone, to 1, no noise."""
+    """Order of the sorting: 0 is random, 1 is strictly by class."""
 
 
 @dataclass(frozen=True)
-class SizePartitioner(OfFlower):
-    """So many samples for each device."""
+class SizePartitioner(FlowerScheme):
+    """Given numbers of samples per device."""
 
     by: ClassVar[Key] = "nothing"
     partition_sizes: tuple[int, ...]
-    """Samples of each device, in device order."""
+    """Number of samples of each device, in device order."""
 
 
 @dataclass(frozen=True)
-class LinearPartitioner(OfFlower):
-    """Sizes in proportion to 1, 2, 3, … in device order."""
+class LinearPartitioner(FlowerScheme):
+    """Numbers of samples in proportion to 1, 2, 3, … in device order."""
 
     by: ClassVar[Key] = "nothing"
 
 
 @dataclass(frozen=True)
-class SquarePartitioner(OfFlower):
-    """Sizes in proportion to 1, 4, 9, … in device order."""
+class SquarePartitioner(FlowerScheme):
+    """Numbers of samples in proportion to 1, 4, 9, … in device order."""
 
     by: ClassVar[Key] = "nothing"
 
 
 @dataclass(frozen=True)
-class ExponentialPartitioner(OfFlower):
-    """Sizes in proportion to e, e², e³, … in device order."""
+class ExponentialPartitioner(FlowerScheme):
+    """Numbers of samples in proportion to e, e², e³, … in device order."""
 
     by: ClassVar[Key] = "nothing"
 
 
 @dataclass(frozen=True)
-class GroupedNaturalIdPartitioner(OfFlower):
-    """Every device has the samples of so many clients of the dataset."""
+class GroupedNaturalIdPartitioner(FlowerScheme):
+    """Each device gets the samples of `group_size` clients of the dataset."""
 
     by: ClassVar[Key] = "client"
     group_size: int
+    """Number of the dataset's clients per device."""
     mode: Literal["allow-smaller", "allow-bigger", "drop-reminder", "strict"] = "allow-smaller"
+    """If `group_size` does not divide the number of clients: a smaller last group, some bigger groups,
+    no group for the remainder, or an error (strict)."""
     sort_unique_ids: bool = False
+    """Whether the dataset's clients are sorted by their ids before they are grouped."""
 
 
-OF_FLOWER: tuple[type[OfFlower], ...] = (
+FLOWER_SCHEMES: tuple[type[FlowerScheme], ...] = (
     ContinuousPartitioner,
     DistributionPartitioner,
     ExponentialPartitioner,
@@ -382,29 +398,33 @@ OF_FLOWER: tuple[type[OfFlower], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What one device has by hand."""
+class SampleRequest:
+    """Samples that the topology gives a device explicitly (`data` of its group)."""
 
     samples: int
+    """Number of samples."""
     labels: tuple[int, ...] | None
-    """Classes; None: of all."""
+    """Classes to draw from; None: all."""
     group: int
-    """Its place in the topology's list."""
+    """Index of the device's group in the topology."""
 
 
-class TooFewError(ValueError):
-    """A request that the data cannot fulfil."""
+class TooFewSamplesError(ValueError):
+    """A request for samples that the data cannot meet."""
 
-    def __init__(self, request: Request, setting: str, message: str) -> None:
+    def __init__(self, request: SampleRequest, setting: str, message: str) -> None:
+        """`setting` is the key of `data` to change."""
         super().__init__(message)
         self.request, self.setting = request, setting
 
 
-def take_by_hand(
-    requests: Mapping[str, Request], labels: NDArray[Any], seed: int
+def draw_requested(
+    requests: Mapping[str, SampleRequest], labels: NDArray[Any], seed: int
 ) -> tuple[dict[str, Indices], Indices]:
-    """Each requesting device's samples, drawn at random without replacement, and all samples that are
-    left. Those that ask for the fewest classes choose first. Raises TooFewError."""
+    """Draw the samples of each device in `requests` at random without replacement.
+
+    Requests for the fewest classes are served first. Returns the indices of each device's samples and of
+    all samples that are left. Raises TooFewSamplesError."""
     if not requests:
         return {}, np.arange(len(labels))
     has_classes = labels.ndim == 1 and labels.dtype.kind == "i"
@@ -418,23 +438,25 @@ def take_by_hand(
         fits = np.ones(len(left), dtype=bool)
         if request.labels is not None:
             if not has_classes:
-                raise TooFewError(request, "labels", "the data's labels are no classes: remove this")
+                raise TooFewSamplesError(
+                    request, "labels", "the labels of the data are not classes: remove this"
+                )
             if missing := [label for label in request.labels if not (labels == label).any()]:
-                raise TooFewError(
+                raise TooFewSamplesError(
                     request,
                     "labels",
-                    f"no training sample is of class {missing[0]}: there are {int(labels.min())} to "
-                    f"{int(labels.max())}",
+                    f"no training sample has class {missing[0]}, expected classes from "
+                    f"{int(labels.min())} to {int(labels.max())}",
                 )
             fits = np.isin(labels[left], request.labels)
         places = np.flatnonzero(fits)
         if len(places) < request.samples:
-            of = "" if request.labels is None else f" of class {', '.join(map(str, request.labels))}"
-            raise TooFewError(
+            kind = "" if request.labels is None else f" of class {', '.join(map(str, request.labels))}"
+            raise TooFewSamplesError(
                 request,
                 "samples",
-                f"{client} is to have {request.samples} samples{of}, and {len(places)} are left after "
-                "other devices took theirs: lower it here or there",
+                f"{client} needs {request.samples} samples{kind}, but the other devices leave only "
+                f"{len(places)}: lower samples here or in their groups",
             )
         chosen = rng.permutation(places)[: request.samples]
         taken[client] = left[chosen]
@@ -450,20 +472,20 @@ SCHEMES: dict[str, type[Scheme]] = {
     "power_law": PowerLaw,
     "resampled": Resampled,
     "shards": Shards,
-    **{cls.__name__: cls for cls in OF_FLOWER},
+    **{cls.__name__: cls for cls in FLOWER_SCHEMES},
 }
 
 
 def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-    """The partition by `partitioner` of flwr-datasets, which raises ValueError where there is none."""
+    """Divide the samples by a `partitioner` of flwr-datasets, which raises ValueError if it cannot."""
     from datasets import Dataset as Table
 
-    # Permuted, as the iid partitioner deals out contiguous pieces. Labels alone, and in arrow's format:
-    # in any other they are handed over one by one, which takes seconds.
+    # Permuted, because the iid partitioner cuts contiguous pieces. In arrow's format, because any other
+    # passes labels one by one, which takes seconds.
     order = np.random.default_rng(seed).permutation(len(labels))
     partitioner.dataset = Table.from_dict({"index": order, "label": labels[order]}).with_format("arrow")
-    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # some draw bars there
-        warnings.simplefilter("ignore")  # one for every draw that left a client too few samples
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # some draw progress bars
+        warnings.simplefilter("ignore")  # one for each draw that gave a client too few samples
         dealt = [partitioner.load_partition(number)["index"] for number in range(len(clients))]
     return dict(zip(clients, map(np.asarray, dealt), strict=True))
 

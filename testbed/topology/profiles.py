@@ -1,8 +1,8 @@
-"""Device profiles and link classes: those of the testbed, and the user's own.
+"""Device profiles and link classes: the testbed's, and the user's own.
 
-A profiles file has `devices:` and `links:`, each by name. Read are the testbed's, the user's
-(`~/.config/testbed/profiles.yaml`) and `profiles.yaml` beside the topology. An entry of a later one
-replaces the whole entry of that name of an earlier one.
+A profiles file has `devices:` and `links:`, each with entries by name. The testbed's files are read
+first, then the user's (`~/.config/testbed/profiles.yaml`), then `profiles.yaml` in the folder of the
+topology. A later entry replaces the whole earlier entry of the same name.
 """
 
 from __future__ import annotations
@@ -37,27 +37,26 @@ FILE = "profiles.yaml"
 _BUILT_IN = Path(__file__).parents[1] / "catalog"
 _WIDTH = 80
 EMULATED = """\
-Of a device, its speeds in training become a CPU share, by the speeds of this
-host and by what a step of the task consists of. They are fitted to published
-training times, or measured (--add); "within" is the mean error of the times
-that they predict for other networks.
-Where there are none (–), gflops become the share, which are of HPL alone:
-training may be several times as slow or as fast. memory becomes the limit of
-the device's container, as far as the host has it (testbed plan says so). Where
-the topology says cpu or memory itself, that counts. The limit is for the
-client and its init; of a real device's memory the system takes a part. Outside
-containers memory is not limited. power is for estimates of energy. cores are
-not emulated one by one: one CPU quota stands for all of them, so beside work
-that they share, what only one could do is faster here than on the device. Nor
-is anything else emulated, such as GPU, caches, memory bandwidth; heat is, where
-thermal says how a device slows down."""
-"""What becomes of a device profile, in 80 columns."""
+How a device profile is used: the speeds in training become a CPU share, given
+the speeds of this host and the operations of a step of the task. They are
+fitted to published training times, or measured (--add); "within" is the mean
+error of the times that they predict for other networks. Without them (–),
+gflops become the share. These are of HPL alone: training may be several times
+as slow or as fast. memory becomes the memory limit of the container, reduced if
+the host has less (see testbed plan). The limit covers the client and its init;
+on a real device the system takes a part of the memory. Outside containers
+memory is not limited. power is for estimates of energy. cpu and memory in the
+topology override those of the profile.
+Not emulated: single cores (one CPU quota stands for all of them, so that work
+for one core alone is faster here than on the device), GPU, caches, and memory
+bandwidth. Heat is emulated if thermal says how a device slows down."""
+"""How device profiles are used, in 80 columns."""
 _ABOUT = ("description", "source")
 
 
-class _Entry(Model):
-    description: str = ""
-    source: str = Field(default="", description="Where the figures are from")
+class _ProfileEntry(Model):
+    description: str = Field(default="", description="Description in words")
+    source: str = Field(default="", description="Source of the figures")
 
     @model_validator(mode="after")
     def _has_figures(self) -> Self:
@@ -67,7 +66,7 @@ class _Entry(Model):
         return self
 
     def figures(self) -> dict[str, Any]:
-        """The known figures, as in a topology: `{"down": "12mbit", "rtt": "70ms"}`."""
+        """The known figures, written as in a topology: `{"down": "12mbit", "rtt": "70ms"}`."""
         return self.model_dump(mode="json", exclude=set(_ABOUT), exclude_none=True)
 
 
@@ -75,63 +74,75 @@ class TrainingSpeeds(Model):
     """Speeds of the kinds of work that training consists of, on all cores of a device."""
 
     convolution: Positive = Field(description="Gflop/s (FP32) of convolutions")
-    depthwise: Positive = Field(description="Gflop/s (FP32) of convolutions in groups")
+    depthwise: Positive = Field(description="Gflop/s (FP32) of depthwise and other grouped convolutions")
     memory: Positive = Field(description="GB/s that all other operations read and write")
     matrix: Positive | None = Field(
-        default=None, description="Gflop/s (FP32) of products of matrices; where not given, by gflops"
+        default=None, description="Gflop/s (FP32) of matrix products. Default: derived from gflops"
     )
     error: RelativeError | None = Field(
         default=None,
-        description="Mean relative error of predicted times, for networks that the speeds are not from",
+        description="Mean relative error of the times predicted for networks that the speeds were not "
+        "fitted to",
     )
 
 
-class DeviceProfile(_Entry):
-    """A type of device. What is not known is None."""
+class DeviceProfile(_ProfileEntry):
+    """A type of device. Keys without a value are unknown."""
 
     gflops: Positive | None = Field(
         default=None, description="FP64 Gflop/s of the whole device in High-Performance Linpack (HPL)"
     )
-    cores: Count | None = None
-    memory: Size | None = None
-    power: Power | None = Field(default=None, description="Watts of the whole device, by state")
+    cores: Count | None = Field(default=None, description="Number of cores")
+    memory: Size | None = Field(default=None, description="Size of the memory")
+    power: Power | None = Field(default=None, description="Power draw of the whole device, by state")
     thermal: Thermal | None = Field(
-        default=None, description="Loss of CPU share by heat; used where the topology gives none"
+        default=None, description="Slow-down by heat, used if the topology has none"
     )
     training: TrainingSpeeds | None = Field(
-        default=None, description="Speeds in training, fitted or measured, used before gflops"
+        default=None, description="Speeds in training, fitted or measured; used in preference to gflops"
     )
 
     @model_validator(mode="after")
     def _has_speed_of_products(self) -> Self:
         if self.training is not None and self.training.matrix is None and self.gflops is None:
-            raise ValueError("training has no matrix, and gflops are not given: add one of them")
+            raise ValueError("training has no matrix, and there are no gflops: add one of the two")
         return self
 
 
-class LinkClass(_Entry):
-    """An access link. What is not known is None: a rate is then unlimited, the others are not added."""
+class LinkClass(_ProfileEntry):
+    """A type of access link."""
 
-    down: Rate | None = None
-    up: Rate | None = None
-    rtt: Seconds | None = Field(default=None, description="Round-trip time that it adds")
-    jitter: Seconds | None = None
-    loss: Share | None = Field(default=None, description="Share of the packets that are lost")
+    down: Rate | None = Field(
+        default=None, description="Rate from the server to the device. Default: unlimited"
+    )
+    up: Rate | None = Field(
+        default=None, description="Rate from the device to the server. Default: unlimited"
+    )
+    rtt: Seconds | None = Field(
+        default=None, description="Round-trip time that the link adds. Default: none"
+    )
+    jitter: Seconds | None = Field(
+        default=None,
+        description="The delay of each direction varies uniformly by ± this. Default: none",
+    )
+    loss: Share | None = Field(
+        default=None, description="Share of packets lost, in each direction. Default: none"
+    )
 
 
 def _entries(value: Any) -> Any:
-    """Nothing, where there is nothing but comments below the key."""
+    """Accept a key with nothing but comments below it as no entries."""
     if not isinstance(value, dict | None):
         raise PydanticCustomError("complete", "expected entries by name, such as my-own: {...}")
     return value or {}
 
 
-E = TypeVar("E", bound=_Entry)
+E = TypeVar("E", bound=_ProfileEntry)
 _Entries = Annotated[dict[Name, E], BeforeValidator(_entries)]
 
 
 class Profiles(Model):
-    """A profiles file, or several made one."""
+    """Content of a profiles file, or of several combined."""
 
     devices: _Entries[DeviceProfile] = Field(default={})
     links: _Entries[LinkClass] = Field(default={})
@@ -145,19 +156,19 @@ class Profiles(Model):
         return data
 
     def device(self, name: str) -> DeviceProfile:
-        """Raises BadInputError that names one that may be meant."""
-        return _named(name, self.devices, "device profile")
+        """Return the device profile `name`. Raises BadInputError that suggests a known name."""
+        return _look_up(name, self.devices, "device profile")
 
     def link(self, name: str) -> LinkClass:
-        """Raises BadInputError that names one that may be meant."""
-        return _named(name, self.links, "link class")
+        """Return the link class `name`. Raises BadInputError that suggests a known name."""
+        return _look_up(name, self.links, "link class")
 
-    def only(self, name: str) -> Profiles:
-        """The device profile, or the link class, of that name, or both.
+    def select(self, name: str) -> Profiles:
+        """Return only the device profile and the link class called `name`, of which one may be missing.
 
-        Raises BadInputError that names one that may be meant.
+        Raises BadInputError that suggests a known name.
         """
-        _named(name, {**self.devices, **self.links}, "device profile or link class")
+        _look_up(name, {**self.devices, **self.links}, "device profile or link class")
         return Profiles(
             devices={key: entry for key, entry in self.devices.items() if key == name},
             links={key: entry for key, entry in self.links.items() if key == name},
@@ -165,9 +176,9 @@ class Profiles(Model):
 
 
 def load(folder: Path | None = None) -> Profiles:
-    """All profiles, for a topology in `folder`.
+    """Read all profiles for a topology in `folder`; None: only the testbed's and the user's.
 
-    Raises BadInputError that lists all that is wrong with one of the files, and where.
+    Raises BadInputError that lists all errors in one of the files.
     """
     paths = [_BUILT_IN / "devices.yaml", _BUILT_IN / "links.yaml", user_file()]
     if folder is not None:
@@ -180,31 +191,31 @@ def load(folder: Path | None = None) -> Profiles:
 
 
 def user_file() -> Path:
-    """The user's own profiles, in `$XDG_CONFIG_HOME/testbed`, by default under ~/.config."""
+    """Path of the user's profiles, in `$XDG_CONFIG_HOME/testbed` or ~/.config/testbed."""
     root = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(root) / "testbed" / FILE
 
 
 def read(path: Path) -> Profiles:
-    """The profiles of one file. Raises BadInputError that lists all that is wrong, and where."""
+    """Read the profiles of one file. Raises BadInputError that lists all errors."""
     return Profiles() if _is_blank(path) else _profiles(yamlfile.read(path))
 
 
 def parse(text: str, name: str = "<text>") -> Profiles:
-    """`read` of a text instead of a file; `name` is for errors."""
+    """Read profiles from a text; errors call it `name`. Raises BadInputError that lists all errors."""
     return _profiles(yamlfile.parse(text, name))
 
 
-def guess(name: str, known: Iterable[str]) -> str:
-    """The one that `name`, which is unknown, may be meant for; else all `known`."""
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """For the error on an unknown `name`: the most similar name of `known`, or all of them."""
     known = list(known)
     longer = next((each for each in known if name in each), None)
     found = validation_errors.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
-    return found or f"there are {', '.join(known)}."
+    return found or f"known are {', '.join(known)}."
 
 
 def rows(profiles: Profiles) -> list[dict[str, Any]]:
-    """A row for each entry, with quantities as in a topology."""
+    """A row for each entry, with quantities written as in a topology."""
     return [
         {"name": name, "kind": kind, **entry.model_dump(mode="json")}
         for kind, entries in (("device", profiles.devices), ("link", profiles.links))
@@ -213,37 +224,38 @@ def rows(profiles: Profiles) -> list[dict[str, Any]]:
 
 
 def listing(profiles: Profiles) -> str:
-    """A table of the devices and one of the links, without descriptions; 80 columns suffice."""
+    """Tables of the devices and of the links, without descriptions; the testbed's fit into 80
+    columns."""
     tables = _table("device", profiles.devices), _table("link", profiles.links)
     return "\n\n".join(filter(None, tables))
 
 
-def explained(profiles: Profiles) -> str:
-    """A block for each entry: its figures, what it is and where they are from."""
+def details(profiles: Profiles) -> str:
+    """A block of lines for each entry: its figures, their source, and its description."""
     entries = (*profiles.devices.items(), *profiles.links.items())
     return "\n\n".join("\n".join(_block(*entry)) for entry in entries)
 
 
-def _named(name: str, entries: Mapping[str, E], what: str) -> E:
+def _look_up(name: str, entries: Mapping[str, E], what: str) -> E:
     if name in entries:
         return entries[name]
-    raise BadInputError(f"no {what} is called {name!r}: {guess(name, entries)}")
+    raise BadInputError(f"no {what} is called {name!r}: {suggestion(name, entries)}")
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether a file is empty, or has comments only, as when its entries are commented out."""
+    """Whether a file has nothing but empty lines and comments."""
     lines = path.read_bytes().splitlines() if path.is_file() else [b"not a file: the reader says so"]
     return all(not line.strip() or line.lstrip().startswith(b"#") for line in lines)
 
 
 def _profiles(document: Document) -> Profiles:
-    profiles = validation_errors.validated(Profiles, document)
+    profiles = validation_errors.validate(Profiles, document)
     if document.problems:
         raise document.source.error(document.problems)
     return profiles
 
 
-def _table(kind: str, entries: Mapping[str, _Entry]) -> str:
+def _table(kind: str, entries: Mapping[str, _ProfileEntry]) -> str:
     """A line for each entry, with a column for each figure that one of them has."""
     known = {name: entry.figures() for name, entry in entries.items()}
     for figures in known.values():
@@ -253,24 +265,24 @@ def _table(kind: str, entries: Mapping[str, _Entry]) -> str:
     order = {column: None for entry in entries.values() for column in type(entry).model_fields}
     columns = [column for column in order if any(column in figures for figures in known.values())]
     cells = [[kind, *columns]] if entries else []
-    cells += [[name, *(_shown(row.get(column)) for column in columns)] for name, row in known.items()]
+    cells += [[name, *(_format(row.get(column)) for column in columns)] for name, row in known.items()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
-def _block(name: str, entry: _Entry) -> Iterator[str]:
+def _block(name: str, entry: _ProfileEntry) -> Iterator[str]:
     yield name
     facts = {**entry.figures(), "source": entry.source}
-    for text in (f"{key}: {_shown(value)}" for key, value in facts.items() if value):
+    for text in (f"{key}: {_format(value)}" for key, value in facts.items() if value):
         yield textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="      ")
     if entry.description:
         yield ""
         yield textwrap.fill(entry.description, _WIDTH)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items())
+        return ", ".join(f"{key} {_format(inner)}" for key, inner in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)

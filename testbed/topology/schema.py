@@ -1,4 +1,4 @@
-"""The topology as it is written: its settings, with their types, defaults and descriptions."""
+"""Keys of a topology, with types, defaults and descriptions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from agents.pipeline.secure.step import SecureAggregation
 from agents.rules import RULES
 from agents.tasks import TASKS
 from testbed.topology import yamlfile
-from testbed.topology.data_settings import Data
-from testbed.topology.devices import DeviceGroup, Local, ServerLink
+from testbed.topology.data_settings import DataSettings
+from testbed.topology.devices import DeviceGroup, LocalSettings, ServerLink
 from testbed.topology.fields import (
-    Choice,
     Count,
     FilePath,
     Model,
     Name,
+    NameChoice,
     OneOf,
     Parameters,
     Positive,
@@ -35,13 +35,13 @@ from testbed.topology.fields import (
     with_fields_of,
 )
 from testbed.topology.partition import SCHEMES
-from testbed.topology.scenario import Churn, Entry
+from testbed.topology.scenario import Churn, ScenarioEntry
 from testbed.topology.yamlfile import Source
 from testbed.traits import RUNTIMES
 from testbed.user_code.code import UserCode
 
 
-def _with_length(local: Local) -> Local:
+def _with_length(local: LocalSettings) -> LocalSettings:
     if local.build().steps is None and local.build().epochs is None:
         raise ValueError("found neither steps nor epochs, expected one of them such as steps: 20")
     return local
@@ -54,28 +54,30 @@ class Partition(Variant):
     scheme: str
 
 
-class Task(Variant):
-    """What is learned, from which data, and how."""
+class TaskSettings(Variant):
+    """Learning task: model, data and local training."""
 
     name: str
     importance: Literal["uniform", "samples"] = Field(
-        default="uniform", description="What a client counts for in the objective: 1/N, or its samples"
+        default="uniform",
+        description="Weight of each client in the objective: equal (1/N), or in proportion to its "
+        "number of samples",
     )
-    data: Data | None = Field(default=None, exclude_if=lambda data: data is None)
+    data: DataSettings | None = Field(default=None, exclude_if=lambda data: data is None)
     partition: Annotated[Partition, OneOf(SCHEMES)] = Field(
         default={"scheme": "iid"},
         validate_default=True,
         description="How the training samples are divided among the devices",
     )
-    local: Annotated[Local, AfterValidator(_with_length)]
+    local: Annotated[LocalSettings, AfterValidator(_with_length)]
     initial: FilePath | None = Field(
         default=None,
-        description="File of the model to begin with, relative to the topology: safetensors or a state "
-        "dict by torch.save, or a model of another run, such as runs/x/models/final.safetensors",
+        description="File with the initial model, relative to the topology file: safetensors, a state "
+        "dict of torch.save, or a model of another run, such as runs/x/models/final.safetensors",
     )
     frozen: tuple[str, ...] = Field(
         default=(),
-        description="Parameters that neither train nor travel: patterns of their names, such as "
+        description="Parameters that are neither trained nor sent: patterns of their names, such as "
         "[features.*]",
     )
     flops_per_step: Positive | None = Field(
@@ -84,20 +86,22 @@ class Task(Variant):
 
     @property
     def brings_shards(self) -> bool:
-        """Whether the task brings each device its own data."""
+        """Whether the task has its own data for each device, so that no dataset is divided."""
         return self.build().dataset is None
 
 
-class Rule(Variant):
-    """How updates become the next global model."""
+class RuleSettings(Variant):
+    """Aggregation rule: how updates change the global model."""
 
     name: str
 
 
-class Server(Model):
-    """The aggregator's own access link, shared by all transfers; in virtual time."""
+class ServerSettings(Model):
+    """The server, on which the aggregator runs. In virtual time only."""
 
-    link: ServerLink | None = None
+    link: ServerLink | None = Field(
+        default=None, description="Access link that all transfers share. Default: unlimited"
+    )
 
 
 def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
@@ -106,7 +110,7 @@ def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
     return groups
 
 
-class Evaluate(Model):
+class EvaluationSettings(Model):
     """How often the global model is evaluated, on what, and when."""
 
     every: PositiveSeconds = Field(
@@ -114,104 +118,115 @@ class Evaluate(Model):
     )
     on: Literal["test", "validation", "clients"] = Field(
         default="test",
-        description="The test set; the validation set; or the clients' training data, each client "
-        "counting by its importance: the loss is then the federated one",
+        description="Data to evaluate on: the test set, the validation set, or the clients' training "
+        "data, with each client weighted by its importance (the federated loss)",
     )
     samples: Count | None = Field(
         default=None,
-        description="At most so many of the test set, drawn once for all seeds; so many per client of "
-        "the clients' data, drawn with replacement",
+        description="Number of samples to evaluate on. Test or validation set: at most this many, drawn "
+        "once for all seeds. Default: all of it. With on: clients, per client, drawn with replacement",
     )
     classes: bool = Field(
-        default=False, description="Also loss and accuracy on each class of the evaluated samples"
+        default=False, description="Also evaluate loss and accuracy for each class of these samples"
     )
     devices: Count | None = Field(
         default=None,
-        description="Also loss and accuracy on each device's own training data, on at most so many of "
-        "its samples, drawn once for all seeds",
+        description="Also evaluate loss and accuracy on each device's own training data, on at most "
+        "this many samples of each, drawn once for all seeds. Default: no",
     )
     when: Literal["during", "after"] = Field(
         default="during",
-        description="during: while the run goes, as often as `every` where that takes less; a run that "
-        "is over waits 30 s of the host for the last. after: the models of each `every` are kept and "
-        "evaluated once the run is over, however long that takes, so that it disturbs nothing. In "
-        "virtual time there is no difference",
+        description="during: evaluate while the run is on, less often than `every` if an evaluation "
+        "takes longer than that; at its end the run waits at most 30 s (of the host) for the last one. "
+        "after: keep the model of each `every` and evaluate all of them after the run, however long "
+        "that takes, so that evaluation does not disturb the run. No difference in virtual time",
     )
     cores: Count | None = Field(
         default=None,
-        description="So many of the host's cores are for evaluations alone, and none of the devices'; "
-        "without this, evaluations run on the core of broker and aggregator, which go first",
+        description="Number of the host's cores to reserve for evaluations. Default: evaluations run on "
+        "the core of broker and aggregator, with lower priority than these",
     )
 
     @model_validator(mode="after")
     def _has_samples(self) -> Self:
         if self.on == "clients" and self.samples is None:
             raise ValueError(
-                "found on: clients without samples; say how many of each client, such as samples: 300"
+                "found on: clients without samples; add their number per client, such as samples: 300"
             )
         return self
 
 
 @with_fields_of(config.StopConditions)
-class Stop(Parameters):
-    """The run ends at whichever comes first."""
+class StopSettings(Parameters):
+    """When the run ends: at the first of these conditions that is met. Needs at least one."""
 
 
 @with_fields_of(config.UpdateBounds)
-class Bounds(Parameters):
-    """What an update may be at most; one over a bound is dropped with a reason, or clipped."""
+class BoundsSettings(Parameters):
+    """Upper bounds of updates; an update above a bound is dropped, with a recorded reason, or
+    clipped."""
 
 
 @with_fields_of(settings.SecureParameters)
-class Secure(Parameters):
-    """Secure aggregation: the server gets sums of updates, and no single one."""
+class SecureSettings(Parameters):
+    """Secure aggregation: the server learns sums of updates, but no single update."""
 
 
 @with_fields_of(differential.DifferentialPrivacy)
-class Differential(Parameters):
+class DifferentialSettings(Parameters):
     """Differential privacy of each client: updates are clipped, and Gaussian noise is added."""
 
 
-class Privacy(Model):
-    """What is not to be learned of a client (docs/guide/privacy.md)."""
+class PrivacySettings(Model):
+    """Protection of the clients' data (docs/guide/privacy.md)."""
 
-    secure: Secure | None = Field(default=None, exclude_if=lambda secure: secure is None)
-    differential: Differential | None = Field(default=None, exclude_if=lambda found: found is None)
+    secure: SecureSettings | None = Field(default=None, exclude_if=lambda secure: secure is None)
+    differential: DifferentialSettings | None = Field(
+        default=None, exclude_if=lambda found: found is None
+    )
 
 
-class Start(Model):
-    """The run clock starts when all clients are ready, or at the timeout when a quorum of them is."""
+class StartSettings(Model):
+    """When the run clock starts: as soon as all clients are ready, or at the timeout if a quorum of them
+    is ready."""
 
     timeout: PositiveSeconds = Field(
         default=300.0,
         json_schema_extra={"default": "5min"},
-        description="How long to wait for the clients; with fewer than the quorum the run then fails",
+        description="Maximum time to wait for the clients. If fewer than the quorum are ready then, the "
+        "run fails",
     )
-    quorum: PositiveShare = Field(default=1.0, description="Share of the clients")
+    quorum: PositiveShare = Field(
+        default=1.0, description="Share of the clients that must be ready at the timeout"
+    )
 
 
-class Broker(Model):
+class BrokerSettings(Model):
     """The MQTT broker of the run."""
 
     tls: bool = Field(
-        default=False, description="Encrypt what clients and broker send each other, over the links"
+        default=False, description="Encrypt the traffic between clients and broker with TLS"
     )
 
 
-class Runtime(Model):
-    """Where the devices run; auto takes docker where an engine answers, else process."""
+class RuntimeSettings(Model):
+    """Where and how the devices run."""
 
-    name: Annotated[str, Choice("auto", *RUNTIMES)] = "auto"
+    name: Annotated[str, NameChoice("auto", *RUNTIMES)] = Field(
+        default="auto",
+        description="docker: containers on this host; process: local processes; swarm: containers on a "
+        "Docker Swarm; virtual: simulated time. auto: docker if an engine answers, else process",
+    )
     shaper: Literal["auto", "netem", "tbf+delay"] = Field(
         default="auto",
-        description="What makes delay, jitter and loss of links: the kernel's netem, or a router; auto "
-        "takes netem where the kernel has it. For docker",
+        description="How delay, jitter and loss of links are emulated: by the kernel's netem, or by a "
+        "router (tbf+delay). auto: netem if the kernel has it. In runtime docker only",
     )
     device: Literal["cpu", "cuda"] = Field(
         default="cpu",
         exclude_if=lambda device: device == "cpu",
-        description="cuda: all trainings are computed on this host's GPU. For process and virtual; in "
-        "docker a device has its gpu",
+        description="cuda: all devices train on this host's GPU. In runtimes process and virtual only; "
+        "for docker, use gpu of a device group",
     )
     registry: (
         Annotated[
@@ -223,133 +238,147 @@ class Runtime(Model):
     ) = Field(
         default=None,
         exclude_if=lambda registry: registry is None,
-        description="Where images are pushed, and other machines pull them from; without one they are "
-        "copied. For swarm",
+        description="Registry to which images are pushed, and from which other machines pull them. "
+        "Default: images are copied to the machines. In runtime swarm only",
     )
 
 
 class Virtual(Model):
-    """What virtual time takes as given, in place of measuring or assuming it."""
+    """Costs that virtual time assumes. Keys without a value are measured on this host, or have the
+    default that they name."""
 
     step_time: PositiveSeconds | None = Field(
         default=None,
-        description="One mini-batch step on a whole host core, for the virtual time of devices with "
-        "cpu; measured where not given",
+        description="CPU time of a mini-batch step on a whole core, for devices with cpu. Default: "
+        "measured on this host",
     )
     sliced_step_time: PositiveSeconds | None = Field(
         default=None,
-        description="The same at a share of an eighth of a core, in slices with pauses; at other shares "
-        "by their logarithm; where not given: measured with step_time, else as it",
+        description="CPU time of a mini-batch step at a share of 1/8 of a core, where a device computes "
+        "in slices with pauses; other shares are interpolated by their logarithm. Default: measured "
+        "with step_time; if step_time is set, the same as it",
     )
     start_time: Seconds | None = Field(
         default=None,
-        description="From the order to start a client during the run until it is ready, likewise; where "
-        "not given: 0 with a given step_time, else 3s",
+        description="Time from the order to start a client during the run until it is ready. Default: "
+        "3s; if step_time is set, 0",
     )
     update_time: Seconds | None = Field(
         default=None,
-        description="CPU time on a whole core of an update beside its steps, likewise; where not "
-        "given: 0 with a given step_time, else 3ms",
+        description="CPU time of an update on a whole core, in addition to its steps. Default: 3ms; if "
+        "step_time is set, 0",
     )
     mask_time: PositiveSeconds | None = Field(
         default=None,
-        description="CPU time on a whole core of an update's mask and its shares (privacy.secure), "
-        "likewise; where not given: measured with `packets`, else 0",
+        description="CPU time on a whole core to make an update's mask and its shares "
+        "(privacy.secure). Default: measured if `packets` is on, else 0",
     )
     share_time: PositiveSeconds | None = Field(
         default=None,
-        description="And of a share of a mask that is sent or received, likewise",
+        description="CPU time on a whole core per mask share sent or received. Default: measured if "
+        "`packets` is on, else 0",
     )
     answer_time: PositiveSeconds | None = Field(
         default=None,
-        description="And of a sum of shares that the server asks for, likewise",
+        description="CPU time on a whole core per sum of shares that the server asks for. Default: "
+        "measured if `packets` is on, else 0",
     )
     packets: bool | None = Field(
         default=None,
-        description="Transfers in virtual time are in packets, as on emulated links: with headers, and "
-        "the first after a pause passes at once; where not given: where the time of a step is measured",
+        description="Whether transfers consist of packets as on emulated links: with headers, and with "
+        "the first packet after a pause passing at once. Default: true if the time of a step is "
+        "measured",
     )
 
-    def filled(self, others: Iterable[tuple[str, Any]]) -> Virtual:
-        """With the values of `others`, by key, for keys that are not given here."""
-        found = {name: value for name, value in others if getattr(self, name) is None}
+    def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> Virtual:
+        """Return a copy with `defaults`, pairs of key and value, for keys that have no value."""
+        found = {name: value for name, value in defaults if getattr(self, name) is None}
         return self.model_copy(update=found)
 
 
 SOURCE, USER_CODE = "source", "user_code"
-"""Keys of the validation's context: the file of a topology, and the user's own code."""
+"""Keys of the validation context: the file of a topology, and the user's own code."""
 
 
 class Topology(Model):
     """An experiment of asynchronous federated learning on emulated edge devices."""
 
-    name: Name = Field(description="What runs of it are called: lower-case letters, digits and -")
-    seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number from 0 on")] = Field(
-        default=0, description="Of all random draws: the partition, the first model, faults, and so on"
+    name: Name = Field(
+        description="Name of the experiment, from which run ids are made: lower-case letters, digits "
+        "and -"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number of at least 0")] = Field(
+        default=0,
+        description="Seed of all random draws: the partition, the initial model, faults, and others",
     )
     code: FilePath | None = Field(
         default=None,
-        description="A Python file, or a folder of modules, with the task or rule called module:Class; "
-        "by its path from this file",
+        description="Python file, or folder of modules, with your own task or rule (module:Class), "
+        "relative to the topology file",
     )
     requirements: Annotated[
         tuple[Requirement, ...],
-        Field(description="Packages that the code imports, as for pip; for the agents' image"),
+        Field(
+            description="Packages that your own code imports, in pip's notation; they are added to the "
+            "agents' image"
+        ),
     ] = ()
-    task: Annotated[Task, OneOf(TASKS, own="task")]
-    rule: Annotated[Rule, OneOf(RULES, own="rule")]
+    task: Annotated[TaskSettings, OneOf(TASKS, own="task")]
+    rule: Annotated[RuleSettings, OneOf(RULES, own="rule")]
     devices: Annotated[
         tuple[DeviceGroup, ...],
         Field(json_schema_extra={"minItems": 1}),
         AfterValidator(_at_least_one),
     ]
-    server: Server = Server()
+    server: ServerSettings = ServerSettings()
     dilation: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=1)],
         Field(
-            description="Seconds of the host that make one of device time; auto: the least at which the "
-            "devices fit on this host"
+            description="How many times slower than real time the devices run, so that a larger fleet "
+            "fits on the host. auto: the smallest factor at which it fits"
         ),
-        expecting("auto, or a number from 1 on"),
+        expecting("auto, or a number of at least 1"),
     ] = 1.0
-    scenario: tuple[Entry, ...] = Field(default=(), description="What happens to devices, and when")
-    churn: Churn | None = None
-    evaluate: Evaluate = Evaluate()
-    stop: Stop
-    start: Start = Start()
-    bounds: Bounds = Bounds()
-    privacy: Privacy | None = Field(default=None, exclude_if=lambda privacy: privacy is None)
-    broker: Broker = Broker()
+    scenario: tuple[ScenarioEntry, ...] = Field(
+        default=(), description="Actions on devices, with their times"
+    )
+    churn: Churn | None = Field(default=None, description="Random crashes. Default: none")
+    evaluate: EvaluationSettings = EvaluationSettings()
+    stop: StopSettings
+    start: StartSettings = StartSettings()
+    bounds: BoundsSettings = BoundsSettings()
+    privacy: PrivacySettings | None = Field(default=None, exclude_if=lambda privacy: privacy is None)
+    broker: BrokerSettings = BrokerSettings()
     durability: config.Durability = Field(
         default="update",
-        description="What is kept, and what a crash of the aggregator takes. none: the run; checkpoint: "
-        "what came after its last checkpoint; update: nothing that it has acknowledged; recording: "
-        "nothing, and every update stays, for testbed replay",
+        description="What a crash of the aggregator loses. none: the run; checkpoint: everything since "
+        "the last checkpoint; update: no acknowledged update; recording: no acknowledged update, and "
+        "every input is kept for testbed replay",
     )
-    runtime: Runtime = Runtime()
+    runtime: RuntimeSettings = RuntimeSettings()
     virtual: Virtual = Field(default=Virtual(), exclude_if=lambda virtual: virtual == Virtual())
     _source: Source = PrivateAttr(default=Source())
     _user_code: UserCode | None = PrivateAttr(default=None)
 
     @property
     def source(self) -> Source:
-        """Its file, for errors that point at a place in it."""
+        """The file it was read from, for errors that point to places in it."""
         return self._source
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Sentences on what its files say in words of the version before this one, each once."""
+        """Hints to the user about deprecated keys and values in the file, one sentence each."""
         return tuple(dict.fromkeys(self._source.hints))
 
     @property
     def user_code(self) -> UserCode | None:
-        """What `code` names, as it was when this was read."""
+        """Content of `code` when the topology was read; None without `code`."""
         return self._user_code
 
     @property
     def secure(self) -> SecureAggregation | None:
-        """Secure aggregation; None: updates travel as they are. Raises ValueError where the rule cannot
-        do with sums."""
+        """Secure aggregation; None if the topology has none. Raises ValueError if the rule needs single
+        updates."""
         if self.privacy is None or self.privacy.secure is None:
             return None
         wanted: settings.SecureParameters = self.privacy.secure.build()
@@ -369,7 +398,7 @@ class Topology(Model):
 
     @property
     def differential(self) -> differential.DifferentialPrivacy | None:
-        """Differential privacy, as the user wants it."""
+        """Differential privacy; None if the topology has none."""
         if self.privacy is None or self.privacy.differential is None:
             return None
         wanted: differential.DifferentialPrivacy = self.privacy.differential.build()
@@ -377,7 +406,7 @@ class Topology(Model):
 
     @property
     def update_steps(self) -> list[config.Named]:
-        """What all clients do to their updates (`agents.pipeline`), beside what single ones do."""
+        """Steps of `agents.pipeline` of all clients, with their parameters."""
         secure, wanted, steps = self.secure, self.differential, []
         if wanted is not None:
             rounding = 0.0 if secure is None else secure.grid.step
@@ -392,12 +421,12 @@ class Topology(Model):
         return tuple(name for group in self.devices for name in group.device_names)
 
     def model_post_init(self, context: Any) -> None:
-        """Keep the file, and the user's own code, that the validation's context names."""
+        """Keep the file and the user's own code from the validation context."""
         self._source = (context or {}).get(SOURCE, self._source)
         self._user_code = (context or {}).get(USER_CODE)
 
     def to_yaml(self, code: str | None = None) -> str:
-        """With all defaults; `testbed.topology.parse` reads an equal topology back. `code`: another path
-        of the same code."""
+        """Return the topology as YAML with all defaults; `testbed.topology.parse` reads it back. With
+        `code`, the key `code` has that path of a copy of the same code."""
         data = self.model_dump(mode="json", by_alias=True)
         return yamlfile.write(data if code is None else data | {"code": code})

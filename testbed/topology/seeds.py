@@ -1,4 +1,4 @@
-"""Random generators, one per device and purpose, so that no draw depends on any other."""
+"""Random generators, one per device and purpose, so that draws do not depend on each other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from agents import generator_keys
 
 
 def generator(seed: int, device: str, purpose: str) -> np.random.Generator:
-    """The same for the same arguments, independent of that for any others."""
+    """Return a generator that depends only on the arguments; other arguments give an independent one."""
     key = *generator_keys.key_of(device), *generator_keys.key_of(purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

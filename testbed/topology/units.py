@@ -1,8 +1,8 @@
-"""Quantities with their units (`5mbit`, `80ms`, `512MiB`, `1%`), to numbers and back.
+"""Conversion of quantities with units (`5mbit`, `80ms`, `512MiB`, `1%`) to numbers and back.
 
-Each reader takes a value of the file. Where that is no such quantity it raises ValueError, whose message
-begins with "expected"; a number without unit is refused. Arithmetic is exact until the last step, so
-that a reader returns exactly the number that was formatted.
+Each reader takes a value as it is in the file. If it is not such a quantity, or a number without a unit,
+the reader raises ValueError with a message that begins with "expected". Arithmetic is exact until the
+last step, so that a reader returns exactly the number that was formatted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Units = Mapping[str, Fraction | int]
 
 _QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-zµ%/]+)")
 FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
-_MAX_LENGTH = 40  # characters; keeps every quantity far inside the range of a float
+_MAX_LENGTH = 40  # characters, so that every quantity is well within the range of a float
 
 _RATES = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3, "bit": 1}
-# A small b is a bit, whatever the case of its prefix: `Mbps`, `mbps`, `Mb/s` and `Mbit/s` are one and
-# the same (tc would read `mbps` as megabytes). A capital B is a byte to some and a bit to others.
+# A small b is a bit, in whatever case its prefix is: `Mbps`, `mbps`, `Mb/s` and `Mbit/s` are the same
+# (tc would read `mbps` as megabytes). A capital B is ambiguous, and refused.
 _BIT_RATE = re.compile(r"([kKmMgG]?)(?:[bB]it(?:/s)?|bps|b/s)")
 _BYTE_RATE = re.compile(r"([kKmMgG]?)(?:B|[bB]ytes?)(?:ps|PS|/s)?")
 
@@ -33,14 +33,14 @@ _POWERS: Units = {"W": 1, "mW": Fraction(1, 10**3)}
 
 
 def rate(value: object) -> int:
-    """bit/s from `5mbit`, `200kbit`, `1gbit`, `Mbps` or `Mbit/s`; above zero and whole."""
+    """Read a rate such as `5mbit`, `200kbit`, `5Mbps` or `5Mbit/s` in bit/s; above zero and whole."""
     expected = "expected a rate above zero with its unit such as 5mbit, 200kbit or 1gbit"
     number, unit = _split(value, expected)
     if _BYTE_RATE.fullmatch(unit):
         prefix = unit[0].lower() if unit[0] in "kKmMgG" else ""
         raise ValueError(
-            f"expected bits per second: {unit} reads as bytes; write {_plain(number * 8)}{prefix}bit "
-            f"if you mean bytes, {_plain(number)}{prefix}bit if you mean bits"
+            f"expected bits per second, but {unit} may mean bytes: write "
+            f"{_plain(number * 8)}{prefix}bit for bytes, {_plain(number)}{prefix}bit for bits"
         )
     match = _BIT_RATE.fullmatch(unit)
     if match is None or number <= 0:
@@ -52,13 +52,13 @@ def rate(value: object) -> int:
 
 
 def duration(value: object) -> float:
-    """Seconds from `80ms`, `30s`, `2min`, `1h` or `500us`; zero or more."""
+    """Read a duration such as `80ms`, `30s`, `2min`, `1h` or `500us` in seconds; zero or more."""
     expected = "expected a duration with its unit (us, ms, s, min, h) such as 80ms, 30s or 2min"
     return float(_in_base_unit(value, _DURATIONS, expected))
 
 
 def size(value: object) -> int:
-    """Bytes from `512MiB`, `1GiB` or `500MB`; above zero and whole."""
+    """Read a size such as `512MiB`, `1GiB` or `500MB` in bytes; above zero and whole."""
     expected = "expected a size above zero with its unit (MiB, GiB, MB, GB) such as 512MiB"
     count = _in_base_unit(value, _SIZES, expected)
     if count == 0:
@@ -69,18 +69,18 @@ def size(value: object) -> int:
 
 
 def power(value: object) -> float:
-    """Watts from `6.4W` or `350mW`; zero or more."""
+    """Read a power such as `6.4W` or `350mW` in watts; zero or more."""
     expected = "expected a power with its unit (W, mW) such as 6.4W or 350mW"
     return float(_in_base_unit(value, _POWERS, expected))
 
 
 def share(value: object) -> float:
-    """A share from 0 to 1, out of `90%` or of the number 0.9 itself."""
+    """Read a share from 0 to 1, such as `90%` or the number 0.9."""
     return _ratio(value, 1, "expected a share from 0 to 1 such as 0.9, or 90%")
 
 
 def share_as_typed(value: object) -> float:
-    """`share`, where the number may be text, as on a command line."""
+    """Read a share as `share` does; the number may also be a text, as on a command line."""
     if isinstance(value, str):
         with suppress(ValueError):
             value = float(value)
@@ -88,8 +88,10 @@ def share_as_typed(value: object) -> float:
 
 
 def relative_error(value: object) -> float:
-    """A ratio from 0 on, out of `130%` or of the number 1.3 itself."""
-    return _ratio(value, sys.float_info.max, "expected a relative error from 0 on such as 0.1, or 10%")
+    """Read a ratio of at least 0, such as `130%` or the number 1.3."""
+    return _ratio(
+        value, sys.float_info.max, "expected a relative error of at least 0 such as 0.1, or 10%"
+    )
 
 
 def _ratio(value: object, most: float, expected: str) -> float:
@@ -103,35 +105,37 @@ def _ratio(value: object, most: float, expected: str) -> float:
 
 
 def frequency(value: object) -> float:
-    """Per second, from `2/min`, `0.5/s` or `3/h`; above zero."""
+    """Read a frequency such as `2/min`, `0.5/s` or `3/h` as a number per second; above zero."""
     match = _match(FREQUENCY, value)
     if match is None or not Fraction(match[1]):
-        raise ValueError("expected how often per s, min or h, above zero, such as 2/min, 0.5/s or 3/h")
+        raise ValueError("expected a number above zero per s, min or h such as 2/min, 0.5/s or 3/h")
     return float(Fraction(match[1]) / _DURATIONS[match[2]])
 
 
 def format_rate(bits: int) -> str:
-    """`bits` per second in the largest unit that keeps it whole: 5000000 is `5mbit`."""
+    """Write `bits` per second in the largest unit that gives a whole number: 5000000 is `5mbit`."""
     return _largest_whole(Fraction(bits), _RATES)
 
 
 def format_duration(seconds: float) -> str:
-    """`seconds` in the largest unit that keeps it whole: 0.08 is `80ms`, 90 is `90s`."""
+    """Write `seconds` in the largest unit that gives a whole number: 0.08 is `80ms`, 90 is `90s`."""
     return _largest_whole(Fraction(repr(seconds)), _DURATIONS, otherwise="s")
 
 
 def format_size(count: int) -> str:
-    """`count` bytes in the largest binary unit that keeps it whole: 536870912 is `512MiB`."""
+    """Write `count` bytes in the largest binary unit that gives a whole number: 536870912 is
+    `512MiB`."""
     return _largest_whole(Fraction(count), _BINARY_SIZES)
 
 
 def format_power(watts: float) -> str:
-    """`6.4W`."""
+    """Write `watts` as in `6.4W`."""
     return f"{_plain(Fraction(repr(watts)))}W"
 
 
 def format_frequency(per_second: float) -> str:
-    """In the first unit that needs few digits: 1/30 is `2/min`; `frequency` reads it back."""
+    """Write a frequency in the first unit that needs few digits: 1/30 is `2/min`. `frequency` reads it
+    back."""
     for unit in ("s", "min", "h"):
         text = f"{per_second * float(_DURATIONS[unit]):.12g}/{unit}"
         if "e" not in text and frequency(text) == per_second:
@@ -152,7 +156,7 @@ def _split(value: object, expected: str) -> tuple[Fraction, str]:
 
 
 def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
-    """Zero or more."""
+    """Read a quantity of at least zero as a multiple of the unit whose factor in `units` is 1."""
     number, unit = _split(value, expected)
     if unit not in units or number < 0:
         raise ValueError(expected)
@@ -160,7 +164,8 @@ def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
 
 
 def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
-    """`units` from the largest to the smallest; what is whole in none is written in `otherwise`."""
+    """Write `value` in the first of `units`, largest first, that gives a whole number; in the unit
+    `otherwise` if none does."""
     for unit, scale in units.items():
         count = value / scale
         if count.denominator == 1 and count:
@@ -169,5 +174,5 @@ def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
 
 
 def _plain(value: Fraction) -> str:
-    """All decimal digits, no exponent; `value` has no more digits than a float."""
+    """Write `value`, which has no more digits than a float, with all digits and without an exponent."""
     return format(Decimal(value.numerator) / Decimal(value.denominator), "f")

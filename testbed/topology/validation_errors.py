@@ -1,4 +1,4 @@
-"""Pydantic's errors in this project's form: place, field, what was found, what was expected."""
+"""Pydantic's errors in the project's form: place, key, the value found, and what was expected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXPECTED = {
     "string_type": "a text (in quotes, if it looks like something else)",
     "tuple_type": "a list",
 }
-"""By pydantic's type of the error, for fields without a message of their own."""
+"""What was expected, by pydantic's error type, for fields without a message of their own."""
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
@@ -50,21 +50,23 @@ _EXAMPLES = {
     "task": "task: {name: digits-logreg, local: {steps: 20}}",
     "topology": "topology: topologies/quickstart.yaml",
 }
-"""For keys that are missing, and for those that have a value where they should have keys."""
+"""Examples for messages on missing keys, and on keys that have a value instead of keys of their own."""
 
 _TAGS = ("name", "distribution", "scheme")
 """Keys that name a variant."""
 
 
-def validated(
+def validate(
     model: type[M],
     document: Document,
     problems: Iterable[Problem] = (),
     context: Mapping[str, Any] | None = None,
     belongs: Mapping[str, str] = MappingProxyType({}),
 ) -> M:
-    """`document` as a `model`; `belongs` says of keys where they do. Raises FaultyFileError with all
-    that is wrong with it, and `problems`."""
+    """Validate `document` as a `model`.
+
+    `context` is the validation context; `belongs` has hints about misplaced keys, by key. Raises
+    FaultyFileError with all errors found, those of the document, and `problems`."""
     try:
         return model.model_validate(document.data, context=context)
     except ValidationError as error:
@@ -74,7 +76,8 @@ def validated(
 
 
 def conflict(document: Document, where: Where, error: ValueError) -> Problem:
-    """A conflict between values; a message that begins with the key of one of them points there."""
+    """A problem of several values at `where`. If the error's message begins with the key of one of them,
+    the problem points to that value."""
     message = str(error)
     first, _, rest = message.partition(" ")
     first = first.rstrip(":")
@@ -94,29 +97,29 @@ def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, st
             known = context["known"]
             key, place = str(where[-1]), ".".join(map(str, where[:-1]))
             elsewhere = belongs.get(key, "")
-            if elsewhere == f"it belongs under {place}":  # of another variant, such as another rule
+            if elsewhere == f"it belongs under {place}":  # it belongs to another variant, such as a rule
                 found = document.value(where[:-1])
                 variant = next((found[tag] for tag in _TAGS if tag in found), place)
                 others = ", ".join(one for one in known if one not in _TAGS)
-                guess = f"{variant} has {others or 'no keys of its own'}"
+                hint = f"the keys of {variant} are {others}" if others else f"{variant} has no keys"
             else:
                 expected = f"expected one of {', '.join(known)}"
-                guess = elsewhere or did_you_mean(key, known) or expected
-            return source.problem(where, f"unknown key; {guess}", at_key=True)
-        case "complete":  # the whole message
+                hint = elsewhere or did_you_mean(key, known) or expected
+            return source.problem(where, f"unknown key; {hint}", at_key=True)
+        case "complete":  # the message needs neither what was found nor what was expected
             return source.problem(where, details["msg"])
         case "missing":
             return source.problem(where[:-1], _missing(str(where[-1])))
         case "union_tag_not_found":
-            return source.problem(where, _missing(_quoted(context["discriminator"])[0]))
+            return source.problem(where, _missing(_quoted_words(context["discriminator"])[0]))
         case "union_tag_invalid":
-            (tag,) = _quoted(context["discriminator"])
-            expected = _among(details["input"][tag], _quoted(context["expected_tags"]))
+            (tag,) = _quoted_words(context["discriminator"])
+            expected = _one_of(details["input"][tag], _quoted_words(context["expected_tags"]))
             where, found = (*where, tag), details["input"][tag]
         case "literal_error":
             found = details["input"]
-            choices = _quoted(context["expected"]) or re.split(", | or ", context["expected"])
-            expected = _among(found, choices)
+            choices = _quoted_words(context["expected"]) or re.split(", | or ", context["expected"])
+            expected = _one_of(found, choices)
         case "value_error" if not str(context["error"]).startswith("expected"):
             return conflict(document, where, context["error"])
         case "value_error":
@@ -126,11 +129,11 @@ def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, st
         case kind:
             found = details["input"]
             expected = f"expected {_EXPECTED[kind]}" if kind in _EXPECTED else details["msg"]
-    return source.problem(where, f"found {_shown(found)}, {expected}", at_key=is_key)
+    return source.problem(where, f"found {_format(found)}, {expected}", at_key=is_key)
 
 
 def _where(loc: Where, data: Any) -> Where:
-    """`loc` without the names of variants, which pydantic adds and the file does not have."""
+    """`loc` without the names of variants, which pydantic adds but which are not keys of the file."""
     where: Where = ()
     for key in loc:
         if isinstance(data, Mapping):
@@ -140,7 +143,7 @@ def _where(loc: Where, data: Any) -> Where:
         elif isinstance(data, tuple) and isinstance(key, int):
             where, data = (*where, key), data[key]
         else:
-            break  # a value that is short for several keys
+            break  # a short form, such as 200ms for a distribution
     return where
 
 
@@ -153,7 +156,7 @@ def _keys_expected(where: Where) -> str:
     return "expected keys and values" + (f" such as {example}" if example else "")
 
 
-def _among(found: Any, choices: list[str]) -> str:
+def _one_of(found: Any, choices: list[str]) -> str:
     *others, last = choices
     guess = did_you_mean(str(found), choices)
     expected = f"expected {', '.join(others)} or {last}" if others else f"expected {last}"
@@ -161,16 +164,16 @@ def _among(found: Any, choices: list[str]) -> str:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`did you mean rate?`, or nothing where none of `known` is similar."""
+    """`did you mean rate?`, or an empty text if none of `known` is similar."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}?" if close else ""
 
 
-def _quoted(text: str) -> list[str]:
+def _quoted_words(text: str) -> list[str]:
     return re.findall(r"'([^']*)'", text)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     match value:
         case None:
             return "nothing"

@@ -1,4 +1,4 @@
-"""A YAML file as plain data, with the place of each key and value, for errors that point at them."""
+"""Read a YAML file as plain data, with the place of each key and value for error messages."""
 
 from __future__ import annotations
 
@@ -21,41 +21,43 @@ except ImportError:
     from yaml import SafeDumper as _SafeDumper  # type: ignore[assignment]
 
 Where = tuple[str | int, ...]
-"""The keys and indices that lead to a value: `("devices", 1, "cpu")`."""
+"""Keys and indices that lead to a value: `("devices", 1, "cpu")`."""
 
 _MAX_BYTES = 4 * 2**20
 _MAX_SHOWN = 100
-"""Errors, and characters of a line in one."""
+"""Maximum number of errors to show, and of characters of a line in each."""
 
 _MENDS = {
-    "mapping values are not allowed": "put a text with a colon in quotes; the keys of one mapping begin "
-    "in the same column",
-    "did not find expected key": "the keys of one mapping begin in the same column; put a text with a "
-    "quote in the other quotes",
-    "did not find expected '-'": "the entries of a list begin in the same column, and their keys two "
-    "further on",
+    "mapping values are not allowed": "put a text with a colon in quotes, and begin all keys of a "
+    "mapping in the same column",
+    "did not find expected key": "begin all keys of a mapping in the same column, and put a text with a "
+    "quote into the other kind of quotes",
+    "did not find expected '-'": "begin all entries of a list in the same column, and their keys two "
+    "columns further",
     "did not find expected ','": "close the bracket, or add a comma",
-    "could not find expected ':'": "write a key as in `key: value`",
+    "could not find expected ':'": "write a key as `key: value`",
     "found character that cannot start": "put the text in quotes",
     "found undefined alias": "put a text that begins with * in quotes",
     "found unexpected end of stream": "close the quotes",
     "found unknown escape character": "put a text with a backslash in single quotes",
     "but found another document": "remove the line ---",
 }
-"""What to do about an error of YAML's, by how libyaml's message on it begins."""
+"""How to fix a syntax error, by the beginning of libyaml's message."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
+    """Position in a file."""
+
     line: int
-    """From 1."""
+    """Number of the line; the first is 1."""
     column: int
-    """From 1."""
+    """Number of the column; the first is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error in a file, with how to fix it."""
+    """An error in a file, and how to fix it."""
 
     place: Place
     message: str
@@ -71,32 +73,39 @@ class FaultyFileError(BadInputError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file, with the places of its values. Any two compare equal, so that topologies do."""
+    """A file with the places of its keys and values. All sources compare equal, so that topologies from
+    different files can be equal."""
 
     name: str = field(default="<text>", compare=False)
+    """Path of the file, or a name of the text, for messages."""
     lines: tuple[str, ...] = field(default=(), compare=False)
     values: Mapping[Where, Place] = field(default_factory=dict, compare=False)
+    """Places of the values."""
     keys: Mapping[Where, Place] = field(default_factory=dict, compare=False)
+    """Places of the keys."""
     hints: tuple[str, ...] = field(default=(), compare=False)
-    """Sentences on words of the version before this one (`testbed.topology.old_words`)."""
+    """Hints to the user about deprecated keys and values, one sentence each
+    (`testbed.topology.old_words`)."""
 
     def place(self, where: Where) -> Place:
-        """Of the value at `where`, or of the nearest one around it that is in the file."""
+        """Place of the value at `where`, or of the innermost value around it that the file has."""
         while where and where not in self.values:
             where = where[:-1]
         return self.values.get(where, Place(1, 1))
 
     def problem(self, where: Where, message: str, *, at_key: bool = False) -> Problem:
-        """`message` about the value, or the key, at `where`: `devices[1].cpu: <message>`."""
+        """Make a problem with the message `devices[1].cpu: <message>`, at the value or the key at
+        `where`."""
         place = self.keys.get(where) if at_key else None
-        name = dotted(where)
+        name = dotted_path(where)
         return Problem(place or self.place(where), f"{name}: {message}" if name else message)
 
     def error(self, problems: Iterable[Problem]) -> FaultyFileError:
-        """All `problems` in the order of the file, each with its line, and how many they are."""
+        """Make an error that lists all `problems` in the order of the file, with their lines and their
+        number."""
         found = sorted(set(problems), key=lambda problem: (problem.place, problem.message))
         count = quantity(len(found), "error")
-        more = f", of which the first {_MAX_SHOWN} are shown" if len(found) > _MAX_SHOWN else ""
+        more = f", only the first {_MAX_SHOWN} are shown" if len(found) > _MAX_SHOWN else ""
         message = "\n".join([*map(self._show, found[:_MAX_SHOWN]), f"{self.name}: {count}{more}"])
         return FaultyFileError(message, found)
 
@@ -105,79 +114,82 @@ class Source:
         heading = f"{self.name}:{line}:{column}: {problem.message}"
         if not 1 <= line <= len(self.lines) or not self.lines[line - 1].strip():
             return heading
-        begin = max(0, column - _MAX_SHOWN // 2)  # of a long line
+        begin = max(0, column - _MAX_SHOWN // 2)  # of the part of a long line to show
         shown = self.lines[line - 1].replace("\t", " ")[begin : begin + _MAX_SHOWN]
         return f"{heading}\n{line:5} | {shown}\n      | {'^':>{column - begin}}"
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
+    """A parsed YAML file."""
+
     data: Any
     """Dicts, tuples, str, int, float, bool and None."""
     source: Source
     problems: tuple[Problem, ...]
-    """Duplicate keys; all else that YAML forbids raises."""
+    """Duplicate keys. Other errors of YAML raise when the file is parsed."""
 
     def value(self, where: Where) -> Any:
-        """What is at `where`; raises LookupError where nothing is."""
+        """Return the value at `where`; raises LookupError if there is none."""
         value = self.data
         for key in where:
             value = value[key]
         return value
 
 
-def replaced(data: Any, where: Where, value: Any) -> Any:
-    """`data` with `value` at `where`; missing keys are added. Raises LookupError."""
+def replace_value(data: Any, where: Where, value: Any) -> Any:
+    """Return a copy of `data` with `value` at `where`; missing keys are added. Raises LookupError if
+    `where` leads through a value without keys or past the end of a list."""
     if not where:
         return value
     key, rest = where[0], where[1:]
     if isinstance(key, str):
         if not isinstance(data, Mapping | None):
-            raise LookupError(f"leads into a value that has no keys, at {key}")
+            raise LookupError(f"{key} cannot be set in a value that has no keys")
         known = data or {}
-        return {**known, key: replaced(known.get(key), rest, value)}
+        return {**known, key: replace_value(known.get(key), rest, value)}
     if not isinstance(data, tuple) or key >= len(data):
         count = len(data) if isinstance(data, tuple) else 0
-        raise LookupError(f"the list in the topology has {count} entries, counted from 0: no [{key}]")
-    return (*data[:key], replaced(data[key], rest, value), *data[key + 1 :])
+        raise LookupError(f"[{key}] does not exist: the list has {count} entries, the first is [0]")
+    return (*data[:key], replace_value(data[key], rest, value), *data[key + 1 :])
 
 
 class _Dumper(_SafeDumper):
-    """Quotes texts that `Loader` would read as something else."""
+    """Dumper that quotes texts that `Loader` would read as another type."""
 
     yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
 
-def dotted(where: Where) -> str:
-    """`devices[1].cpu`."""
+def dotted_path(where: Where) -> str:
+    """Write `where` as in `devices[1].cpu`."""
     parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in where)
     return "".join(parts).removeprefix(".")
 
 
 def write(data: Any, name: str = "<text>") -> str:
-    """`data` as YAML; `parse` reads the same back. Raises BadInputError, which calls it `name`, where
-    YAML cannot hold it."""
+    """Write `data` as YAML that `parse` reads back. Raises BadInputError, which calls it `name`, if it
+    has values that YAML cannot represent."""
     try:
         return yaml.dump(
             data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
         )
     except yaml.YAMLError as error:
-        raise BadInputError(f"{name}: not all in it can be written as YAML: {error}") from error
+        raise BadInputError(f"{name}: cannot be written as YAML: {error}") from error
 
 
 def read(path: Path) -> Document:
-    """Raises BadInputError where there is no such file, or no YAML in it."""
-    return parse(text_of(path), str(path))
+    """Read a YAML file. Raises BadInputError if the file does not exist or is not YAML."""
+    return parse(read_text(path), str(path))
 
 
-def text_of(path: Path) -> str:
-    """What is in the file. Raises BadInputError where it cannot be read as text."""
+def read_text(path: Path) -> str:
+    """Read a text file in UTF-8. Raises BadInputError if that fails."""
     try:
         return files.read(path, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInputError(
-            f"{path}: there is no such file{_nearby(path)}; name a topology file, or let "
-            "`testbed new examples` copy some"
+            f"{path}: no such file{_similar_name(path)}; name a topology file, or get examples with "
+            "`testbed new examples`"
         ) from None
     except OSError as error:
         reason = "this is a folder: name a file in it" if path.is_dir() else error.strerror
@@ -187,7 +199,7 @@ def text_of(path: Path) -> str:
 
 
 def parse(text: str, name: str = "<text>") -> Document:
-    """Read YAML; `name` is for errors. Raises BadInputError where it is empty or no YAML."""
+    """Read YAML from a text; errors call it `name`. Raises BadInputError if it is empty or not YAML."""
     lines = tuple(text.splitlines())
     try:
         loader = Loader(text)
@@ -208,7 +220,7 @@ _EMPTY = "the file is empty, expected a topology; `testbed new topology NAME` wr
 
 
 class _Reading:
-    """Turns nodes into data, and records the place of each."""
+    """Converts YAML nodes to data, and records the place of each."""
 
     def __init__(self, loader: Loader) -> None:
         self.values: dict[Where, Place] = {}
@@ -240,11 +252,11 @@ class _Reading:
                 else None
             )
             if not isinstance(key, str):
-                raise _error_at(key_node, "keys are texts; put this one in quotes")
+                raise _error_at(key_node, "a key must be a text; put it in quotes")
             at = (*where, key)
             place = _place(key_node.start_mark)
             if key in lines:
-                message = f"{dotted(at)}: is on line {lines[key]} too; keep one of the two"
+                message = f"{dotted_path(at)}: is also on line {lines[key]}; keep one of the two"
                 self.problems.append(Problem(place, message))
             lines[key] = place.line
             self.keys[at] = place
@@ -263,40 +275,41 @@ def _syntax_problem(error: yaml.YAMLError, lines: tuple[str, ...]) -> Problem:
     if isinstance(error, yaml.reader.ReaderError):
         before = "\n".join(lines)[: error.position]
         place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        return Problem(place, f"the character #x{error.character:04x} is not allowed: remove it")
+        return Problem(place, f"the character U+{error.character:04X} is not allowed: remove it")
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = Place(1, 1) if mark is None else _place(mark)
     line = lines[place.line - 1] if place.line <= len(lines) else ""
     if line[place.column - 1 : place.column] == "\t":
-        return Problem(place, "found a tab, expected spaces: YAML is indented with spaces only")
+        return Problem(place, "found a tab, expected spaces: YAML allows only spaces for indentation")
     problem = getattr(error, "problem", None) or str(error)
-    if "nesting depth" in problem:  # libyaml from 0.2.6 on has a limit of its own
+    if "nesting depth" in problem:  # libyaml has its own limit since 0.2.6
         return Problem(place, "values are nested too deeply")
     context, begins = getattr(error, "context", None), getattr(error, "context_mark", None)
     if context and begins is not None and _place(begins) != place:
         context += f" that begins on line {begins.line + 1}"
     mend = next((mend for begin, mend in _MENDS.items() if problem.startswith(begin)), None)
-    told = f"not YAML: {problem}" + (f" ({context})" if context else "")
-    return Problem(place, f"{told}; {mend}" if mend else told)
+    message = f"not YAML: {problem}" + (f" ({context})" if context else "")
+    return Problem(place, f"{message}; {mend}" if mend else message)
 
 
-def _nearby(path: Path) -> str:
-    """A file of nearly the same name, or of the same name with another suffix."""
+def _similar_name(path: Path) -> str:
+    """` (did you mean FILE?)` if the folder has a YAML file of a similar name; else an empty text."""
     names = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     match = difflib.get_close_matches(path.name, names, n=1)
     return f" (did you mean {path.parent / match[0]}?)" if match else ""
 
 
 def with_block(text: str, key: str, block: str) -> str:
-    """YAML `text`, a mapping in blocks, with `block` in place of what it has at the top-level `key`, or
-    at its end; comments and all else stay. Raises ValueError where it is no such mapping."""
+    """Replace the top-level `key` of YAML `text` with its value by `block`, or append `block` if there
+    is no such key. Comments and all else stay. Raises ValueError if `text` is not a mapping in block
+    style."""
     root = Loader(text).get_single_node()
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
-        raise ValueError("is no mapping in blocks, with each key on a line of its own")
+        raise ValueError("is not a mapping with each key on a line of its own")
     lines = [f"{line}\n" for line in text.splitlines()]
     starts = sorted(key_node.start_mark.line for key_node, _ in root.value)
     begin = next((one.start_mark.line for one, _ in root.value if one.value == key), len(lines))
     end = next((line for line in starts if line > begin), len(lines))
     while end > begin + 1 and (not lines[end - 1].strip() or lines[end - 1][0] == "#"):
-        end -= 1  # what is before the next key belongs to that
+        end -= 1  # empty lines and comments before the next key belong to that key
     return "".join([*lines[:begin], block.rstrip("\n") + "\n", *lines[end:]])

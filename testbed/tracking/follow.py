@@ -7,7 +7,7 @@ from itertools import islice
 
 from agents import events
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import RecordFollower
 from testbed.tracking import Tracker, facts
 from testbed.tracking.points import Point, Points
 
@@ -24,7 +24,7 @@ def follow(directory: RunDirectory, tracker: Tracker, *, model: bool = False) ->
 
     Raises what the tracker raises, and ValueError or BadInputError if files cannot be read.
     """
-    follower = Follower(directory.events)
+    follower = RecordFollower(directory.events)
     points: Points | None = None
     while True:
         live = directory.controller() is not None  # before reading, so that no record is missed

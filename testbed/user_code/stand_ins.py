@@ -51,9 +51,13 @@ class TaskStandIn(StandIn):
     """Stand-in for an `agents.tasks.interface.Task`, without model, loss and metric."""
 
     dataset: ClassVar[str | Callable[[Any], Splits] | None]
+    """Name of the dataset, or method that returns it; None: the task brings its shards."""
     has_accuracy: ClassVar[bool]
+    """Whether evaluations have an accuracy."""
     has_perplexity: ClassVar[bool]
+    """Whether evaluations have a perplexity."""
     fits: ClassVar[bool]
+    """Whether the task trains by its own `fit`."""
 
     def shards_for(self, clients: int) -> list[Shard]:
         """Return the shards that the task brings, one per client."""

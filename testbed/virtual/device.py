@@ -1,4 +1,4 @@
-"""A device in virtual time: its client, what its time goes into, and what keeps it from working."""
+"""A device in virtual time: its client, its training in progress, and pauses, outages and crashes."""
 
 from __future__ import annotations
 
@@ -16,181 +16,196 @@ from agents.rules.client_half import SavedVectors
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from agents.wire import payloads
 from testbed.virtual.network import Line
-from testbed.virtual.timing import Speed
+from testbed.virtual.timing import ComputeTimes
 
 
-class Training(Protocol):
-    """A local training whose result is computed when it is asked for."""
+class LazyTraining(Protocol):
+    """A local training whose result is computed when it is needed."""
 
     steps: int
     due: Nanoseconds
-    """When it ends, as far as is known: what is due first is best computed first."""
+    """Device time at which it will end, as known so far. Trainings that end first are computed first."""
 
-    def outcome(self) -> client.Outcome: ...
+    def outcome(self) -> client.Outcome:
+        """Compute the result, or return it if it is already computed."""
 
-    def cut(self, steps: int) -> None:
-        """Only `steps` steps of it are done."""
+    def shorten(self, steps: int) -> None:
+        """Reduce the training to its first `steps` steps."""
 
-    def wanted(self) -> None:
-        """Its result will be asked for soon."""
+    def request_result(self) -> None:
+        """Announce that the result will be needed soon."""
 
 
 _PATIENCE = from_seconds(silence_timeout())
+"""Silence after which the broker drops most clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OngoingTraining:
-    """The training that goes on. All its times but `started` are the device's running time
-    (`Device.running_time`), in which no pause counts."""
+    """The training in progress. All times except `started` are running times of the device, which
+    exclude pauses (`VirtualDevice.running_time`)."""
 
-    training: Training
+    training: LazyTraining
     started: Nanoseconds
-    """Device time."""
+    """Device time of its start."""
     since: Nanoseconds
-    """When `done` steps were done: the rest is spread evenly from then to `ended`."""
+    """Running time at which `done` steps were done; the others are spread evenly from then to
+    `end_time`."""
     done: Fraction = Fraction()
+    """Steps done at `since`."""
     computed: Nanoseconds
-    """When all steps are computed, at the share of the CPU that the device has now."""
+    """Running time at which all steps are computed, at the present CPU share."""
     floor: Nanoseconds
-    """When the time that `timing` gives it, whatever the share, is over."""
+    """Running time before which the training does not end, because of the device's `timing`."""
 
     @property
-    def ended(self) -> Nanoseconds:
+    def end_time(self) -> Nanoseconds:
+        """Running time at which the training ends."""
         return max(self.computed, self.floor)
 
     def progress(self, at: Nanoseconds) -> Fraction:
-        """Steps done at running time `at`."""
-        steps, duration = self.training.steps, self.ended - self.since
-        if at >= self.ended:
+        """Number of steps done at running time `at`."""
+        steps, duration = self.training.steps, self.end_time - self.since
+        if at >= self.end_time:
             return Fraction(steps)
         at = max(at, self.since)
         return self.done + (steps - self.done) * Fraction(at - self.since, duration)
 
-    def slower(self, at: Nanoseconds, factor: float) -> OngoingTraining:
-        """The same from running time `at` on, where computing takes `factor` times as long."""
+    def slowed_down(self, at: Nanoseconds, factor: float) -> OngoingTraining:
+        """Return the training if computing takes `factor` times as long from running time `at` on."""
         left = round(max(0, self.computed - at) * factor)
         return replace(self, since=at, done=self.progress(at), computed=at + left)
 
-    def later(self, at: Nanoseconds, by: Nanoseconds) -> OngoingTraining:
-        """The same, where from running time `at` on the device computes something else for so long."""
+    def delayed(self, at: Nanoseconds, by: Nanoseconds) -> OngoingTraining:
+        """Return the training if the device computes something else for the duration `by`, beginning at
+        running time `at`."""
         since = max(at, self.since)
         return replace(self, since=since, done=self.progress(at), computed=max(at, self.computed) + by)
 
     def cut_short(self, at: Nanoseconds) -> OngoingTraining:
-        """The same, interrupted at running time `at`: the step that goes on is done to its end."""
+        """Return the training if it is interrupted at running time `at`: it ends with the current
+        step."""
         steps = math.ceil(self.progress(at))
         ended = at
         if steps > self.done:
             share = (steps - self.done) / (self.training.steps - self.done)
-            ended = self.since + math.ceil(share * (self.ended - self.since))
-        self.training.cut(steps)
+            ended = self.since + math.ceil(share * (self.end_time - self.since))
+        self.training.shorten(steps)
         return replace(self, computed=ended, floor=ended)
 
 
 @dataclass(slots=True, kw_only=True)
-class Device:
-    """One life of a device: a crash ends it, and what is still under way to or from it with it."""
+class VirtualDevice:
+    """A device from one start to its next end: a crash ends it and loses its messages in flight."""
 
     index: int
-    """In device order."""
+    """Position in device order."""
     name: str = ""
     core: client.ClientCore
     line: Line
-    train: Callable[[payloads.ModelMessage, int], Training]
-    speed: Speed
+    train: Callable[[payloads.ModelMessage, int], LazyTraining]
+    speed: ComputeTimes
     timing: Timing
     update_size: int = 0
-    """Bytes of an update."""
+    """Size of an update in bytes."""
     working_on: OngoingTraining | None = None
-    trainings: dict[int, Training] = field(default_factory=dict)
-    """Those whose update has not left yet, by sequence number: one that goes on, one in the send
-    buffer."""
+    """The latest training, which may have ended; None before the first."""
+    trainings: dict[int, LazyTraining] = field(default_factory=dict)
+    """Trainings whose update is not sent yet, by sequence number: at most one in progress and one in the
+    send buffer."""
     exchange: SimulatedExchange | None = None
-    """What it says to other devices; None: nothing."""
+    """Messages between clients, such as mask shares; None if the run has none."""
     memory: SavedVectors | None = None
-    """What it would find on its disk after a restart."""
+    """Vectors that the client would find on its disk after a restart; None: nothing."""
     alive: bool = True
+    """Whether its client is running."""
     leaving: bool = False
-    """It has ended but for its goodbye, which follows what it sent before."""
+    """Whether its client has ended, but its goodbye, and messages sent before it, have not arrived
+    yet."""
     next_life: Callable[[Nanoseconds], None] | None = None
-    """Begins the one that was ordered while it was leaving."""
+    """Starts the device again once it has left; None: no start was ordered while it was leaving."""
     frozen_at: Nanoseconds | None = None
+    """Device time at which the current pause began; None if it is not paused."""
     lost_to_pauses: Nanoseconds = 0
-    """In all, without a pause that goes on."""
+    """Total duration of all pauses except the current one."""
     unplugged: bool = False
+    """Whether an action has disconnected it."""
     all_lost: bool = False
-    """Its link loses every packet, or is too slow for a connection."""
+    """Whether its link loses every packet, or is too slow for a connection."""
     patience: Nanoseconds = _PATIENCE
-    """Silence after which the broker gives up on its client."""
+    """Silence after which the broker drops its client."""
     silent_since: Nanoseconds | None = None
-    """When it was cut off or frozen, whichever came first: the broker has heard nothing since."""
+    """Device time at which it was cut off or paused, whichever was first; None if the broker can hear
+    it."""
     given_up: bool = False
-    """The broker took it for gone: its client has to connect anew."""
+    """Whether the broker has dropped its client, which has to connect again."""
     held_by_pause: list[Callable[[], None]] = field(default_factory=list)
-    """What came to a frozen client, for when it resumes."""
+    """Callbacks for messages that reached the client while it was paused; called when it resumes."""
     held_by_network: list[Callable[[], None]] = field(default_factory=list)
-    """What could not pass while it was cut off, for when it can."""
+    """Callbacks for messages that could not pass while it was cut off; called when packets pass
+    again."""
     under_way: list[Callable[[], payloads.UpdateMessage]] = field(default_factory=list)
-    """What makes the updates that have been sent and have not arrived."""
+    """Functions that make the updates in flight, in the order in which they were sent."""
 
     @property
-    def cut_off(self) -> bool:
+    def is_cut_off(self) -> bool:
         """Whether no packet passes."""
         return self.unplugged or self.all_lost
 
-    def awake(self, now: Nanoseconds) -> Nanoseconds:
-        """The last moment, up to `now`, at which it was not frozen."""
+    def last_awake(self, now: Nanoseconds) -> Nanoseconds:
+        """The last moment, up to `now`, at which it was not paused."""
         return now if self.frozen_at is None else self.frozen_at
 
     def running_time(self, now: Nanoseconds) -> Nanoseconds:
-        """Device time without the pauses."""
-        return self.awake(now) - self.lost_to_pauses
+        """Device time without pauses."""
+        return self.last_awake(now) - self.lost_to_pauses
 
     def freeze(self, now: Nanoseconds) -> None:
+        """Begin a pause."""
         self.frozen_at = now
 
     def thaw(self, now: Nanoseconds) -> None:
-        """It goes on, and so does what came to it meanwhile."""
-        self.lost_to_pauses += now - self.awake(now)
+        """End a pause, and handle the messages that arrived during it."""
+        self.lost_to_pauses += now - self.last_awake(now)
         self.frozen_at = None
         release(self.held_by_pause)
 
     def plug(self, *, connected: bool) -> None:
-        """Packets pass, those that waited first; or none passes, either way."""
+        """Connect or disconnect the device. After connecting, the packets that waited pass first."""
         self.unplugged = not connected
         self._release_if_free()
         self.line.plug(connected=connected)
 
-    def relink(self, changes: Mapping[str, float | None]) -> None:
-        """Change fields of the link (`agents.config.AccessLink`). A link that loses every packet, or
-        is too slow for a connection, acts like a disconnected one."""
+    def change_link(self, changes: Mapping[str, float | None]) -> None:
+        """Change fields of `agents.config.AccessLink`. A link that loses every packet, or is too slow
+        for a connection, has the same effect as a disconnection."""
         self.all_lost = self.line.link.with_changes(changes).is_outage
         self._release_if_free()
         self.line.change(changes)
 
     def _release_if_free(self) -> None:
-        if not self.cut_off:
+        if not self.is_cut_off:
             release(self.held_by_network)
 
     def end(self) -> None:
-        """It is gone, and what is under way to and from it is lost."""
+        """End the device at once; messages in flight to and from it are lost."""
         self.alive = self.leaving = False
         self.line.drop()
 
     def leave(self, now: Nanoseconds) -> None:
-        """It is gone, frozen or not, but what is under way from it arrives."""
+        """End the device, paused or not; messages in flight from it still arrive."""
         self.alive, self.leaving = False, True
         self.line.down.drop()
         self.thaw(now)
 
-    def left(self) -> None:
-        """Its goodbye has arrived."""
+    def finish_leaving(self) -> None:
+        """Record that its goodbye has arrived."""
         self.leaving = False
         self.line.down.drop()
 
 
 def release(waiting: list[Callable[[], None]]) -> None:
-    """Call them in their order; what has to wait again joins the list anew."""
+    """Empty the list and call its callbacks in order; a callback may append itself to wait again."""
     released, waiting[:] = waiting[:], []
     for callback in released:
         callback()

@@ -1,4 +1,4 @@
-"""The clock of virtual time, and what is planned on it."""
+"""The clock of virtual time and its event queue."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from agents.timing.nanoseconds import Nanoseconds
 
 SCENARIO, LINK, DEVICE, ARRIVAL = range(4)
-"""Ranks: which callbacks of one time come before which."""
+"""Ranks of callbacks: among those planned for the same time, lower ranks come first."""
 
 
 class EventQueue:
-    """Callbacks by time, rank, device, and the order that they were planned in."""
+    """Callbacks in the order of time, rank, device, and planning."""
 
     def __init__(self) -> None:
         self.now: Nanoseconds = 0
@@ -21,16 +21,17 @@ class EventQueue:
         self._count = itertools.count()
 
     def plan(self, time: Nanoseconds, rank: int, index: int, callback: Callable[[], None]) -> None:
-        """Call it at `time`, or now where that is over. `index`: the device's, in device order."""
+        """Plan `callback` for `time`, or for now if `time` is past. `index` is that of the device in
+        device order."""
         heapq.heappush(self._heap, (max(self.now, time), rank, index, next(self._count), callback))
 
     @property
     def next(self) -> Nanoseconds | None:
-        """When something is planned next; None where nothing is."""
+        """Time of the next callback; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
-    def due(self) -> Callable[[], None] | None:
-        """The first callback of now, taken off the queue; None where there is none."""
+    def pop_due(self) -> Callable[[], None] | None:
+        """Remove and return the first callback that is due now; None if there is none."""
         if self._heap and self._heap[0][0] <= self.now:
             return heapq.heappop(self._heap)[-1]
         return None

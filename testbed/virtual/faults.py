@@ -1,11 +1,11 @@
-"""What actions do to devices in virtual time. What they mean is in `agents.device_actions`.
+"""Actions on devices in virtual time. `agents.device_actions` defines their meaning.
 
-A client that starts again is ready after what that costs it, where that is known. What was under way to
-or from a device that crashes is lost; what could not pass while it was disconnected arrives once it can,
-as TCP would have it. So does the end of a client that ends meanwhile, farewell included.
+A restarted client is ready after `virtual.start_time`. Messages in flight to or from a device that
+crashes are lost. Messages that could not pass during a disconnection arrive after it, as with TCP; so
+does the news that a client has ended, and its goodbye.
 
-All that unless the broker has given up on who was silent for too long, disconnected or paused. Then the
-device is offline, and what was under way is lost; it is ready again as soon as packets pass.
+If a device is silent for too long, because it is disconnected or paused, the broker drops its client:
+the device is offline, and its messages in flight are lost. It is ready again as soon as packets pass.
 """
 
 from __future__ import annotations
@@ -29,51 +29,54 @@ from agents.device_actions import (
 )
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire import payloads
-from testbed.virtual.device import Device, OngoingTraining, release
+from testbed.virtual.device import OngoingTraining, VirtualDevice, release
 
 
 class World(Protocol):
-    """What the actions need of `testbed.virtual.simulation.Simulation`."""
+    """Interface of `testbed.virtual.simulation.Simulation` that actions use."""
 
     @property
     def now(self) -> Nanoseconds: ...
 
-    def device(self, name: str) -> Device:
-        """The life that the device `name` has, or had last."""
+    def device(self, name: str) -> VirtualDevice:
+        """Return the device `name`; if it has ended, its last state."""
         ...
 
-    def new_device(self, name: str) -> Device:
-        """A new life of the device `name`, after the one that there was."""
+    def new_device(self, name: str) -> VirtualDevice:
+        """Start the device `name` again; return its new state."""
         ...
 
     def report_status(self, name: str, state: str) -> None:
-        """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
+        """Report to the aggregator that `name` is `joining`, `ready` or `offline`."""
 
-    def say_last(
-        self, device: Device, words: Sequence[payloads.UpdateMessage], heard: Callable[[], None]
+    def send_last(
+        self,
+        device: VirtualDevice,
+        messages: Sequence[payloads.UpdateMessage],
+        on_gone: Callable[[], None],
     ) -> None:
-        """The aggregator hears what is under way from `device`, then its last `words`; `heard` is called
-        once its end is heard of, too."""
+        """Deliver the device's messages in flight, then its last ones (`messages`); call `on_gone` when
+        the aggregator knows that it has ended."""
 
-    def when_reachable(self, device: Device, callback: Callable[[], None]) -> None:
-        """Call it as soon as `device`'s packets pass and its client runs."""
+    def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
+        """Call `callback` as soon as the device is connected and not paused."""
 
-    def at(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
-        """Call it at `time`, or at once where that is over."""
+    def call_at(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
+        """Call `callback` at `time`, or now if `time` is past."""
 
-    def work_on(self, device: Device, work: OngoingTraining) -> None:
-        """What the device works on is `work` now."""
+    def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
+        """Make `work` the device's training in progress, and plan its end."""
 
 
 def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
-    """Do `action` to the device `name` at `now`; one that changes nothing has no effect."""
+    """Carry out `action` on the device `name` at `now`. Actions that change nothing have no effect."""
     device = world.device(name)
     match action:
         case SetCpu(cpu):
             _set_share(world, device, cpu, now)
         case SetLink(changes):
-            device.relink(changes)
-            _heed_link(world, name, device, now)
+            device.change_link(changes)
+            _update_reachability(world, name, device, now)
         case Crash():
             if device.alive:
                 _crash(world, name, device)
@@ -83,11 +86,11 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
         case Restart() | Join():
             if device.leaving and isinstance(action, Join):
                 device.plug(connected=True)
-                _heed_link(world, name, device, now)
+                _update_reachability(world, name, device, now)
             if device.leaving:
-                device.next_life = partial(_begin, world, name, device, action)
+                device.next_life = partial(_start, world, name, device, action)
             elif not device.alive:
-                _begin(world, name, device, action, now)
+                _start(world, name, device, action, now)
         case Pause():
             if device.frozen_at is None:
                 device.freeze(now)
@@ -97,21 +100,22 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
             _come_back(world, name, device)
         case Disconnect() | Reconnect():
             device.plug(connected=isinstance(action, Reconnect))
-            _heed_link(world, name, device, now)
+            _update_reachability(world, name, device, now)
         case _:
             assert_never(action)
 
 
-def _heed_link(world: World, name: str, device: Device, now: Nanoseconds) -> None:
-    """Its packets pass from now on, or none does."""
-    if device.cut_off:
+def _update_reachability(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
+    """Update the device's silence after a change of its link."""
+    if device.is_cut_off:
         _fall_silent(world, name, device, now)
     else:
         _come_back(world, name, device)
 
 
-def _fall_silent(world: World, name: str, device: Device, now: Nanoseconds) -> None:
-    """From now on the broker hears nothing of it. Its last packet is taken to be of just before."""
+def _fall_silent(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
+    """Begin the silence of a device, and plan that the broker drops its client if it lasts too long. The
+    last packet is assumed to have passed just before."""
     if device.silent_since is not None:
         return
     device.silent_since = now
@@ -121,17 +125,18 @@ def _fall_silent(world: World, name: str, device: Device, now: Nanoseconds) -> N
             device.line.drop()
             device.held_by_network.clear()
             if device.leaving:
-                _gone(world, name, device)
+                _finish_leaving(world, name, device)
             else:
                 device.given_up = True
                 world.report_status(name, "offline")
 
-    world.at(now + device.patience, device, give_up)
+    world.call_at(now + device.patience, device, give_up)
 
 
-def _come_back(world: World, name: str, device: Device) -> None:
-    """The broker hears it again, unless something else keeps it silent."""
-    if device.cut_off or device.frozen_at is not None:
+def _come_back(world: World, name: str, device: VirtualDevice) -> None:
+    """End the silence of a device, unless it is still cut off or paused; reconnect it if it was
+    dropped."""
+    if device.is_cut_off or device.frozen_at is not None:
         return
     device.silent_since = None
     if device.alive and device.given_up:
@@ -139,27 +144,28 @@ def _come_back(world: World, name: str, device: Device) -> None:
         world.report_status(name, "ready")
 
 
-def _leave(world: World, name: str, device: Device, now: Nanoseconds) -> None:
-    """Its client says goodbye, after all that it has sent; or the broker does, where it is silent."""
-    words = [one.message() for one in device.core.leave(now)]
+def _leave(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
+    """Make the client say goodbye, after the messages that it has sent. If the device is silent, the
+    broker reports its end later."""
+    messages = [one.message() for one in device.core.leave(now)]
     if device.given_up:
         device.end()
         return
     device.leave(now)
     _come_back(world, name, device)
-    world.say_last(device, words, lambda: _gone(world, name, device))
+    world.send_last(device, messages, lambda: _finish_leaving(world, name, device))
 
 
-def _gone(world: World, name: str, device: Device) -> None:
-    """The server has heard of the end of a client that was leaving."""
-    device.left()
+def _finish_leaving(world: World, name: str, device: VirtualDevice) -> None:
+    """Report that a leaving client has ended, and start it again if that was ordered meanwhile."""
+    device.finish_leaving()
     world.report_status(name, "offline")
     if device.next_life is not None:
         device.next_life(world.now)
 
 
-def _crash(world: World, name: str, device: Device) -> None:
-    """The server hears that it is offline as soon as packets pass, or from the broker."""
+def _crash(world: World, name: str, device: VirtualDevice) -> None:
+    """End the device. The server learns that it is offline when packets pass, or from the broker."""
     device.end()
     if device.given_up:
         return
@@ -172,18 +178,21 @@ def _crash(world: World, name: str, device: Device) -> None:
             device.held_by_network.remove(passes)
             world.report_status(name, "offline")
 
-    if not device.cut_off:
+    if not device.is_cut_off:
         passes()
     else:
         assert device.silent_since is not None  # noqa: S101  (it is cut off)
         device.held_by_network.append(passes)
-        world.at(device.silent_since + device.patience, device, give_up)
+        world.call_at(device.silent_since + device.patience, device, give_up)
 
 
-def _begin(world: World, name: str, last: Device, action: Restart | Join, now: Nanoseconds) -> None:
-    """A life begins after `last`. What froze the device or cut it off still does, unless it joins."""
+def _start(
+    world: World, name: str, last: VirtualDevice, action: Restart | Join, now: Nanoseconds
+) -> None:
+    """Start a device again after its state `last`. A pause or disconnection still lasts, unless it
+    joins."""
     if isinstance(action, Join) and not last.all_lost:
-        release(last.held_by_network)  # the end of the last life, where nobody has heard of it
+        release(last.held_by_network)  # including the news of its last end
     device = world.new_device(name)
     device.all_lost = last.all_lost
     if isinstance(action, Join):
@@ -191,7 +200,7 @@ def _begin(world: World, name: str, last: Device, action: Restart | Join, now: N
     else:
         device.unplugged = last.unplugged
         device.frozen_at = None if last.frozen_at is None else now
-    if device.cut_off or device.frozen_at is not None:
+    if device.is_cut_off or device.frozen_at is not None:
         device.silent_since = last.silent_since
         device.held_by_network = last.held_by_network
 
@@ -200,13 +209,13 @@ def _begin(world: World, name: str, last: Device, action: Restart | Join, now: N
         world.report_status(name, "ready")
 
     ready = now + device.speed.starting()
-    world.at(ready, device, lambda: world.when_reachable(device, announce))
+    world.call_at(ready, device, lambda: world.when_reachable(device, announce))
 
 
-def _set_share(world: World, device: Device, share: float, now: Nanoseconds) -> None:
-    """What is left to compute of the training that goes on takes as much longer as all that follows;
-    what its `timing` gives does not."""
+def _set_share(world: World, device: VirtualDevice, share: float, now: Nanoseconds) -> None:
+    """Change the CPU share of a device. The rest of its training in progress slows down or speeds up
+    like later ones; the minimum duration by `timing` stays."""
     factor = device.speed.set_share(share)
     work, running = device.working_on, device.running_time(now)
-    if work is not None and device.alive and work.ended > running:
-        world.work_on(device, work.slower(running, factor))
+    if work is not None and device.alive and work.end_time > running:
+        world.set_work(device, work.slowed_down(running, factor))

@@ -1,15 +1,15 @@
-"""Transfers over the links in virtual time.
+"""Transfers over links in virtual time.
 
-Each device has one connection, and the messages of each `Direction` go one after the other. A direction
-leads through pipes, of the server, of an access network, of the device; the connections that use a pipe
-share it equally, and a message is through when it is through the slowest. So a message alone takes its
-size over the lowest rate on its path; no pipe ever lets through more than its rate. It is not max-min
-fair: the part of its share that a connection cannot use, because another pipe holds it up, goes to the
-others only after it.
+Each device has one connection, and each `Direction` of it carries one message after the other. A
+direction leads through pipes: of the server, of a shared access link, of the device. The connections in
+a pipe share its rate equally, and a message has passed when it has passed all its pipes. A message
+without competition so takes its size divided by the lowest rate on its path, and no pipe carries more
+than its rate. The sharing is not max-min fair: if a connection cannot use its share of a pipe, because
+another pipe is slower, the others get the rest only after it has left the pipe.
 
-With `packets` a message is as in containers: it has the headers of MQTT and of its packets, and is
-acknowledged on the way back, the broker and both ends take their time for it, and a device's own rate is
-a token bucket: what that holds after a pause passes at once.
+With `packets`, messages are as in containers: they have the headers of MQTT and of their packets, are
+acknowledged on the way back, need time at the broker and at both ends, and a device's own rate is a
+token bucket, so that the content of the bucket passes at once after a pause.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = AccessLink()
 _NANOSECOND = 1e-9
-"""Seconds: what has no more than that to wait in a pipe is through."""
+"""Seconds; a flow whose remaining time in a pipe is at most this has passed it."""
 
 
-def _of_no_interest(_: Nanoseconds) -> None:
-    """When an acknowledgement has arrived."""
+def _ignore(_: Nanoseconds) -> None:
+    """Ignore the arrival of an acknowledgement."""
 
 
 class Flow(Protocol):
-    """What uses a pipe."""
+    """A user of a pipe."""
 
-    def through(self, pipe: Pipe) -> None:
-        """It has got from `pipe` what it entered it for."""
+    def on_done(self, pipe: SharedPipe) -> None:
+        """Called when the flow has passed `pipe`."""
 
 
-class Pipe:
-    """A rate that the flows in it share equally at each moment: processor sharing, computed exactly.
+class SharedPipe:
+    """A rate that its flows share equally at each moment: processor sharing, computed exactly.
 
-    All flows get the same, so one sum gives the progress of each: the bits that a flow has got that has
-    been here since the pipe was last empty.
+    All flows progress equally, so that one sum suffices: the bits that a flow would have got since the
+    pipe was last empty.
     """
 
     __slots__ = ("_check_at", "_count", "_each", "_ends", "_events", "_order", "_since", "rate")
 
     def __init__(self, queue: EventQueue, rate: float) -> None:
         self.rate = rate
-        """bit/s, above 0. It changes only while no flow is here."""
+        """Rate in bit/s, above 0. It changes only while the pipe is empty."""
         self._events = queue
         self._each, self._since = 0.0, 0
         self._ends: dict[Flow, tuple[float, int]] = {}
         self._order: list[tuple[float, int, Flow]] = []
-        """By the end of each flow, with what has left meanwhile."""
+        """Heap of flows by their ends, including flows that have left."""
         self._count = itertools.count()
         self._check_at: Nanoseconds | None = None
-        """When the next check is planned."""
+        """Time of the next planned check; None if none is planned."""
 
     def enter(self, flow: Flow, bits: float) -> None:
-        """`flow`, which is not here, wants `bits` of this pipe from now on."""
+        """Add `flow`, which is not in the pipe, to get `bits` from now on."""
         self._progress()
         end = self._each + bits, next(self._count)
         self._ends[flow] = end
@@ -77,7 +77,7 @@ class Pipe:
         self._plan()
 
     def leave(self, flow: Flow) -> float:
-        """`flow` is not to be served any more; the bits that it has still to get."""
+        """Remove `flow` before it has passed; return the bits that it has not got yet."""
         self._progress()
         end, _ = self._ends.pop(flow)
         left = max(0.0, end - self._each)
@@ -93,14 +93,15 @@ class Pipe:
         self._since = now
 
     def _remaining(self) -> float | None:
-        """Seconds until the first is through, if nothing changes; None where none is here."""
+        """Seconds until the first flow has passed, if nothing changes; None if the pipe is empty."""
         order, ends = self._order, self._ends
         while order and ends.get(order[0][2]) != order[0][:2]:
             heapq.heappop(order)
         return (order[0][0] - self._each) * len(ends) / self.rate if order else None
 
     def _plan(self) -> None:
-        """Plan a check for when the first is through; a check that is too early does no harm."""
+        """Plan a check for the time at which the first flow will have passed. An early check is
+        harmless."""
         remaining = self._remaining()
         if remaining is None:
             return
@@ -110,7 +111,7 @@ class Pipe:
             self._events.plan(at, LINK, 0, functools.partial(self._check, at))
 
     def _check(self, at: Nanoseconds) -> None:
-        if at != self._check_at:  # another check was planned before this one
+        if at != self._check_at:  # an earlier check was planned in its place
             return
         self._check_at = None
         self._progress()
@@ -121,11 +122,11 @@ class Pipe:
             done.append(flow)
         self._plan()
         for flow in done:
-            flow.through(self)
+            flow.on_done(self)
 
 
 class Direction:
-    """One direction between the server and a device: messages arrive in the order they were sent in."""
+    """One direction between the server and a device: messages arrive in the order of sending."""
 
     __slots__ = (
         *("_burst", "_events", "_latency", "_open", "_own", "_rate", "_shared", "_steady"),
@@ -135,15 +136,15 @@ class Direction:
     def __init__(
         self,
         queue: EventQueue,
-        shared: tuple[Pipe, ...],
+        shared: tuple[SharedPipe, ...],
         latency: Callable[[], Nanoseconds],
         *,
         steady: bool,
         packets: bool,
     ) -> None:
-        """`shared`: the pipes besides the device's own. `latency` gives the time that the next message
-        takes beyond that in the pipes. `steady`: once its own rate is set, nothing is going
-        to change. `packets`: its own rate is a token bucket."""
+        """`shared` are the pipes in addition to the device's own. `latency` returns the delay of the
+        next message after the pipes. `steady`: after the device's rate is set, nothing will change.
+        `packets`: the device's rate is a token bucket."""
         self._events = queue
         self._shared = shared
         self._latency = latency
@@ -151,35 +152,35 @@ class Direction:
         self._packets = packets
         self._rate: float | None = None
         self._burst: Nanoseconds = 0
-        """How long its own rate takes to fill the bucket."""
-        self._own: Pipe | None = None
-        """With that rate, once it is needed."""
+        """Time in which the device's rate fills the bucket."""
+        self._own: SharedPipe | None = None
+        """The device's own pipe; None until it is needed."""
         self._open = True
         self._messages: list[tuple[float, Callable[[Nanoseconds], None]]] = []
-        """Bits that are left of each message, and what happens when it is through."""
-        self._in: list[Pipe] = []
-        """Those that the first one is in."""
+        """Remaining bits of each message, and the callback for its arrival time."""
+        self._in: list[SharedPipe] = []
+        """Pipes that the first message is in."""
         self._last: Nanoseconds = 0
-        """When the last one arrives."""
+        """Arrival time of the last message that has passed."""
         self._free: Nanoseconds | None = None
-        """When what was sent so far would be through at its own rate alone, without the bucket; None:
-        nothing was."""
+        """Time at which all messages so far would have passed at the device's rate alone, without the
+        bucket; None if none was sent."""
 
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
-        """Once it is certain when `bits` will be there, `then` is called with that time: when they are
-        through the pipes, or at once."""
+        """Send a message; call `then` with its arrival time as soon as that is certain: when it has
+        passed the pipes, or at once."""
         if self._steady and self._open:
             takes = from_seconds(bits / self._rate) if self._rate else 0
-            self._free = self._begins() + takes
+            self._free = self._send_start() + takes
             then(self._arrival(max(self._free, self._events.now)))
             return
         self._messages.append((bits, then))
         if len(self._messages) == 1:
-            self._go_on()
+            self._start_first()
 
     def change(self, rate: float | None, *, is_open: bool) -> None:
-        """The device's own pipe has `rate` (bit/s; None for no limit) from now on, for the rest of what
-        is under way too. Where it is not open nothing passes until it is."""
+        """Change the rate of the device's own pipe (bit/s; None: unlimited), also for the rest of
+        messages in flight. While it is not open, nothing passes."""
         if (rate, is_open) == (self._rate, self._open):
             return
         if self._in:
@@ -188,10 +189,10 @@ class Direction:
         self._rate, self._own = rate, None
         self._burst = from_seconds(8 * burst(int(rate)) / rate) if rate and self._packets else 0
         self._open = is_open
-        self._go_on()
+        self._start_first()
 
     def drop(self) -> None:
-        """What is under way is lost."""
+        """Lose all messages that have not passed yet."""
         if self._in:
             self._leave_pipes()
             self._free = self._events.now
@@ -199,24 +200,24 @@ class Direction:
         self._last = 0
 
     def _leave_pipes(self) -> float:
-        """Bits that are left of the first message."""
+        """Take the first message out of its pipes; return its remaining bits."""
         left = max((pipe.leave(self) for pipe in self._in), default=0.0)
         self._in = []
         return left
 
-    def through(self, pipe: Pipe) -> None:
+    def on_done(self, pipe: SharedPipe) -> None:
         self._in.remove(pipe)
         if not self._in:
             self._arrive()
-            self._go_on()
+            self._start_first()
 
-    def _go_on(self) -> None:
-        """The first message, if there is one, begins, or goes on after a change."""
+    def _start_first(self) -> None:
+        """Start the first message, if there is one, or continue it after a change."""
         while self._messages and self._open:
             bits = self._messages[0][0]
             pipes = dict.fromkeys(self._shared, bits) if bits else {}
-            if bits and self._rate and (own := self._held(bits, self._rate)):
-                self._own = self._own or Pipe(self._events, self._rate)
+            if bits and self._rate and (own := self._bits_beyond_bucket(bits, self._rate)):
+                self._own = self._own or SharedPipe(self._events, self._rate)
                 pipes[self._own] = own
             self._in = list(pipes)
             for pipe, needs in pipes.items():
@@ -225,30 +226,33 @@ class Direction:
                 return
             self._arrive()
 
-    def _begins(self) -> Nanoseconds:
-        """When what is sent now begins at its own rate: before now, by what the bucket holds."""
+    def _send_start(self) -> Nanoseconds:
+        """Time from which a message sent now counts at the device's rate: before now by the content of
+        the bucket."""
         full = self._events.now - self._burst
         return full if self._free is None else max(self._free, full)
 
-    def _held(self, bits: float, rate: float) -> float:
-        """Of `bits` that are sent now, those that the bucket does not let through at once."""
-        begins = self._begins()
+    def _bits_beyond_bucket(self, bits: float, rate: float) -> float:
+        """The part of `bits`, sent now, that the bucket does not let pass at once."""
+        begins = self._send_start()
         self._free = begins + from_seconds(bits / rate)
         return max(0.0, bits - rate * to_seconds(max(0, self._events.now - begins)))
 
     def _arrive(self) -> None:
-        """It leaves the queue last, so that nothing else begins meanwhile."""
+        """Report the arrival of the first message, and remove it only then, so that the callback starts
+        no other."""
         self._messages[0][1](self._arrival(self._events.now))
         del self._messages[0]
 
-    def _arrival(self, through: Nanoseconds) -> Nanoseconds:
-        """When what is through at that time is there: not before what was sent before it."""
-        self._last = max(self._last, through + self._latency())
+    def _arrival(self, passed: Nanoseconds) -> Nanoseconds:
+        """Arrival time of a message that has passed its pipes at `passed`: not before earlier
+        messages."""
+        self._last = max(self._last, passed + self._latency())
         return self._last
 
 
 class Line:
-    """The connection between the server and one device; it outlives the device's crashes."""
+    """The connection between the server and a device, which stays when the device restarts."""
 
     __slots__ = ("_connected", "_draws", "_generator", "_packets", "down", "link", "up")
 
@@ -256,14 +260,15 @@ class Line:
         self,
         queue: EventQueue,
         link: AccessLink,
-        shared: tuple[tuple[Pipe, ...], tuple[Pipe, ...]],
+        shared: tuple[tuple[SharedPipe, ...], tuple[SharedPipe, ...]],
         generator: Callable[[], np.random.Generator],
         *,
         steady: bool,
         packets: bool,
     ) -> None:
-        """`shared`: the pipes that it shares with others, up and down. `generator` is called once, when
-        something random is needed first. `steady`: nothing is ever changed, unplugged or dropped."""
+        """`shared` are the pipes shared with other devices, up and down. `generator` is called once,
+        when a random number is first needed. `steady`: the link never changes, is disconnected or
+        drops."""
         self._packets = packets
         self.link = link
         self._connected = True
@@ -276,8 +281,8 @@ class Line:
         self._apply_link()
 
     def download(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Send `size` bytes to the device, 0 for a request of a few; once it is certain when they are
-        there, `then` is called with that time."""
+        """Send `size` bytes to the device (0: a small request); call `then` with the arrival time as
+        soon as that is certain."""
         self._send(self.down, self.up, size, then)
 
     def upload(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
@@ -285,13 +290,13 @@ class Line:
         self._send(self.up, self.down, size, then)
 
     def hand_in(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Upload an update of `size` bytes without the digits in its header."""
+        """Upload an update of `size` bytes, to which `packets` adds the digits in its header."""
         self.upload(size + DIGITS if self._packets else size, then)
 
     def acknowledge(self) -> None:
-        """The aggregator tells the device that it has its update, which there keeps it until then."""
+        """Send the aggregator's acknowledgement of an update to the device."""
         if self._packets:
-            self.download(0, _of_no_interest)
+            self.download(0, _ignore)
 
     def _send(
         self, there: Direction, back: Direction, size: int, then: Callable[[Nanoseconds], None]
@@ -300,25 +305,25 @@ class Line:
             there.send(8 * size, then)
             return
 
-        def through(at: Nanoseconds) -> None:
+        def arrives(at: Nanoseconds) -> None:
             then(at)
-            back.send(8 * acknowledgement_bytes(size), _of_no_interest)
+            back.send(8 * acknowledgement_bytes(size), _ignore)
 
-        there.send(8 * bytes_on_link(size or SMALL), through)
+        there.send(8 * bytes_on_link(size or SMALL), arrives)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
-        """Set fields of `agents.config.AccessLink`, also for packets under way; a packet that has
-        passed the link's queue arrives as planned."""
+        """Change fields of `agents.config.AccessLink`, also for messages in flight; those that have
+        passed their pipes arrive as planned."""
         self.link = self.link.with_changes(changes)
         self._apply_link()
 
     def plug(self, *, connected: bool) -> None:
-        """Take the cable out, or put it in: meanwhile nothing passes, and what is under way waits."""
+        """Connect or disconnect the link. While disconnected, messages in flight wait."""
         self._connected = connected
         self._apply_link()
 
     def drop(self) -> None:
-        """What is under way is lost, both ways."""
+        """Lose all messages in flight in both directions."""
         self.up.drop()
         self.down.drop()
 
@@ -329,7 +334,7 @@ class Line:
             direction.change(goodput(rate, link.rtt, link.loss), is_open=is_open)
 
     def _latency(self) -> Nanoseconds:
-        """In one direction, drawn anew where jitter or loss make it random."""
+        """Delay of the next message in one direction; random with jitter or loss."""
         link = self.link
         hops = HOPS if self._packets else 0.0
         if not (link.jitter or link.loss):
@@ -339,7 +344,7 @@ class Line:
         return from_seconds(hops + timing.latency(link.rtt, link.jitter, link.loss, self._draws))
 
 
-class Network:
+class VirtualNetwork:
     """All links of a run."""
 
     def __init__(
@@ -351,27 +356,27 @@ class Network:
         steady: bool = False,
         packets: bool = False,
     ) -> None:
-        """`seed`: the run's. `steady`: no link changes, and no device is cut off or crashes. `packets`:
-        as emulated links have them."""
+        """`seed` is the run's. `steady`: no link changes, and no device is cut off or crashes.
+        `packets`: transfers consist of packets, as on emulated links."""
         self._steady = steady
         self._packets = packets
         self._events = queue
         self._seed = seed
         link = server_link or _FREE
-        self._server = self._pipes(link.down), self._pipes(link.up)  # what comes up is its download
-        self._cells: dict[str, tuple[tuple[Pipe, ...], tuple[Pipe, ...]]] = {}
+        self._server = self._pipes(link.down), self._pipes(link.up)  # uploads are its downloads
+        self._accesses: dict[str, tuple[tuple[SharedPipe, ...], tuple[SharedPipe, ...]]] = {}
 
     def line(self, device: PlannedDevice) -> Line:
-        """A new device's line."""
+        """Make the line of a device."""
         up, down = self._server
         if (access := device.access) is not None:
-            if access.name not in self._cells:
-                self._cells[access.name] = self._pipes(access.up), self._pipes(access.down)
-            cell_up, cell_down = self._cells[access.name]
-            up, down = up + cell_up, down + cell_down
+            if access.name not in self._accesses:
+                self._accesses[access.name] = self._pipes(access.up), self._pipes(access.down)
+            access_up, access_down = self._accesses[access.name]
+            up, down = up + access_up, down + access_down
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
         link, steady = device.link or _FREE, self._steady
         return Line(self._events, link, (up, down), generator, steady=steady, packets=self._packets)
 
-    def _pipes(self, rate: int | None) -> tuple[Pipe, ...]:
-        return () if rate is None else (Pipe(self._events, rate),)
+    def _pipes(self, rate: int | None) -> tuple[SharedPipe, ...]:
+        return () if rate is None else (SharedPipe(self._events, rate),)

@@ -1,4 +1,4 @@
-"""Loss and gradient of a task for a stack of models, each on mini-batches of its own."""
+"""Loss and gradient of a task for a stack of models, each on its own mini-batches."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ Indices = NDArray[np.int64]
 
 _CACHED_MODELS = 1 << 20
 _CACHED_SAMPLES = 640 << 10
-"""Bytes of models and gradients, and of samples, that are worked on together: both fit into a core's
-cache, and there are enough of them for numpy's overhead to count for little."""
+"""Bytes of models with gradients, and of samples, to process together: both fit into a core's cache, and
+are large enough to make numpy's overhead small."""
 _STACK = 8 << 20
+"""Maximum bytes of the models in a stack for vmap."""
 _STACKED, _FEW = 64, 12
-"""Bytes of models, and how many of them, that vmap is given together at most, and from how many on it is
-faster than one after the other on two cores. No number of cores decides: results do not depend on it."""
+"""Maximum number of models in a stack for vmap, and the number from which on it is faster than one model
+after the other on two cores. The numbers do not depend on the host's cores, so that results do not
+either."""
 _TRIED = 2
-"""Samples."""
+"""Number of samples to try a module on."""
 
 
 class Scratch:
-    """Memory that stays from one use to the next: getting it anew can cost as much as what is worked out
-    in it."""
+    """Reusable memory: allocating it each time can cost as much as the computation in it."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._memory: NDArray[Any] = np.empty(0, dtype)
 
     def array(self, *shape: int) -> NDArray[Any]:
-        """An array of that shape with anything in it, valid until the next call."""
+        """Return an array of that shape with arbitrary content, valid until the next call."""
         size = math.prod(shape)
         if self._memory.size < size:
             self._memory = np.empty(size, self._memory.dtype)
@@ -54,36 +55,38 @@ class Scratch:
 
 class Gradient(Protocol):
     def __call__(self, step: int, w: Floats, out: Floats) -> Floats:
-        """Mean loss of each model `w[k]` on its mini-batch of `step`, shape (jobs,); the gradient goes
-        into `out[k]`.
+        """Return the mean loss of each model `w[k]` on its mini-batch of `step`, shape (jobs,), and
+        write its gradient to `out[k]`.
 
-        `w` and `out` have shape (jobs, d) and contiguous rows; jobs may be fewer than there are
-        mini-batches: those of the first.
+        `w` and `out` have shape (jobs, d) and contiguous rows. There may be fewer jobs than
+        mini-batches: they then use the first ones.
         """
         ...
 
 
 class Objective(Protocol):
-    """One thread at a time uses it: it may keep memory to work in."""
+    """Loss and gradient of many models. Only one thread at a time may use it, because it may reuse
+    memory."""
 
     partial: bool
-    """Whether, since `on`, a loss has not depended on some parameter."""
+    """Whether a loss computed since `gradient_on` did not depend on some parameter."""
 
-    def on(self, rows: Indices, sizes: Indices) -> Gradient:
-        """The gradient on mini-batches: that of job k at step t has the samples that the first
-        `sizes[t, k]` of `rows[t, k]` name. Shapes (steps, jobs) and (steps, jobs, b)."""
+    def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
+        """Return the gradient function for mini-batches: that of job k at step t has the samples at the
+        first `sizes[t, k]` indices in `rows[t, k]`. `sizes` has shape (steps, jobs), `rows` (steps,
+        jobs, b)."""
         ...
 
-    def at_once(self, batch_size: int) -> int:
-        """How many jobs are best trained together."""
+    def stack_size(self, batch_size: int) -> int:
+        """Number of jobs that are best trained together."""
         ...
 
 
 def objective(
     task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
 ) -> Objective:
-    """The fastest there is for `task` on samples of `train`; what PyTorch computes, it does on
-    `device`."""
+    """Return the fastest objective for `task` on samples of `train`. `device` is PyTorch's; objectives
+    in numpy ignore it."""
     if isinstance(task, Quadratic):
         return Squares(train)
     with torch.random.fork_rng(devices=[]):
@@ -98,11 +101,11 @@ def objective(
 
 
 class Softmax:
-    """Multinomial logistic regression by hand: with p = softmax(W x + b), the gradient of the
-    cross-entropy is (p − onehot(y)) xᵀ for W and p − onehot(y) for b.
+    """Multinomial logistic regression: with p = softmax(W x + b), the gradient of the cross-entropy is
+    (p − onehot(y)) xᵀ for W and p − onehot(y) for b.
 
-    In numpy, on one thread: at this size torch's operators cost more than their arithmetic, and threads
-    wait longer for each other than they save.
+    Computed in numpy on one thread: at this size, torch's operators cost more than their arithmetic, and
+    threads spend more time waiting for each other than they save.
     """
 
     partial = False
@@ -113,18 +116,18 @@ class Softmax:
         self._shape, self._bias = (layer.out_features, layer.in_features), layer.bias is not None
         self._pixels, self._floats = Scratch(self._x.dtype), Scratch(np.float32)
 
-    def at_once(self, batch_size: int) -> int:
+    def stack_size(self, batch_size: int) -> int:
         classes, inputs = self._shape
         return max(1, _CACHED_MODELS // (8 * classes * (inputs + 1)))
 
-    def gathered_at_once(self, width: int) -> int:
-        """Of how many jobs the mini-batches of `width` samples are gathered together."""
+    def gather_size(self, width: int) -> int:
+        """Number of jobs whose mini-batches of `width` samples are gathered together."""
         return max(1, _CACHED_SAMPLES // (width * self._shape[1] * (4 + self._x.itemsize)))
 
-    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+    def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
         _, jobs, width = rows.shape
-        classes, block = self._shape[0], self.gathered_at_once(width)
-        # Where the probability of a sample's own class is, in a block's probabilities taken as flat.
+        classes, block = self._shape[0], self.gather_size(width)
+        # Index of the probability of a sample's class in the flattened probabilities of a block.
         own = self._y.take(rows) * width
         own += (np.arange(jobs) % block * classes * width)[:, None] + np.arange(width)
         weights = _weights(sizes, width)
@@ -165,27 +168,27 @@ class Softmax:
         return losses
 
     def _gather(self, rows: Indices) -> Floats:
-        """The samples of `rows`, unscaled, shape (jobs, b, inputs); valid until the next call."""
+        """Unscaled samples at `rows`, shape (jobs, b, inputs); valid until the next call."""
         inputs = self._shape[1]
         pixels = self._pixels.array(rows.size, inputs)
-        self._x.take(rows.reshape(-1), 0, out=pixels, mode="clip")  # unbuffered in this mode alone
+        self._x.take(rows.reshape(-1), 0, out=pixels, mode="clip")  # other modes use a buffer
         x: Floats = self._floats.array(*rows.shape, inputs)
         np.copyto(x, pixels.reshape(x.shape))
         return x
 
 
 class Squares:
-    """½‖w − x‖²: its gradient is w − x."""
+    """Quadratic loss ½‖w − x‖², whose gradient is w − x."""
 
     partial = False
 
     def __init__(self, train: Shard) -> None:
         self._x = train.x.astype(np.float32) * np.float32(train.scale)
 
-    def at_once(self, batch_size: int) -> int:
+    def stack_size(self, batch_size: int) -> int:
         return max(1, _CACHED_SAMPLES // (4 * batch_size * int(self._x.shape[1])))
 
-    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+    def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
         weights = _weights(sizes, rows.shape[2])
 
         def gradient(step: int, w: Floats, out: Floats) -> Floats:
@@ -199,7 +202,7 @@ class Squares:
 
 
 class AnyModule:
-    """Any torch module: one model after the other, or many as one stack, by torch.func.vmap."""
+    """Any torch module: one model after the other, or a stack of models with torch.func.vmap."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module, device: str = "cpu") -> None:
         self._task = task
@@ -216,14 +219,15 @@ class AnyModule:
         self.draws = False
         """Whether a step draws random numbers, as dropout does."""
         self.refusal: str | None = None
-        """Why vmap does not take the module, where it would be stacked."""
+        """Reason why vmap cannot be used; None if it can, or stacking would not be faster."""
         self._stacked = 1
-        """Models in a stack at most."""
-        with torch.random.fork_rng(devices=[]), suppress(Exception):  # which the first training tells
+        """Maximum number of models in a stack."""
+        with torch.random.fork_rng(devices=[]), suppress(Exception):  # the first training raises it
             self._try_out()
 
     def _try_out(self) -> None:
-        """Find out how the module behaves, on two models."""
+        """Find out on two models how the module behaves: set `partial`, `draws`, `refusal` and the
+        maximum size of a stack."""
         rows = np.stack([np.arange(min(_TRIED, len(self._y)))] * 2)
         w = np.stack([self._flat.w.numpy(), 0.9 * self._flat.w.numpy()])
         expected, found = np.empty_like(w), np.empty_like(w)
@@ -232,13 +236,15 @@ class AnyModule:
             self._one(w[k], rows[k], expected[k])
         self._always_partial = self.partial
         self.draws = not torch.equal(before, torch.get_rng_state())
-        if (most := min(_STACKED, _STACK // w[0].nbytes)) < _FEW or not _pays(self._flat.module):
+        if (most := min(_STACKED, _STACK // w[0].nbytes)) < _FEW or not _stacks_faster(
+            self._flat.module
+        ):
             return
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # of operations that vmap does one by one, and slowly
+                warnings.simplefilter("error")  # on operations that vmap does one by one, and slowly
                 self._many(w, rows, found)
-        except Exception as error:  # noqa: BLE001  # whatever vmap makes of the user's code
+        except Exception as error:  # noqa: BLE001  # vmap may raise anything on the user's code
             self.refusal = str(error).partition("\n")[0]
         else:
             if np.allclose(found, expected, rtol=1e-4, atol=1e-6, equal_nan=True):
@@ -246,16 +252,16 @@ class AnyModule:
             else:
                 self.refusal = "the gradients differ"
 
-    def at_once(self, batch_size: int) -> int:
+    def stack_size(self, batch_size: int) -> int:
         return self._stacked
 
-    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+    def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
         self.partial = self._always_partial
 
         def gradient(step: int, w: Floats, out: Floats) -> Floats:
             losses = np.empty(len(w), np.float32)
             own = sizes[step, : len(w)]
-            for size in np.unique(own):  # a mean is over the samples that there are
+            for size in np.unique(own):  # a mean needs mini-batches of equal size
                 (alike,) = np.nonzero(own == size)
                 if self._stacked == 1 or len(alike) < _FEW:
                     for k in alike:
@@ -271,7 +277,8 @@ class AnyModule:
         return gradient
 
     def _one(self, w: Floats, rows: Indices, out: Floats) -> float:
-        """Loss, and gradient into `out`, of the model `w`, shape (d,), on the samples `rows`."""
+        """Return the loss of the model `w`, shape (d,), on the samples `rows`; write its gradient to
+        `out`."""
         self._flat.load(w)
         self._flat.gradient.zero_()
         batch = torch.from_numpy(rows)
@@ -283,7 +290,8 @@ class AnyModule:
         return loss.item()
 
     def _many(self, w: Floats, rows: Indices, out: Floats) -> Floats:
-        """Likewise of models of shape (jobs, d), each on its own samples, shape (jobs, b)."""
+        """Return the losses of models `w`, shape (jobs, d), each on its own samples `rows`, shape (jobs,
+        b); write their gradients to `out`."""
         batch = torch.from_numpy(rows)
         x = model_inputs(self._x[batch], self._scale)
         stack, into = torch.from_numpy(w), torch.from_numpy(out)
@@ -301,17 +309,18 @@ class AnyModule:
         return mean_loss(self._task, outputs, y)
 
 
-def _pays(module: nn.Module) -> bool:
-    """Whether stacked models train faster than one after the other, on a CPU.
+def _stacks_faster(module: nn.Module) -> bool:
+    """Whether stacked models train faster on a CPU than one after the other.
 
-    Most of the time of small operations goes into calling them. Convolutions and recurrent layers are
-    work enough for each call, and their stacked forms are slower (docs/evidence/virtual-time.md).
+    Small operations spend most of their time on the call. Convolutions and recurrent layers do enough
+    work per call, and their stacked forms are slower (docs/evidence/virtual-time.md).
     """
     return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 
 
 def _weights(sizes: Indices, width: int) -> Floats:
-    """1/size for each sample of a mini-batch, 0 for what fills it up; (steps, jobs, width)."""
+    """Weights 1/size for the samples of a mini-batch and 0 for its padding; shape (steps, jobs,
+    width)."""
     sizes = sizes[:, :, None]
     weights: Floats = np.divide(np.arange(width) < sizes, sizes, dtype=np.float32)
     return weights

@@ -1,4 +1,4 @@
-"""Local trainings of the clients in flight, computed together when the first result is needed."""
+"""Local trainings in progress, which are computed together when the first result is needed."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ from testbed.virtual.stacked_training import BatchTrainer, Job
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Ticket(Job):
-    """One training; implements `testbed.virtual.device.Training`."""
+    """A training in the pool; implements `testbed.virtual.device.LazyTraining`."""
 
     pool: Pool
     due: Nanoseconds = 0
     result: Outcome | None = None
+    """None until it is computed."""
 
     def outcome(self) -> Outcome:
         if self.steps == 0:
             return Outcome(self.start, math.nan, self.buffers)
         return self.result or self.pool.compute(self)
 
-    def cut(self, steps: int) -> None:
-        """Only `steps` steps are done: a result that was computed for all of them is void."""
+    def shorten(self, steps: int) -> None:
+        """Reduce the training to `steps` steps, and discard a result that was computed for more."""
         if steps != self.steps:
             self.steps, self.result = steps, None
 
-    def wanted(self) -> None:
+    def request_result(self) -> None:
         self.pool.add(self)
 
 
 @dataclass(slots=True)
 class Pool:
-    """Tickets that wait to be computed. With `lazily`, only those that are wanted: what clients keep in
-    their send buffers may never be fetched."""
+    """Trainings that wait to be computed."""
 
     trainer: BatchTrainer
     lazily: bool
+    """Whether only requested trainings are computed: updates in send buffers may never be fetched."""
     _pending: dict[Ticket, None] = field(default_factory=dict)
 
     def hand_in(self, ticket: Ticket) -> Ticket:
-        """A training begins."""
+        """Accept a training that begins; return it."""
         if not self.lazily:
             self.add(ticket)
         return ticket
 
     def add(self, ticket: Ticket) -> None:
-        """The ticket's result will be needed."""
+        """Add a training whose result will be needed."""
         if ticket.result is None and ticket.steps:
             self._pending[ticket] = None
 
     def compute(self, ticket: Ticket) -> Outcome:
-        """The result of `ticket`, which is computed with what waits: with as much of it as makes that
-        faster, and with what ends first."""
+        """Compute `ticket` together with waiting trainings, as many as that makes faster, and those
+        first that end first. Returns the result of `ticket`."""
         self.add(ticket)
         tickets = list(self._pending)
         if len(tickets) > self.trainer.together:

@@ -1,4 +1,4 @@
-"""One run in virtual time: the run directory becomes what any other runtime would have made of it."""
+"""One run in virtual time, with the same run directory as in any other runtime."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from testbed.plan.agent_configs import (
     RunSpec,
     client_setup,
     importance,
+    initial_model,
     keepalive,
     keeps_models,
-    model_start,
     update_steps,
 )
 from testbed.plan.costs import (
@@ -55,27 +55,27 @@ from testbed.rundir.directory import RunDirectory
 from testbed.topology import Virtual
 from testbed.view import View
 from testbed.virtual import slices
-from testbed.virtual.device import Device
+from testbed.virtual.device import VirtualDevice
 from testbed.virtual.event_queue import EventQueue
-from testbed.virtual.network import Network
+from testbed.virtual.network import VirtualNetwork
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
 from testbed.virtual.stacked_training import BatchTrainer
-from testbed.virtual.timing import Speed
+from testbed.virtual.timing import ComputeTimes
 
 _REFRESH_EVERY = 0.1
-"""Seconds of wall time from one refresh of the view, with what was recorded written out, to the next."""
+"""Seconds of wall time between two refreshes of the view, at which records are written to the disk."""
 
 
 def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     """Simulate the run of `spec` to its end; return how it ended.
 
-    Raises RunFailedError where it cannot end, KeyboardInterrupt when interrupted. In either case the
-    run directory is whole.
+    Raises RunFailedError if it cannot end, KeyboardInterrupt if it is interrupted. In both cases the run
+    directory is complete.
     """
-    recorder = Recorder(spec.directory, view)
+    recorder = FileRecorder(spec.directory, view)
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
-    gc.freeze()  # what is there by now stays, and need not be looked through time and again
+    gc.freeze()  # existing objects stay, so that the garbage collector need not scan them
     try:
         with interrupt_flag() as interrupted:
             simulation = _simulation(spec, prepared, view, recorder)
@@ -92,11 +92,11 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     if interrupted():
         raise KeyboardInterrupt
     if recorder.ended is None:
-        raise RunFailedError("the run ended without saying why")
+        raise RunFailedError("the run ended without a record of its end")
     return recorder.ended
 
 
-class Recorder:
+class FileRecorder:
     """Implements `testbed.virtual.simulation.Recorder`: events.jsonl, models/, and the view."""
 
     def __init__(self, directory: RunDirectory, view: View) -> None:
@@ -115,7 +115,7 @@ class Recorder:
             self.ended = record
 
     def keep_inputs(self, setup: Setup) -> None:
-        """From now on keep all inputs of the core of `setup`."""
+        """Record all inputs of the core of `setup` from now on."""
         self._recording = Recording(self.directory.inputs, setup)
 
     def input(self, event: Input) -> None:
@@ -140,11 +140,11 @@ class Recorder:
         self.view.refresh(time.monotonic())
 
 
-def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorder) -> Simulation:
+def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRecorder) -> Simulation:
     topology, run_id = spec.topology, spec.directory.run
     task = user_code.build(topology.task.named, TASKS, Task)
     side: ClientSide = topology.rule.build().client_side
-    start = model_start(topology, spec.directory)
+    start = initial_model(topology, spec.directory)
     w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
     stop = topology.stop.build()
@@ -189,12 +189,12 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         stop=stop,
         steps=steps(topology, spec.plan),
         absent=spec.plan.absent,
-        evaluates_alone=task.fits,  # own code may draw from generators of which a process has one
+        evaluates_alone=task.fits,  # own code may use random generators that a process has only once
     )
 
 
 class _Fleet:
-    """Makes devices as they are needed."""
+    """Makes devices when they are needed."""
 
     def __init__(
         self,
@@ -207,10 +207,11 @@ class _Fleet:
         model: tuple[str, str, Vector, Buffers],
         view: View,
     ) -> None:
-        """`model`: run, schema and vector, of which messages are made."""
+        """`model` has the run id, and schema, vector and buffers of the model, from which messages are
+        made."""
         self._model = model
         self._sizes: dict[str, int] = {}
-        """Bytes of an update on the wire, by what is done to it."""
+        """Bytes of an update on the wire, by its steps."""
         self._spec = spec
         self._prepared = prepared
         self._side = side
@@ -220,7 +221,7 @@ class _Fleet:
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
         runtime = spec.topology.runtime
-        self._network = Network(
+        self._network = VirtualNetwork(
             queue,
             spec.topology.seed,
             link,
@@ -228,16 +229,16 @@ class _Fleet:
             packets=spec.plan.simulates_packets,
         )
         trainer = BatchTrainer(
-            task, prepared.train, model_start(spec.topology, spec.directory), runtime.device
+            task, prepared.train, initial_model(spec.topology, spec.directory), runtime.device
         )
         if trainer.remark is not None:
             view.progress(trainer.remark)
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
         self._common = spec.topology.update_steps
 
-    def device(self, name: str, last: Device | None = None) -> Device:
-        """A life of a device; what is on its disk, what was set of its share and link, and how far its
-        durations are drawn, outlives the `last` one."""
+    def device(self, name: str, last: VirtualDevice | None = None) -> VirtualDevice:
+        """Make a device, or restart it after its state `last`, from which it takes its disk, link, CPU
+        share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
         setup = client_setup(self._spec, planned, self._common)
@@ -261,18 +262,18 @@ class _Fleet:
 
         if last is None:
             line = self._network.line(planned)
-            speed = Speed(planned, self._cost)
+            speed = ComputeTimes(planned, self._cost)
             timing = factory.timing(setup)
         else:
             line, speed, timing = last.line, last.speed, last.timing
         memory = None if last is None else last.memory
-        done_to_updates = factory.steps(setup, self._model[2].size, simulated=True)
-        exchanges = (step.simulated_exchange for step in done_to_updates)
-        return Device(
+        client_steps = factory.steps(setup, self._model[2].size, simulated=True)
+        exchanges = (step.simulated_exchange for step in client_steps)
+        return VirtualDevice(
             index=index,
             name=name,
             core=factory.core(
-                *(setup, len(indices), lambda _: timing.thinking, done_to_updates),
+                *(setup, len(indices), lambda _: timing.thinking, client_steps),
                 memory=memory,
             ),
             line=line,
@@ -296,8 +297,8 @@ class _Fleet:
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
-    """The devices, with the links that they have when the first models are sent, at 0 s: a trace begins
-    there."""
+    """The devices with their links at time 0, when the first models are sent: with the first values of
+    their traces."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
     for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].with_action(step.action)
@@ -311,18 +312,18 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
 
 
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:
-    """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
-    not give it, it is measured, and kept in the run's directory: from there it is the same again."""
+    """Cost of a step. If a `cpu` share needs the time of a step and the topology does not have it, it is
+    measured and written to the run directory, so that the run can be repeated with it."""
     topology, plan = spec.topology, spec.plan
     virtual = plan.virtual
     if plan.measures_steps:
         device = next(d for d in plan.devices if d.cpu is not None and d.gflops is None)
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
-        beginning = model_start(topology, spec.directory)
-        make_trainer(task, shard, device.local, beginning).warm_up()  # own code that fails does so here
+        beginning = initial_model(topology, spec.directory)
+        make_trainer(task, shard, device.local, beginning).warm_up()  # raises if own code fails
         code = None if topology.user_code is None else str(spec.directory.code)
-        whole, sliced = slices.measured(
+        whole, sliced = slices.measure_step(
             slices.StepTrial(
                 task=topology.task.named, code=code, shard=shard, local=device.local, start=beginning
             )
@@ -340,7 +341,8 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
 
 
 def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
-    """`virtual` with what an exchange between clients was measured to cost, unless it says so."""
+    """Return `virtual` with the measured costs of an exchange between clients, for keys without a
+    value."""
     measured = {"mask_time": cost.prepare, "share_time": cost.share, "answer_time": cost.answer}
     found = {name: value for name, value in measured.items() if value}
     for name, value in found.items():
@@ -348,4 +350,4 @@ def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
             view.progress(
                 f"{name.removesuffix('_time')}: {value * 1e3:.2f} ms of a core (virtual.{name})"
             )
-    return virtual.filled(found.items())
+    return virtual.with_defaults(found.items())

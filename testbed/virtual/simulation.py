@@ -1,8 +1,8 @@
-"""Virtual time: an event queue around the same cores that run in the containers.
+"""Virtual time: an event queue around the same cores that run in containers.
 
-One instant: what happens on the devices, then the updates that arrive, in device order, then the
-timers, then what the aggregator sends at the end of it; and again, as long as that makes something
-happen at the same time.
+Order within an instant: events on devices, arrivals of updates in device order, timers, then messages
+that the aggregator sends at the end of the instant. This repeats as long as it causes events at the same
+time.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ from agents.wire import payloads
 from testbed.errors import RunFailedError
 from testbed.topology.action_timeline import Step
 from testbed.virtual import faults
-from testbed.virtual.device import Device, OngoingTraining
+from testbed.virtual.device import OngoingTraining, VirtualDevice
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
 
-_DEADLOCK = "nothing happens any more: the rule waits for its clients, and the clients wait for the rule"
+_DEADLOCK = "nothing can happen: the rule waits for its clients, and the clients wait for the rule"
 _MAX_EVENTS_AT_ONCE = 100
-"""Per device at one time: more come only from a device that takes no time at all."""
+"""Maximum number of events per device in an instant; only a device whose work takes no time has more."""
 
 
 class Recorder(Protocol):
-    """Where a run's records and models go."""
+    """Receives a run's records and models."""
 
     def input(self, event: inputs.Input) -> None:
-        """The aggregator's core is about to be handed `event`."""
+        """Called before the aggregator's core gets `event`."""
 
     def record(self, record: events.Record) -> None: ...
     def save(self, version: int, w: Vector, buffers: Buffers, *, final: bool) -> None: ...
     def pulse(self) -> None:
-        """All that happened so far has been recorded."""
+        """Called after each instant, when all its records have been passed on."""
 
 
 class Simulation:
     """Runs one aggregator and its clients to the end of the run.
 
-    `devices` makes a device when it is first sent a model, so that only those that take part cost
-    memory; and its next life, given the last one. `steps` are the actions on devices, in the order of
-    time, and `absent` the devices that are not there from the start. `evaluate` runs in a thread of its
-    own; its result is handed in at the next timer, or at once where the run may end by it, or where it
-    `evaluates_alone`, never beside a training.
+    `devices` makes a device when it first gets a model, so that only participating devices need memory,
+    and makes it again, given its last state, when it restarts. `steps` are the actions on devices in the
+    order of time; `absent` are the devices that are absent at the start. `evaluate` runs in a separate
+    thread, and its result is used at the next timer; or at once if the run may end because of it, or
+    with `evaluates_alone`, which forbids to evaluate and train at the same time. `sizes` are the bytes
+    of a model and of an update.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Simulation:
         queue: EventQueue,
         core: AggregatorCore,
         server: Server,
-        devices: Callable[[str, Device | None], Device],
+        devices: Callable[[str, VirtualDevice | None], VirtualDevice],
         evaluate: Callable[[int, Vector, Buffers], Evaluation],
         recorder: Recorder,
         *,
@@ -90,7 +91,7 @@ class Simulation:
         self._absent = absent
         self._evaluates_at_once = evaluates_alone or stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, VirtualDevice] = {}
         self._snapshot: tuple[int, Vector] | None = None
         self._thread = ThreadPoolExecutor(1, "evaluation")
         self._evaluation: Future[Evaluation] | None = None
@@ -99,12 +100,12 @@ class Simulation:
         self._finished = self._deadlocked = False
 
     def run(self, wall_clock: float, interrupted: Callable[[], bool]) -> None:
-        """Until the run is over, or in order when `interrupted`. Raises RunFailedError where time
-        stands still."""
+        """Run until the end, or until `interrupted` returns True; `wall_clock` is the time of the start
+        in Unix seconds. Raises RunFailedError if the run cannot end."""
         try:
             for name in self._server.population:
                 if name in self._absent:
-                    self.new_device(name).alive = False  # the one that it has until it joins
+                    self.new_device(name).alive = False  # until it joins
                 else:
                     self.report_status(name, "ready")
             self._plan_step()
@@ -126,7 +127,7 @@ class Simulation:
             return first if timer is None else min(first, timer)
         if timer is None or not (self._ends_by_itself or self._core.rule_waits):
             raise RunFailedError(
-                f"after {to_seconds(self._events.now):g} s {_DEADLOCK}. Give the run an end: stop.after"
+                f"after {to_seconds(self._events.now):g} s {_DEADLOCK}. Add stop.after to end the run"
             )
         if not (self._core.rule_waits or self._core.ended is not None or self._deadlocked):
             self._deadlocked = True
@@ -134,12 +135,12 @@ class Simulation:
         return timer
 
     def _instant(self) -> None:
-        """Handle all events of now."""
+        """Handle all events of the present instant."""
         now = self._events.now
         for _ in range(_MAX_EVENTS_AT_ONCE * (1 + len(self._server.population))):
             if self._finished:
                 return
-            if (callback := self._events.due()) is not None:
+            if (callback := self._events.pop_due()) is not None:
                 callback()
                 continue
             timer = self._core.next_timer
@@ -152,8 +153,8 @@ class Simulation:
             if first is None or first > now:
                 return
         raise RunFailedError(
-            f"time stands still at {to_seconds(now):g} s: some device takes no time at all. "
-            "Give every device a cpu, gflops or timing above zero."
+            f"time stands still at {to_seconds(now):g} s, because the training of some device takes no "
+            "time. Give every device a cpu, gflops or timing above zero."
         )
 
     # Devices
@@ -164,19 +165,19 @@ class Simulation:
             self._events.plan(step.at, SCENARIO, 0, lambda: self._play(step))
 
     def _play(self, step: Step) -> None:
-        """Do the step that is due, and plan the next."""
+        """Carry out the step that is due, and plan the next one."""
         now = self._events.now
         details = to_json(step.action)
         self._write(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
         faults.act(self, step.device, step.action, now)
         self._plan_step()
 
-    # These implement `testbed.virtual.faults.World`.
+    # The following methods implement `testbed.virtual.faults.World`.
 
-    def when_reachable(self, device: Device, callback: Callable[[], None]) -> None:
+    def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
         self._message(self._events.now, device, callback, to_device=True)
 
-    def at(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
+    def call_at(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
         if time <= self._events.now:
             callback()
         else:
@@ -189,46 +190,49 @@ class Simulation:
     def now(self) -> Nanoseconds:
         return self._events.now
 
-    def say_last(
-        self, device: Device, words: Sequence[payloads.UpdateMessage], heard: Callable[[], None]
+    def send_last(
+        self,
+        device: VirtualDevice,
+        messages: Sequence[payloads.UpdateMessage],
+        on_gone: Callable[[], None],
     ) -> None:
-        def say(size: int, then: Callable[[], None]) -> None:
+        def send(size: int, then: Callable[[], None]) -> None:
             device.line.upload(size, lambda at: self._message(at, device, then, to_device=False))
 
-        for word in words:
-            say(self._update_size if word.vector.size else 0, partial(self._deliver, word))
-        say(0, heard)
+        for message in messages:
+            send(self._update_size if message.vector.size else 0, partial(self._deliver, message))
+        send(0, on_gone)
 
     def _deliver(self, message: payloads.UpdateMessage) -> None:
         now, name = self._events.now, message.client
         size = self._update_size if message.encoded is None else self.device(name).update_size
         self._handle(inputs.UpdateArrived(now, name, size, now, message))
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> VirtualDevice:
         return self._devices.get(name) or self.new_device(name)
 
-    def new_device(self, name: str) -> Device:
+    def new_device(self, name: str) -> VirtualDevice:
         device = self._devices[name] = self._make(name, self._devices.get(name))
         return device
 
-    def work_on(self, device: Device, work: OngoingTraining) -> None:
+    def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
         device.working_on = work
-        work.training.due = work.ended
+        work.training.due = work.end_time
         now = self._events.now
 
         def end() -> None:
-            if device.working_on is work:  # else it was cut short, or goes on at another speed
+            if device.working_on is work:  # else it was interrupted, or its speed has changed
                 training = work.training
                 trained = client.Trained(
                     training.outcome, training.steps, work.started, self._events.now
                 )
                 self._obey(device, device.core.on_trained(trained))
 
-        left = work.ended - device.running_time(now)
-        self._local(device.awake(now) + left, device, end)
+        left = work.end_time - device.running_time(now)
+        self._local(device.last_awake(now) + left, device, end)
 
-    def _local(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
-        """Plan what the client's process does at `time`, or later by what it is frozen until then."""
+    def _local(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
+        """Plan `callback` of the client's process for `time`; pauses until then delay it."""
         lost = device.lost_to_pauses
 
         def due() -> None:
@@ -241,33 +245,33 @@ class Simulation:
             else:
                 callback()
 
-        self.at(time, device, due)
+        self.call_at(time, device, due)
 
     def _message(
-        self, time: Nanoseconds, device: Device, callback: Callable[[], None], *, to_device: bool
+        self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None], *, to_device: bool
     ) -> None:
-        """Plan what is done with a message from or to `device` that arrives at `time`."""
+        """Plan `callback` for a message from or to `device` that arrives at `time`."""
 
         def due() -> None:
             if not device.alive and (to_device or not device.leaving):
                 return
-            if device.cut_off:
+            if device.is_cut_off:
                 device.held_by_network.append(due)
             elif to_device and device.frozen_at is not None:
                 device.held_by_pause.append(due)
             else:
                 callback()
 
-        # A goodbye that takes no time is no arrival: it belongs to the step that says leave.
+        # A goodbye that takes no time is handled with the action that makes the device leave.
         if to_device or (device.leaving and not device.under_way):
-            self.at(time, device, due)
+            self.call_at(time, device, due)
         else:
             self._events.plan(time, ARRIVAL, device.index, due)
 
     # Actions of the aggregator's core
 
     def _handle(self, event: inputs.Input) -> None:
-        """Hand `event` to the core, once all its actions for earlier ones have been carried out."""
+        """Pass `event` to the core after all actions of earlier events have been carried out."""
         self._inputs.append(event)
         if self._handling:
             return
@@ -282,7 +286,7 @@ class Simulation:
             self._handling = False
 
     def _write(self, record: events.Record) -> None:
-        """Have the core record what it cannot know."""
+        """Make the core record something that it cannot know."""
         self._handle(inputs.Written.from_record(record))
 
     def _execute(self, action: act.Action) -> None:
@@ -311,7 +315,7 @@ class Simulation:
                 self._finished = True
 
     def _model(self, dispatch: act.Dispatch | act.BroadcastModel) -> payloads.ModelMessage:
-        """One copy of w is shared by all dispatches of a version."""
+        """Model message of a dispatch. All dispatches of a version share one copy of w."""
         if self._snapshot is None or self._snapshot[0] != dispatch.version:
             self._snapshot = (dispatch.version, self._server.w.copy())
         return payloads.ModelMessage(
@@ -329,9 +333,9 @@ class Simulation:
         self._download(device, self._model_size, lambda now: device.core.on_model(model, now))
 
     def _download(
-        self, device: Device, size: int, handle: Callable[[Nanoseconds], client.Actions]
+        self, device: VirtualDevice, size: int, handle: Callable[[Nanoseconds], client.Actions]
     ) -> None:
-        """Send `size` bytes to `device`, whose core handles them when they are there."""
+        """Send `size` bytes to `device`, whose core handles them with `handle` when they arrive."""
 
         def arrived() -> None:
             self._obey(device, handle(self._events.now))
@@ -352,7 +356,7 @@ class Simulation:
 
     # Actions of a client's core
 
-    def _obey(self, device: Device, actions: client.Actions) -> None:
+    def _obey(self, device: VirtualDevice, actions: client.Actions) -> None:
         for action in actions:
             match action:
                 case client.Train(model, sequence):
@@ -360,19 +364,19 @@ class Simulation:
                 case client.Think(duration):
                     self._think(device, duration)
                 case client.CutShort():
-                    assert device.working_on is not None  # noqa: S101  (a training goes on)
+                    assert device.working_on is not None  # noqa: S101  (it is training)
                     work = device.working_on.cut_short(device.running_time(self._events.now))
-                    self.work_on(device, work)
+                    self.set_work(device, work)
                 case client.SendUpdate(sequence, message):
-                    device.trainings.pop(sequence).wanted()
+                    device.trainings.pop(sequence).request_result()
                     self._upload(device, message)
                 case client.Remember(memory):
                     device.memory = memory
 
-    def _train(self, device: Device, model: payloads.ModelMessage, sequence: int) -> None:
+    def _train(self, device: VirtualDevice, model: payloads.ModelMessage, sequence: int) -> None:
         device.timing.begin()
         training = device.trainings[sequence] = device.train(model, sequence)
-        device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
+        device.trainings.pop(sequence - 2, None)  # replaced in the send buffer by its successor
         preparing = sending = 0
         if device.exchange is not None:
             preparing = device.speed.preparing()
@@ -386,13 +390,13 @@ class Simulation:
             computed=begun + device.speed.computing(training.steps) + sending,
             floor=begun - preparing + device.timing.floor,
         )
-        self.work_on(device, work)
+        self.set_work(device, work)
 
     def _prepare(
-        self, device: Device, exchange: SimulatedExchange, dispatch: int, took: Nanoseconds
+        self, device: VirtualDevice, exchange: SimulatedExchange, dispatch: int, took: Nanoseconds
     ) -> int:
-        """`device` prepares the update that will answer `dispatch`, which takes so long, and sends a
-        message to all who are there; to how many."""
+        """Prepare the exchange between clients for the update that answers `dispatch`, which takes
+        `took`, and then send a message to each present client. Returns the number of messages."""
         name = device.name
         count = exchange.prepare(dispatch, self._server.clients, took)
 
@@ -403,14 +407,14 @@ class Simulation:
         self._local(self._events.now + took, device, send)
         return count
 
-    def _computes(self, device: Device, duration: Nanoseconds) -> None:
-        """`device` computes something else: a training that goes on takes so much longer."""
+    def _computes(self, device: VirtualDevice, duration: Nanoseconds) -> None:
+        """Make `device` compute something else for `duration`, which delays a training in progress."""
         at, work = device.running_time(self._events.now), device.working_on
-        if duration and work is not None and work.ended > at:
-            self.work_on(device, work.later(at, duration))
+        if duration and work is not None and work.end_time > at:
+            self.set_work(device, work.delayed(at, duration))
 
-    def _pass_on(self, sender: Device, size: int, recipient: str, dispatch: int) -> None:
-        """A message goes up the line of `sender` and down that of `recipient`."""
+    def _pass_on(self, sender: VirtualDevice, size: int, recipient: str, dispatch: int) -> None:
+        """Send a message of `size` bytes over the lines of `sender` and `recipient`."""
 
         def passed_on() -> None:
             receiver = self.device(recipient)
@@ -424,13 +428,13 @@ class Simulation:
 
         sender.line.upload(size, lambda at: self._message(at, sender, passed_on, to_device=False))
 
-    def _ask_for_shares(self, device: Device, number: int, updates: Wanted) -> None:
-        """`device` answers what the server wants to know of it and the others."""
+    def _ask_for_shares(self, device: VirtualDevice, number: int, updates: Wanted) -> None:
+        """Ask `device` for the sum of the shares of `updates`, and send its answer to the aggregator."""
 
-        def asked(_: Nanoseconds) -> client.Actions:
-            assert device.exchange is not None  # noqa: S101  (else nobody asks)
-            size, words = device.exchange.answer(updates)
-            answer = inputs.SharesSum(number, words)
+        def answer_request(_: Nanoseconds) -> client.Actions:
+            assert device.exchange is not None  # noqa: S101  (only runs with an exchange ask)
+            size, shares = device.exchange.answer(updates)
+            answer = inputs.SharesSum(number, shares)
 
             def arrive() -> None:
                 self._handle(inputs.SharesSummed(self._events.now, device.name, answer))
@@ -443,22 +447,22 @@ class Simulation:
             self._local(self._events.now + took, device, send)
             return []
 
-        self._download(device, 32 * len(updates), asked)
+        self._download(device, 32 * len(updates), answer_request)
 
-    def _think(self, device: Device, duration: Nanoseconds) -> None:
+    def _think(self, device: VirtualDevice, duration: Nanoseconds) -> None:
         work = device.working_on
 
         def end() -> None:
-            if device.working_on is work:  # else an interrupt has ended it
+            if device.working_on is work:  # else it was interrupted
                 self._obey(device, device.core.on_thought(self._events.now))
 
         self._local(self._events.now + duration, device, end)
 
-    def _upload(self, device: Device, message: Callable[[], payloads.UpdateMessage]) -> None:
+    def _upload(self, device: VirtualDevice, message: Callable[[], payloads.UpdateMessage]) -> None:
         def arrive() -> None:
             device.line.acknowledge()
-            while (sent := device.under_way.pop(0)) is not message:
-                sent()  # it was lost, but the client has made it: what compression left out it remembers
+            while (lost := device.under_way.pop(0)) is not message:
+                lost()  # make it, so that the client remembers what its compression has left out
             self._deliver(message())
 
         device.under_way.append(message)

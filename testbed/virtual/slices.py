@@ -1,9 +1,10 @@
-"""What a training step costs: on a whole core, and where a device gets the CPU in slices.
+"""Measure the CPU time of a training step: on a whole core, and for a device that gets the CPU in
+slices.
 
-A quota makes pauses, in which other devices fill caches and branch predictors with theirs, so that each
-slice begins cold. How much that costs depends on the task: from nothing to half as much again. It is
-measured as it will be: in a process that is stopped after slices as long as those of a quota, at a share
-of an eighth, while two more train on the same core, at a fifth each.
+During the pauses of a CPU quota, other devices fill caches and branch predictors, so that each slice
+begins cold. Depending on the task, this costs from nothing to half as much again. It is measured under
+the same conditions: a process is stopped after slices as long as those of a quota, at a share of 1/8,
+while two others train on the same core at a share of 1/5 each.
 """
 
 from __future__ import annotations
@@ -37,32 +38,35 @@ from testbed.plan.agent_configs import THREAD_VARIABLES
 from testbed.plan.costs import SLICED_SHARE
 
 _OTHERS = (0.2, 0.2)
-"""Shares of the processes beside it: a core half full of devices that do not always train."""
+"""CPU shares of the other processes: a core half full of devices that do not train all the time."""
 _SLICE = 5e-3
-"""Seconds of CPU time, as of a quota (`testbed.plan.PlannedDevice.period`)."""
+"""CPU seconds of a slice, as with a quota (`testbed.plan.PlannedDevice.period`)."""
 _ROUNDS = 3
-"""In turn a whole core and slices: a host is slower for a second or two now and then."""
+"""Number of rounds, each with slices and a whole core in turn: a host may be slower for a second or
+two."""
 _SECONDS, _LONGEST = 0.1, 1.0
-"""CPU time given to both in each round, and the most on the wall, but for a step."""
+"""CPU seconds of each measurement in a round, and its maximum wall seconds, unless a step takes
+longer."""
 _WINDOW = 0.05
-"""Of CPU time: the median of such windows counts, so that a short disturbance does not."""
+"""CPU seconds of a window. The median of the windows counts, so that a short disturbance has no
+effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrial:
-    """The training whose step is measured; all that a new process needs."""
+    """The training whose step is measured, with all that a new process needs."""
 
     task: Named
     code: str | None
-    """Folder of the task's own code."""
+    """Folder of the user's own code; None: there is none."""
     shard: Shard
     local: LocalTraining
     start: InitialModel
 
 
-def measured(work: StepTrial) -> tuple[float, float]:
-    """Seconds of CPU time of a step: on a whole core of this host, and in slices at `SLICED_SHARE` of
-    it, where it takes no less. This takes some seconds. Raises HostError."""
+def measure_step(work: StepTrial) -> tuple[float, float]:
+    """Measure the CPU seconds of a step on a whole core of this host, and in slices at a share of
+    `SLICED_SHARE`, where a step takes at least as long. Takes some seconds. Raises HostError."""
     with keep_awake():
         done = subprocess.run(
             [*die_with_parent.prefix(), *run_module.command(__name__)],
@@ -70,12 +74,12 @@ def measured(work: StepTrial) -> tuple[float, float]:
             env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
             capture_output=True,
             check=False,
-            start_new_session=True,  # an interrupt is for us
+            start_new_session=True,  # so that Ctrl-C reaches only this process
         )
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise HostError(f"the time of a step could not be measured:\n{said}")
-    whole, sliced = map(float, done.stdout.split()[-2:])  # own code may print, too
+        output = done.stderr.decode(errors="replace").strip()
+        raise HostError(f"the time of a step could not be measured:\n{output}")
+    whole, sliced = map(float, done.stdout.split()[-2:])  # own code may print something before
     return whole, max(whole, sliced)
 
 
@@ -92,37 +96,38 @@ def main() -> None:
     def train(stopped: Callable[[], bool]) -> int:
         return trainer.train(begin, np.random.default_rng(0), stopped=stopped).steps
 
-    # They begin now, and wait: torch's autograd cannot fork once it has run.
-    others = [_waiting(partial(_train_at, share, train)) for share in _OTHERS]
-    slicing = mmap.mmap(-1, 1)  # shared with the process that does it
-    slicer = _waiting(partial(_stop_after_slices, os.getpid(), slicing))
+    # They are forked now and wait, because torch's autograd cannot be forked after it has run.
+    others = [_start_stopped(partial(_train_at, share, train)) for share in _OTHERS]
+    slicing = mmap.mmap(-1, 1)  # a flag shared with the slicer
+    slicer = _start_stopped(partial(_stop_after_slices, os.getpid(), slicing))
     try:
         trainer.warm_up()
         gc.collect()
         gc.freeze()  # as the client does
         whole, sliced = _windows(train), list[float]()
         for _ in range(0 if task.fits else _ROUNDS):  # a `fit` may take minutes
-            _tell([*others, slicer], signal.SIGCONT)
+            _signal([*others, slicer], signal.SIGCONT)
             slicing[0] = True
             sliced += _windows(train)
             slicing[0] = False
-            _tell(others, signal.SIGSTOP)  # but not the slicer, which may have stopped this process
+            _signal(others, signal.SIGSTOP)  # not the slicer, which may have to resume this process
             whole += _windows(train)
     finally:
-        _tell([*others, slicer], signal.SIGTERM)
-        _tell([*others, slicer], signal.SIGCONT)
+        _signal([*others, slicer], signal.SIGTERM)
+        _signal([*others, slicer], signal.SIGCONT)
         for pid in (*others, slicer):
             os.waitpid(pid, 0)
     sys.stdout.write(f"{median(whole)} {median(sliced or whole)}")
 
 
-def _tell(processes: Iterable[int], number: signal.Signals) -> None:
+def _signal(processes: Iterable[int], number: signal.Signals) -> None:
     for pid in processes:
         os.kill(pid, number)
 
 
-def _waiting(work: Callable[[], object]) -> int:
-    """A process that does `work` from when it is told to go on (SIGCONT) until SIGTERM."""
+def _start_stopped(work: Callable[[], object]) -> int:
+    """Fork a process that is stopped until SIGCONT, and then does `work` until SIGTERM; return its
+    id."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -134,7 +139,7 @@ def _waiting(work: Callable[[], object]) -> int:
 
 
 def _train_at(share: float, train: Callable[[Callable[[], bool]], int]) -> None:
-    """Train, with pauses between steps such that this thread gets `share` of a core."""
+    """Train with pauses between steps, so that this thread uses `share` of a core."""
     since = time.thread_time()
 
     def pause() -> bool:
@@ -150,27 +155,27 @@ def _train_at(share: float, train: Callable[[Callable[[], bool]], int]) -> None:
 
 
 def _stop_after_slices(pid: int, slicing: mmap.mmap) -> None:
-    """While the byte of `slicing` is not 0, stop process `pid` wherever it is after each slice, so that
-    it gets `SLICED_SHARE` of a core."""
-    told = False
+    """While the byte of `slicing` is not 0, stop process `pid` after each slice, so that it gets
+    `SLICED_SHARE` of a core."""
+    is_ending = False
 
     def end(*_: object) -> None:
-        nonlocal told
-        told = True
+        nonlocal is_ending
+        is_ending = True
 
     signal.signal(signal.SIGTERM, end)
-    while not told:
+    while not is_ending:
         time.sleep(_SLICE)
         if not slicing[0]:
             continue
         os.kill(pid, signal.SIGSTOP)
         time.sleep(_SLICE * (1 / SLICED_SHARE - 1))
-        os.kill(pid, signal.SIGCONT)  # the last thing that it does: `pid` waits for its end
+        os.kill(pid, signal.SIGCONT)  # also before the end, because `pid` waits for this process
     os._exit(0)
 
 
 def _windows(train: Callable[[Callable[[], bool]], int]) -> list[float]:
-    """Seconds of CPU time of a step, by windows: at least one."""
+    """CPU seconds of a step in each of at least one window."""
     windows = list[float]()
     began, end = time.thread_time(), time.monotonic() + _LONGEST
     while not windows or (time.thread_time() - began < _SECONDS and time.monotonic() < end):

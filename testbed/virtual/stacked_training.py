@@ -1,5 +1,5 @@
-"""Local training of many clients at once: what `agents.client.training` does for one, to float32
-rounding, on stacked models."""
+"""Local training of many clients together on stacked models. The results are those of
+`agents.client.training`, up to float32 rounding."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from testbed.virtual.objectives import (
 )
 
 _JOBS_PER_THREAD = 4
-"""So that no thread waits long for the last job of another."""
+"""Jobs per thread to collect, so that no thread waits long for the last job of another."""
 _NAMED = 3
-"""Clients that an error names."""
+"""Maximum number of clients that an error names."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -45,113 +45,119 @@ class Job:
     """One local training."""
 
     start: Vector
-    """Shape (d,), float32; not changed."""
+    """Model to start from, shape (d,), float32; not changed."""
     indices: Indices
-    """The client's samples in the training set, shape (n,), n ≥ 1."""
+    """Indices of the client's samples in the training set, shape (n,), n ≥ 1."""
     local: LocalTraining
     lr: float
+    """Step size, in place of that of `local`."""
     steps: int
+    """Number of mini-batch steps."""
     client: str = "a client"
-    """Whose training it is."""
+    """Name of the client."""
     rng: Callable[[], np.random.Generator]
-    """Makes the generator that draws the mini-batches, the same at each call."""
+    """Makes the generator that draws the mini-batches; each call returns an equal one."""
     buffers: Buffers = NONE
     gradient: bool = False
-    """Take the gradient of one mini-batch at `start`, ℓ2 term included, and no step."""
+    """Whether to compute the gradient of one mini-batch at `start`, with the ℓ2 term, instead of
+    training."""
 
 
-class _Kind(enum.Enum):
-    """How a job is done."""
+class _JobKind(enum.Enum):
+    """How a job is computed."""
 
     STACKED = enum.auto()
-    """Together with others, on stacked models."""
+    """A training, together with others on stacked models."""
     GRADIENT = enum.auto()
-    """Likewise, for a gradient alone."""
+    """A gradient, together with others on stacked models."""
     SINGLE = enum.auto()
-    """By itself, by the client's own trainer."""
+    """Alone, by the client's own trainer."""
 
 
 class BatchTrainer:
-    """Trains `task`'s model on clients' parts of `train`, on `device`."""
+    """Trains models of `task` on clients' parts of `train`, on PyTorch's `device`."""
 
     def __init__(
         self, task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
     ) -> None:
         self._draws = task.fits
-        """Whether trainings draw random numbers from PyTorch's generator, of which a process has one."""
+        """Whether trainings draw random numbers from PyTorch's generator, which a process has only
+        once."""
         self.remark: str | None = None
-        """A sentence on how clients are trained, where there is one to be told."""
+        """Sentence for the user on how clients are trained; None if they are trained together."""
         self.together = sys.maxsize
-        """So many jobs are worth handing in together: what is trained one after the other is not made
-        faster by more than its threads need, and at the end of a run nobody asks for it."""
+        """Number of jobs that are worth collecting. If they are computed one after the other, more than
+        the threads need would not be faster, and their results may not be needed at the end of a run."""
         self._threads: ThreadPoolExecutor | None = None
-        self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._workers: queue.SimpleQueue[_TrainingWorker] = queue.SimpleQueue()
 
         def single() -> _Single:
             return _Single(task, train, start, device)
 
         if task.fits:
             self.together = 1
-            self._workers.put(_Worker(None, task.l2, single))
+            self._workers.put(_TrainingWorker(None, task.l2, single))
             self.remark = (
-                "Clients are trained one after the other, by the task's own code; in virtual time each "
-                "training takes as long as timing says, or one step, whatever that code does"
+                "Clients are trained one after the other, by the task's own code. In virtual time each "
+                "training takes as long as timing says, or one step, regardless of what that code does"
             )
             return
         first = objective(task, train, start, device)
-        self._at_once = first.at_once
-        self._workers.put(_Worker(first, task.l2, single))
+        self._stack_size = first.stack_size
+        self._workers.put(_TrainingWorker(first, task.l2, single))
         if isinstance(first, AnyModule):
             self._draws = first.draws
-            if self._draws or first.at_once(1) == 1:
+            if self._draws or first.stack_size(1) == 1:
                 self.together = 1
             if first.refusal is not None:
                 self.remark = (
-                    "Clients are trained one after the other, as torch.func.vmap does not take the "
-                    f"model: {first.refusal}"
+                    "Clients are trained one after the other, because torch.func.vmap does not work "
+                    f"with the model: {first.refusal}"
                 )
         if isinstance(first, AnyModule) and not self._draws and device == "cpu":
-            # A client is one thread's: shared out within each operation, the work scales worse.
+            # One thread per client: dividing single operations among threads scales worse.
             threads = torch.get_num_threads()
             for _ in range(threads - 1):
-                self._workers.put(_Worker(objective(task, train, start), task.l2, single))
+                self._workers.put(_TrainingWorker(objective(task, train, start), task.l2, single))
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
             if self.together == 1 and threads > 1:
                 self.together = _JOBS_PER_THREAD * threads
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Ends, in memory of their own, and losses, ℓ2 term included, of `jobs`, in their order."""
+        """Compute `jobs`; return their resulting models (copies) and losses with the ℓ2 term, in the
+        order of `jobs`."""
         steps = [job.steps for job in jobs]
         order = sorted(range(len(jobs)), key=steps.__getitem__, reverse=True)
         each = map if self._threads is None else self._threads.map
         results: dict[int, Outcome] = {}
-        for kind in _Kind:
+        for kind in _JobKind:
             places = [place for place in order if self._kind(jobs[place]) is kind]
             chosen = [jobs[place] for place in places]
-            chunks = [[job] for job in chosen] if kind is _Kind.SINGLE else self._chunks(chosen)
-            with torch.random.fork_rng(devices=[]):  # a client's own trainer seeds it
+            chunks = [[job] for job in chosen] if kind is _JobKind.SINGLE else self._chunks(chosen)
+            with torch.random.fork_rng(devices=[]):  # because a client's own trainer seeds it
                 done = [*itertools.chain.from_iterable(each(partial(self._chunk, kind), chunks))]
             results.update(zip(places, done, strict=True))
         return [results[place] for place in range(len(jobs))]
 
-    def _kind(self, job: Job) -> _Kind:
+    def _kind(self, job: Job) -> _JobKind:
         if self._draws or job.buffers.nbytes or not job.local.is_plain:
-            return _Kind.SINGLE
-        return _Kind.GRADIENT if job.gradient else _Kind.STACKED
+            return _JobKind.SINGLE
+        return _JobKind.GRADIENT if job.gradient else _JobKind.STACKED
 
     def _chunks(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
-        """Parts of `jobs` that are trained together: few enough for their memory, about equally many."""
+        """Divide `jobs` into parts of about equal size to train together, small enough for the
+        memory."""
         if not jobs:
             return []
         width = max(min(job.local.batch_size, len(job.indices)) for job in jobs)
-        parts = -(-len(jobs) // self._at_once(width))
+        parts = -(-len(jobs) // self._stack_size(width))
         size = -(-len(jobs) // parts)
         return [jobs[first : first + size] for first in range(0, len(jobs), size)]
 
-    def _chunk(self, kind: _Kind, jobs: Sequence[Job]) -> list[Outcome]:
+    def _chunk(self, kind: _JobKind, jobs: Sequence[Job]) -> list[Outcome]:
         worker = self._workers.get()
         try:
-            with np.errstate(all="ignore"):  # a client that diverges is the aggregator's to judge
+            with np.errstate(all="ignore"):  # the aggregator deals with clients that diverge
                 return worker.run(kind, jobs)
         except Exception as error:
             error.add_note(f"in the training of {', '.join(job.client for job in jobs[:_NAMED])}")
@@ -160,8 +166,8 @@ class BatchTrainer:
             self._workers.put(worker)
 
 
-class _Worker:
-    """What one thread trains with."""
+class _TrainingWorker:
+    """Objective, trainer and memory of one thread."""
 
     def __init__(self, objective: Objective | None, l2: float, single: Callable[[], _Single]) -> None:
         self._objective = objective
@@ -169,35 +175,36 @@ class _Worker:
         self._l2 = np.float32(l2)
         self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
 
-    def run(self, kind: _Kind, jobs: Sequence[Job]) -> list[Outcome]:
+    def run(self, kind: _JobKind, jobs: Sequence[Job]) -> list[Outcome]:
         match kind:
-            case _Kind.GRADIENT:
+            case _JobKind.GRADIENT:
                 return self.gradients(jobs)
-            case _Kind.STACKED:
+            case _JobKind.STACKED:
                 return self.train(jobs)
-            case _Kind.SINGLE:
+            case _JobKind.SINGLE:
                 return self._singles(jobs)
 
     def _singles(self, jobs: Sequence[Job]) -> list[Outcome]:
         return [self._single().train(job) for job in jobs]
 
     def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Gradient and loss of each job's first mini-batch."""
-        w, out = self._stacked(jobs)
+        """Compute gradient and loss of each job's first mini-batch."""
+        w, out = self._stack_models(jobs)
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
-        gradient = self._objective.on(*_batches(jobs, [1] * len(jobs)))
+        gradient = self._objective.gradient_on(*_batches(jobs, [1] * len(jobs)))
         losses = self._differentiate(gradient, 0, w, out)
         if self._l2:
             out += self._l2 * w
         return [Outcome(end.copy(), loss) for end, loss in zip(out, losses.tolist(), strict=True)]
 
     def train(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """End and mean loss of each job's training. Those with fewer steps come last, and drop out."""
-        w, g = self._stacked(jobs)
+        """Train each job; return its resulting model and mean loss. Jobs must be sorted by descending
+        number of steps."""
+        w, g = self._stack_models(jobs)
         losses = np.zeros(len(jobs))
         steps = [job.steps for job in jobs]
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
-        gradient = self._objective.on(*_batches(jobs, steps))
+        gradient = self._objective.gradient_on(*_batches(jobs, steps))
         descent = _Descent(jobs, w, self._l2)
         skips = any(self._skips(job.local) for job in jobs)
         n = len(jobs)
@@ -210,18 +217,19 @@ class _Worker:
             descent.step(w[:n], g[:n])
         triples = zip(jobs, w, losses.tolist(), strict=True)
         return [
-            Outcome(_clipped(job, end), loss / job.steps if job.steps else math.nan)
+            Outcome(_clip(job, end), loss / job.steps if job.steps else math.nan)
             for job, end, loss in triples
         ]
 
     def _skips(self, local: LocalTraining) -> bool:
-        """Whether a parameter on which the loss does not depend would change by a gradient of zero, and
-        so has to be skipped."""
-        every = self._l2 or local.proximal  # which depends on all
+        """Whether parameters on which the loss does not depend have to be skipped, because weight decay
+        or momentum would change them."""
+        every = self._l2 or local.proximal  # then the loss depends on all parameters
         return not every and bool(local.weight_decay or local.momentum)
 
-    def _stacked(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
-        """The jobs' models, shape (jobs, d), and as much memory for their gradients."""
+    def _stack_models(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
+        """The jobs' initial models, shape (jobs, d), and memory of the same shape for their
+        gradients."""
         starts = [job.start for job in jobs]
         shape = len(jobs), starts[0].size
         w = self._models.array(*shape)
@@ -229,7 +237,7 @@ class _Worker:
         return w, self._gradients.array(*shape)
 
     def _differentiate(self, gradient: Gradient, step: int, w: Floats, out: Floats) -> Floats:
-        """Losses with the ℓ2 term, gradients (into `out`) without."""
+        """Return losses with the ℓ2 term, and write gradients without it to `out`."""
         losses = gradient(step, w, out)
         if self._l2:
             losses += 0.5 * self._l2 * np.vecdot(w, w)
@@ -237,7 +245,7 @@ class _Worker:
 
 
 class _Single:
-    """The client's own trainer, which goes from job to job."""
+    """The client's own trainer, used for one job after the other."""
 
     def __init__(self, task: Task, train: Shard, start: InitialModel, device: str) -> None:
         self._train = train
@@ -257,8 +265,10 @@ class _Single:
 
 
 class _Descent:
-    """A step is w ← (1 − lr·(l2 + μ + λ))·w − lr·g + lr·μ·start + ρ·(w − former), `former` being what w
-    was a step ago: for an lr that stays, this is heavy-ball momentum ρ; λ is the weight decay."""
+    """SGD steps of many jobs: w ← (1 − lr·(l2 + μ + λ))·w − lr·g + lr·μ·start + ρ·(w − former).
+
+    `former` is w before the previous step, which with a constant lr gives heavy-ball momentum ρ; μ is
+    the proximal weight, λ the weight decay."""
 
     def __init__(self, jobs: Sequence[Job], start: Floats, l2: np.float32) -> None:
         parameters = [
@@ -270,7 +280,8 @@ class _Descent:
         self._former = start.copy() if self._momentum.any() else None
 
     def step(self, w: Floats, g: Floats) -> None:
-        """Of the first len(w) jobs. `g`, their gradients without ℓ2 and proximal term, is used up."""
+        """Make a step of the first len(w) jobs. `g` has their gradients without ℓ2 and proximal term,
+        and is overwritten."""
         n = len(w)
         g *= self._lr[:n]
         if self._pull is not None:
@@ -286,8 +297,10 @@ class _Descent:
 
 
 def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indices]:
-    """Mini-batches as `agents.client.training.batches` draws them: the sample at (step, job, place),
-    and the sizes of the mini-batches at (step, job). Places and steps beyond a job's own are 0."""
+    """Draw mini-batches like `agents.client.training.batches`.
+
+    Returns the sample indices, shape (steps, jobs, b), and the sizes of the mini-batches, shape (steps,
+    jobs). Indices beyond a job's steps or a mini-batch's size are 0."""
     widths = [min(job.local.batch_size, len(job.indices)) for job in jobs]
     rows = np.zeros((max(steps), len(jobs), max(widths)), np.int64)
     sizes = np.empty(rows.shape[:2], np.int64)
@@ -307,8 +320,8 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
     return rows, sizes
 
 
-def _clipped(job: Job, end: Vector) -> Vector:
-    """A copy of `end`, nearer to the job's start where its `clip` asks for it."""
+def _clip(job: Job, end: Vector) -> Vector:
+    """Return a copy of `end`, moved towards the job's start if the update exceeds `clip`."""
     if job.local.clip is None:
         return end.copy()
     update = end - job.start

@@ -11,7 +11,7 @@ from agents import config
 from testbed.errors import reading_run
 from testbed.plan import Plan
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Stop, Topology, yamlfile
+from testbed.topology import StopSettings, Topology, yamlfile
 from testbed.traits import is_simulated, traits
 from testbed.watching.tally import DeviceTally, Tally
 
@@ -82,7 +82,9 @@ def read(directory: RunDirectory) -> Overview | None:
         topology = yamlfile.read(directory.topology).data
         return Overview(
             rule=manifest["rule"],
-            stop=Stop.model_validate(topology["stop"] if isinstance(topology, dict) else None).build(),
+            stop=StopSettings.model_validate(
+                topology["stop"] if isinstance(topology, dict) else None
+            ).build(),
             devices=tuple(
                 Device(name, d["group"], d["cpu"], d["importance"])
                 for name, d in manifest["devices"].items()

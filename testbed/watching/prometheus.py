@@ -30,7 +30,7 @@ from agents import events
 from agents.device_actions import SetCpu
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower, Samples
+from testbed.rundir.tail import RecordFollower, Samples
 from testbed.watching.hosts import HOST, OwnHosts
 from testbed.watching.usage import number
 
@@ -161,7 +161,7 @@ class RunCollector(Collector):
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
-        self._records = Follower(directory.events)
+        self._records = RecordFollower(directory.events)
         self._samples = Samples(directory.telemetry)
         self._lock = Lock()
         """Each scrape has a thread of its own."""

@@ -17,7 +17,7 @@ from agents.texts import make_printable
 from testbed.errors import BadInputError, reading_run
 from testbed.fidelity.validity import Validity
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import RecordFollower
 from testbed.watching import fullscreen, overview
 from testbed.watching.overview import Overview
 
@@ -39,7 +39,7 @@ def watch(directory: RunDirectory, console: Console) -> None:
     with suppress(OSError):
         os.nice(_NICE)
     known = _planned(directory, console)
-    follower = Follower(directory.events)
+    follower = RecordFollower(directory.events)
     next_check, over = 0.0, False
     with fullscreen.view(console, known, directory, watching=True) as view:
         while not view.quit:

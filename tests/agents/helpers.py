@@ -46,10 +46,10 @@ from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost
 from testbed.topology.action_timeline import Step
 from testbed.virtual import simulation
-from testbed.virtual.device import Device
+from testbed.virtual.device import VirtualDevice
 from testbed.virtual.event_queue import EventQueue
-from testbed.virtual.network import Network
-from testbed.virtual.timing import Speed
+from testbed.virtual.network import VirtualNetwork
+from testbed.virtual.timing import ComputeTimes
 
 NAMES = "abcdefgh"
 
@@ -275,7 +275,8 @@ def of(kind: type[act.Action], actions: act.Actions) -> list[Any]:
 
 
 class _Training:
-    """Client i's training of f_i(w) = ½ h_i (w − c_i)²; implements `testbed.virtual.device.Training`."""
+    """Client i's training of f_i(w) = ½ h_i (w − c_i)². Implements
+    `testbed.virtual.device.LazyTraining`."""
 
     def __init__(self, simulated: Simulation, client: str, model: payloads.ModelMessage) -> None:
         self.due = 0
@@ -287,10 +288,10 @@ class _Training:
     def outcome(self) -> Outcome:
         return Outcome(self._simulated.trained(self._client, self._model, self.steps), 0.5)
 
-    def cut(self, steps: int) -> None:
+    def shorten(self, steps: int) -> None:
         self.steps = steps
 
-    def wanted(self) -> None:
+    def request_result(self) -> None:
         pass
 
 
@@ -337,7 +338,7 @@ class Simulation:
         late = {name: at for name, at in zip(names, joins or [0.0] * len(names), strict=True) if at}
         planned = [*scenario, *(Step(from_seconds(at), name, Join()) for name, at in late.items())]
         self._queue = EventQueue()
-        self._network = Network(self._queue, 0)
+        self._network = VirtualNetwork(self._queue, 0)
         self._simulation = simulation.Simulation(
             self._queue,
             core.core,
@@ -358,7 +359,7 @@ class Simulation:
         self._simulation.run(0.0, lambda: False)
         return self.models
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> VirtualDevice:
         return self._simulation.device(name)
 
     @property
@@ -377,21 +378,21 @@ class Simulation:
         share = 1 - (1 - lr * curvature) ** steps
         return (start + share * rest).astype(start.dtype)
 
-    def _device(self, name: str, last: Device | None) -> Device:
+    def _device(self, name: str, last: VirtualDevice | None) -> VirtualDevice:
         timing = DrawnDuration("constant", {"value": self._periods[name]})
         planned = PlannedDevice(
             name=name, group=name, cpu=None, memory=0, local=self.local, timing=timing
         )
         memory = None if last is None else last.memory
         settings = ClientSettings(local=self.local, memory=memory)
-        return Device(
+        return VirtualDevice(
             index=NAMES.index(name),
             core=ClientCore(
                 ClientIdentity("run", name, 10), lambda *_: 0, self._rule.begin_client(settings)
             ),
             line=self._network.line(planned) if last is None else last.line,
             train=lambda model, _: _Training(self, name, model),
-            speed=Speed(planned, StepCost()) if last is None else last.speed,
+            speed=ComputeTimes(planned, StepCost()) if last is None else last.speed,
             timing=Timing(timing, None, np.random.default_rng) if last is None else last.timing,
             memory=memory,
         )

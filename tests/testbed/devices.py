@@ -12,10 +12,10 @@ from agents.rules.interface import ClientSide
 from agents.wire import payloads
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost, StepTime
-from testbed.virtual.device import Device, Training
+from testbed.virtual.device import LazyTraining, VirtualDevice
 from testbed.virtual.event_queue import EventQueue
-from testbed.virtual.network import Line, Network
-from testbed.virtual.timing import Speed
+from testbed.virtual.network import Line, VirtualNetwork
+from testbed.virtual.timing import ComputeTimes
 from tests.agents.helpers import client_rule
 
 
@@ -28,10 +28,10 @@ class Steps:
     def outcome(self) -> client.Outcome:
         raise NotImplementedError
 
-    def cut(self, steps: int) -> None:
+    def shorten(self, steps: int) -> None:
         self.steps = steps
 
-    def wanted(self) -> None:
+    def request_result(self) -> None:
         raise NotImplementedError
 
 
@@ -41,7 +41,7 @@ def device(
     memory: SavedVectors | None = None,
     line: Line | None = None,
     start: float = 0.0,
-) -> Device:
+) -> VirtualDevice:
     """One that takes a second for a step with a whole core, of which it has half, and a nanosecond for a
     byte to the server; to start, `start` seconds."""
     local = LocalTraining(steps=1)
@@ -50,15 +50,15 @@ def device(
     )
     rule = client_rule(side, local, memory=memory)
 
-    def train(model: payloads.ModelMessage, sequence: int) -> Training:
+    def train(model: payloads.ModelMessage, sequence: int) -> LazyTraining:
         raise NotImplementedError
 
-    return Device(
+    return VirtualDevice(
         index=0,
         core=client.ClientCore(client.ClientIdentity("run", "a", 1), lambda *_: 0, rule),
-        line=line or Network(queue, 0).line(planned),
+        line=line or VirtualNetwork(queue, 0).line(planned),
         train=train,
-        speed=Speed(planned, StepCost(time=StepTime(1.0), start=start)),
+        speed=ComputeTimes(planned, StepCost(time=StepTime(1.0), start=start)),
         timing=Timing(None, None, np.random.default_rng),
         memory=memory,
     )
@@ -68,5 +68,5 @@ def play(queue: EventQueue, until: int | None = None) -> None:
     """Execute planned events, to the end or up to a time."""
     while (time := queue.next) is not None and (until is None or time <= until):
         queue.now = time
-        while (callback := queue.due()) is not None:
+        while (callback := queue.pop_due()) is not None:
             callback()

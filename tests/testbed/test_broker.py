@@ -46,7 +46,7 @@ from testbed.broker import (
 )
 from testbed.broker.identity import new_identity
 from testbed.relay.pipe import Shape
-from testbed.relay.sockets import Lane, Relay
+from testbed.relay.sockets import LinkLane, Relay
 from testbed.runtimes.process.runtime import find_mosquitto, free_ports
 from tests.conftest import unavailable
 
@@ -684,7 +684,7 @@ def test_transfer_longer_than_the_keep_alive_keeps_its_connection(logins: Logins
     client sends, the other receives, each over its own link. A link on which nothing moves is still
     noticed."""
     relay, names = Relay(), Topics("r")
-    lanes: list[Lane] = []
+    lanes: list[LinkLane] = []
     got: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
     lost: list[int] = []
     threading.Thread(target=relay.serve, daemon=True).start()
@@ -692,7 +692,7 @@ def test_transfer_longer_than_the_keep_alive_keeps_its_connection(logins: Logins
         connections = [Connection(logins(AGGREGATOR), [names.update("+"), names.status("+")], got.put)]
         for name in "ab":
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            near, own = logins(name), [Lane(Shape(2_000_000), random.random) for _ in range(2)]
+            near, own = logins(name), [LinkLane(Shape(2_000_000), random.random) for _ in range(2)]
             relay.listen(listener, (near.host, near.port), own[:1], own[1:])
             lanes += own
             connections.append(

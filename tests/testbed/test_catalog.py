@@ -105,7 +105,7 @@ def test_run_directory_reproduces_the_plan(tmp_path: Path) -> None:
     assert _planned(again, known=known) == replace(made, cpu_notes=())
 
 
-FOUR = plan.Host((0, 1, 2, 3), 8 * 2**30)
+FOUR = plan.HostResources((0, 1, 2, 3), 8 * 2**30)
 OWN = """\
 devices:
   plain: {gflops: 11.9}

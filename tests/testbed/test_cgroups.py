@@ -68,9 +68,9 @@ def test_weights_that_the_kernel_changes_are_an_error(mounts: Path) -> None:
     """For example if a hierarchy rounds them, or another program overwrites them."""
     file = mounts / "unified" / f"testbed-{RUN}-devices" / "cpu.weight"
     file.write_text("100\n")
-    assert executor.weigh(Mock(), "image", RUN, {"devices": 50}) is None
+    assert executor.set_group_weights(Mock(), "image", RUN, {"devices": 50}) is None
     assert file.read_text() == "5000"
     file.unlink()
     file.symlink_to("/dev/null")
     with pytest.raises(HostError, match=r"cpu\.weight has , requested 5000"):
-        executor.weigh(Mock(), "image", RUN, {"devices": 50})
+        executor.set_group_weights(Mock(), "image", RUN, {"devices": 50})

@@ -20,7 +20,7 @@ from agents.tasks import TASKS
 from testbed import console
 from testbed.cli import completion, main
 from testbed.cli.outputs import OUTPUTS
-from testbed.topology.published import FORMATS
+from testbed.topology.published_traces import FORMATS
 from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
 
 WITHOUT_JSON = {"dashboard", "shell", "watch", "schema", "new trace", "new devices"}

@@ -20,10 +20,10 @@ from agents.device_actions import (
     SetLink,
 )
 from testbed.errors import BadInputError, HostError
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.docker.container_actions import Device, Devices, respond
+from testbed.runtimes.docker.container_actions import ContainerDevice, ContainerDevices, respond
 from testbed.runtimes.docker.containers import CpuLimits
 from testbed.runtimes.docker.specifications import UNLIMITED, planned_limits, starting_limits
 from testbed.topology import parse
@@ -45,7 +45,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
         "scenario: [{at: 5s, join: late}]\n"
     )
     directory = RunDirectory.create(tmp_path_factory.mktemp("runs"), "actions")
-    return RunSpec(directory, topology, plan(topology, "docker", Host((0, 1), 2**34)), {})
+    return RunSpec(directory, topology, plan(topology, "docker", HostResources((0, 1), 2**34)), {})
 
 
 class Engine:
@@ -55,7 +55,7 @@ class Engine:
         self.told: list[tuple[str, CpuLimits]] = []
         self.ended: dict[str, int] = {}
         self.refuses = False
-        self.devices = Devices(spec, self.ended.get, self._set)
+        self.devices = ContainerDevices(spec, self.ended.get, self._set)
 
     def _set(self, name: str, limits: CpuLimits, memory: int) -> None:
         if self.refuses:
@@ -133,9 +133,9 @@ def test_ended_container_does_not_start_again(spec: RunSpec, action: Action) -> 
     engine.devices.act("d-1", Crash())
     engine.devices.act("d-2", Crash())
     engine.ended["d-1"] = 137
-    with pytest.raises(BadInputError, match=r"d-1 cannot start again.*exit code 137"):
+    with pytest.raises(BadInputError, match=r"d-1 cannot restart.*exit code 137"):
         engine.devices.act("d-1", action)
-    assert engine.devices.states["d-1"] == Device(spec.plan.devices[0], away=True)
+    assert engine.devices.states["d-1"] == ContainerDevice(spec.plan.devices[0], away=True)
     assert engine.told == []
     assert engine.devices.act("d-2", action)
     assert engine.told == [("d-2", UNLIMITED)]

@@ -130,7 +130,7 @@ def test_directory_named_by_a_label_is_checked(tmp_path: Path, monkeypatch: pyte
 class IdleMeter(Meter):
     """A meter that shows nothing of a run."""
 
-    def stopped(self) -> set[str]:
+    def externally_stopped(self) -> set[str]:
         return set()
 
     def server_pids(self) -> list[int]:
@@ -158,7 +158,7 @@ class Idle:
         self.done.append((device, action))
         return []
 
-    def ended(self) -> dict[str, int]:
+    def exit_codes(self) -> dict[str, int]:
         return {}
 
     def restart(self, component: str) -> int | None:

@@ -20,11 +20,13 @@ from testbed import topology
 from testbed.data import datasets, preparation
 from testbed.errors import BadInputError, HostError
 from testbed.rundir.directory import RunDirectory
-from testbed.topology.data_settings import Data
+from testbed.topology.data_settings import DataSettings
 from testbed.topology.partition import Dirichlet, Indices
 
 CLIENTS = [f"pi-{number}" for number in range(1, 9)]
-TINY = datasets.Columns(Data(hub="tests/tiny", input=("picture",), label="digit", test="validation"))
+TINY = datasets.Columns(
+    DataSettings(hub="tests/tiny", input=("picture",), label="digit", test="validation")
+)
 
 
 @pytest.fixture(autouse=True)

@@ -24,11 +24,11 @@ from testbed.data import preparation
 from testbed.errors import BadInputError, HostError
 from testbed.host import cgroups, docker_engine
 from testbed.host.gpus import MPS, Gpus, HostGpu
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.container_actions import Device, respond
+from testbed.runtimes.docker.container_actions import ContainerDevice, respond
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, CpuLimits, Mount
 from testbed.runtimes.docker.runtime import DockerRuntime, live_runs
 from testbed.runtimes.docker.specifications import UNLIMITED
@@ -54,11 +54,11 @@ def spec_of(tmp_path: Path, device: str) -> RunSpec:
         f"devices: [{{{device}}}]\nstop: {{after: 10s}}\n"
     )
     directory = RunDirectory.create(tmp_path, f"t-{tmp_path.name}")
-    host = Host((0, 1), 2**34, gpus=Gpus((HostGpu("GPU-1", "A40", 2**35, (8, 6)),)))
+    host = HostResources((0, 1), 2**34, gpus=Gpus((HostGpu("GPU-1", "A40", 2**35, (8, 6)),)))
     return RunSpec(directory, topology, plan(topology, "docker", host), {"d": 1})
 
 
-def limits(spec: RunSpec, device: Device, *actions: Action) -> list[CpuLimits | None]:
+def limits(spec: RunSpec, device: ContainerDevice, *actions: Action) -> list[CpuLimits | None]:
     """Return the container's limits after each of `actions`, done one after the other."""
     found = []
     for action in actions:
@@ -69,7 +69,7 @@ def limits(spec: RunSpec, device: Device, *actions: Action) -> list[CpuLimits | 
 
 
 def test_only_stopped_containers_start_without_a_quota(spec: RunSpec) -> None:
-    here = Device(spec.plan.devices[0], away=False)
+    here = ContainerDevice(spec.plan.devices[0], away=False)
     assert limits(spec, here, Restart(), Pause(), Join()) == [None, None, None]
     assert limits(spec, replace(here, away=True), Join(), Join()) == [UNLIMITED, None]
     assert limits(spec, here, Crash(), Restart(), Restart()) == [None, UNLIMITED, None]
@@ -77,7 +77,7 @@ def test_only_stopped_containers_start_without_a_quota(spec: RunSpec) -> None:
 
 
 def test_changed_share_sets_a_new_quota(spec: RunSpec) -> None:
-    device = Device(spec.plan.devices[0], away=False)
+    device = ContainerDevice(spec.plan.devices[0], away=False)
     response = respond(spec, device, SetCpu(0.5))
     assert response.limits == CpuLimits(quota=5000, period=10_000, weight=5000, cpus="1")
     assert response.orders == []
@@ -86,15 +86,15 @@ def test_changed_share_sets_a_new_quota(spec: RunSpec) -> None:
 
 
 def test_other_actions_are_sent_to_the_device(spec: RunSpec) -> None:
-    device = Device(spec.plan.devices[0], away=False)
+    device = ContainerDevice(spec.plan.devices[0], away=False)
     assert respond(spec, device, Crash()).orders == [("d", messages.DeviceOrder("d", Crash()))]
     assert respond(spec, device, Join()).orders == [("d", messages.DeviceOrder("d", Join()))]
 
 
 def test_ended_container_is_not_started_again(spec: RunSpec) -> None:
-    device = Device(spec.plan.devices[0], away=False)
+    device = ContainerDevice(spec.plan.devices[0], away=False)
     for begins in (Restart(), Join()):
-        with pytest.raises(BadInputError, match=r"d cannot .* container has ended \(exit code 137\)"):
+        with pytest.raises(BadInputError, match=r"d cannot restart.* \(exit code 137\)"):
             respond(spec, device, begins, exit_code=137)
 
 
@@ -126,7 +126,7 @@ def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: dock
         runtime.act("d", Crash())
         runtime.act("d", Restart())
         assert quota()[0] == -1
-        assert runtime.ended() == {}
+        assert runtime.exit_codes() == {}
 
         flood = "head -c 12000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"
         aggregator = runtime._launch.aggregator
@@ -138,7 +138,7 @@ def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: dock
         engine.containers.get(printer).wait()
         container.kill()
         container.wait()
-        assert runtime.ended() == {"d": 137}
+        assert runtime.exit_codes() == {"d": 137}
         runtime.limit("d")  # left alone
         with pytest.raises(BadInputError, match=r"exit code 137"):
             runtime.act("d", Restart())

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from testbed.plan import Host, drawing, plan
+from testbed.plan import HostResources, drawing, plan
 from testbed.topology import parse
 from tests.running import Testbed
 
@@ -22,7 +22,7 @@ devices:
   - {name: tv, cpu: 0.1, access: *wifi}
 stop: {after: 60s}
 """
-HOST = Host((0, 1), 2**34, "this kernel has no netem")
+HOST = HostResources((0, 1), 2**34, "this kernel has no netem")
 
 
 def test_text_drawing_has_servers_cells_groups_and_links() -> None:

@@ -123,5 +123,5 @@ def test_process_that_exits_is_ignored(start: Start, duty_cycle: DutyCycle) -> N
 
 
 def test_share_must_be_positive(duty_cycle: DutyCycle) -> None:
-    with pytest.raises(ValueError, match="stop a for ever"):
+    with pytest.raises(ValueError, match="CPU share of a is"):
         duty_cycle.limit("a", 1, 0.0)

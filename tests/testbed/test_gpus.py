@@ -23,12 +23,12 @@ from testbed.fidelity import SegmentClock, requested, table
 from testbed.fidelity.validity import verdict
 from testbed.host import gpus
 from testbed.host.gpus import GpuMeter, Gpus, HostGpu, Lack, Use
-from testbed.plan import Host, Plan, device_table, plan
+from testbed.plan import HostResources, Plan, device_table, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
-from testbed.runtimes.docker.meter import together
+from testbed.runtimes.docker.meter import total_gpu_use
 from testbed.topology import Topology, parse
 
 GIB = 2**30
@@ -55,7 +55,7 @@ def planned(
     oversubscribe: bool = False,
     **lacks: Any,
 ) -> Plan:
-    host = Host((0, 1, 2, 3), 64 * GIB, gpus=Gpus(found, **lacks), lack_of_cuda=None)
+    host = HostResources((0, 1, 2, 3), 64 * GIB, gpus=Gpus(found, **lacks), lack_of_cuda=None)
     return plan(topology, runtime, host, oversubscribe=oversubscribe)
 
 
@@ -73,8 +73,8 @@ def test_device_requests_a_gpu_or_a_fraction() -> None:
     assert whole is not None
     assert part is not None
     assert none is None
-    assert (whole.share, whole.memory, whole.limited) == (1.0, None, False)
-    assert (part.share, part.memory, part.limited) == (0.25, 2 * GIB, True)
+    assert (whole.share, whole.memory, whole.is_limited) == (1.0, None, False)
+    assert (part.share, part.memory, part.is_limited) == (0.25, 2 * GIB, True)
     assert [group.memory for group in topology.devices] == [2 * GIB, 2 * GIB, GIB // 2]
     assert parse(topology.to_yaml()) == topology
     assert "gpu" not in topology.to_yaml().partition("name: none")[2]
@@ -83,7 +83,7 @@ def test_device_requests_a_gpu_or_a_fraction() -> None:
 @pytest.mark.parametrize(
     ("gpu", "column", "message"),
     [
-        ("7", 30, "found 7, expected true, or what it has of a GPU such as {share: 25%, memory: 2GiB}"),
+        ("7", 30, "found 7, expected true, or a part of a GPU such as {share: 25%, memory: 2GiB}"),
         ("{share: 120%}", 38, "found '120%', expected a share from 0 to 1"),
         ("{share: 0}", 38, "found 0, expected a share above 0 and at most 1"),
         ("{memory: 100MiB}", 39, "found '100MiB', expected a size of at least 512MiB"),
@@ -98,7 +98,7 @@ def test_invalid_gpu_settings_are_reported_with_their_place(gpu: str, column: in
 
 
 def test_device_cannot_be_named_mps() -> None:
-    with pytest.raises(BadInputError, match="found 'mps', expected another name"):
+    with pytest.raises(BadInputError, match=r"found 'mps', .* choose another name"):
         fleet("name: mps")
 
 
@@ -137,7 +137,7 @@ def test_request_beyond_the_gpus_is_refused_with_the_sum(
     topology = fleet(*devices)
     slow = tuple(group.model_copy(update={"cpu": 0.01}) for group in topology.devices)
     topology = topology.model_copy(update={"devices": slow})
-    host = Host((0, 1, 2, 3), 200 * GIB, gpus=Gpus(tuple(found)))
+    host = HostResources((0, 1, 2, 3), 200 * GIB, gpus=Gpus(tuple(found)))
     with pytest.raises(BadInputError) as error:
         plan(topology, "docker", host)
     assert f":6:1: devices: ask for {total}" in str(error.value)
@@ -175,14 +175,14 @@ def test_missing_host_support_is_reported_with_the_fix() -> None:
     ("runtime", "more", "lack", "message"),
     [
         ("process", "", None, "devices[0].gpu: the process runtime gives devices no GPU of their own"),
-        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime a device"),
+        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime each device"),
         ("virtual", "runtime: {device: cuda}", "PyTorch finds no GPU", "PyTorch finds no GPU. Or write"),
     ],
 )
 def test_runtime_without_gpu_support_refuses(
     runtime: str, more: str, lack: str | None, message: str
 ) -> None:
-    host = Host((0, 1, 2, 3), 64 * GIB, gpus=Gpus((AMPERE,)), lack_of_cuda=lack)
+    host = HostResources((0, 1, 2, 3), 64 * GIB, gpus=Gpus((AMPERE,)), lack_of_cuda=lack)
     with pytest.raises(BadInputError) as error:
         plan(fleet("name: a, gpu: true", more=more), runtime, host)
     assert message in str(error.value)
@@ -373,11 +373,11 @@ def test_gpu_meter_reads_processes_and_mean_utilisation() -> None:
 
 
 def test_gpu_use_of_a_devices_processes_is_summed() -> None:
-    assert together([]) == GpuFigures(0, 0.0)
+    assert total_gpu_use([]) == GpuFigures(0, 0.0)
     mixed = [Use(100, mps=False, sm=0.25), Use(None, mps=False, sm=0.5)]
-    assert together(mixed) == GpuFigures(100, 0.75)
-    assert together([Use(300, mps=True, sm=None)]) == GpuFigures(300, None, mps=True)
-    assert together([Use(None, mps=False, sm=None)]) == GpuFigures()
+    assert total_gpu_use(mixed) == GpuFigures(100, 0.75)
+    assert total_gpu_use([Use(300, mps=True, sm=None)]) == GpuFigures(300, None, mps=True)
+    assert total_gpu_use([Use(None, mps=False, sm=None)]) == GpuFigures()
 
 
 # What they got of what was asked.

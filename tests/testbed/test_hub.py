@@ -25,9 +25,9 @@ PROGRAM = f"""
 import huggingface_hub.constants as constants
 constants.DOWNLOAD_CHUNK_SIZE = {PIECE}
 from testbed.data import data_files, datasets
-from testbed.topology.data_settings import Data
+from testbed.topology.data_settings import DataSettings
 data_files._ROWS = 3
-columns = datasets.Columns(Data(hub="a/b", input=("image",), label="label"))
+columns = datasets.Columns(DataSettings(hub="a/b", input=("image",), label="label"))
 found = datasets.load_from(columns, None, print)
 print(found.train.x.shape, found.train.y.tolist(), found.test.y.tolist())
 """

@@ -9,7 +9,7 @@ import pytest
 
 from testbed.broker import BrokerLimits
 from testbed.errors import BadInputError
-from testbed.plan import Catalog, Host, agent_configs, model_check, plan
+from testbed.plan import Catalog, HostResources, agent_configs, model_check, plan
 from testbed.plan.catalog import read
 from testbed.plan.planned_actions import lowest_rates
 from testbed.topology import Topology, parse
@@ -24,7 +24,7 @@ def _resnet(device: str) -> Topology:
 
 @pytest.mark.parametrize(("memory", "warned"), [("512MiB", True), ("1GiB", False)])
 def test_plan_compares_needed_memory_with_the_limit(memory: str, warned: bool) -> None:
-    topology, host = _resnet(f"memory: {memory}"), Host(cores=(0, 1, 2, 3), memory=2**35)
+    topology, host = _resnet(f"memory: {memory}"), HostResources(cores=(0, 1, 2, 3), memory=2**35)
     catalog = Catalog(model=4 * model_check.check(topology))
     notes = plan(topology, "docker", host, catalog).notes
     told = [note for note in notes if "it would be killed" in note]
@@ -58,13 +58,13 @@ def test_slowest_rate_of_the_whole_run_counts(tmp_path: Path) -> None:
         "- {name: d, cpu: 0.1}\n"
         "scenario: [{at: 1s, set: a-2, link: {up: 20kbit, down: 40kbit}}]\n"
     )
-    made = plan(topology, "docker", Host(cores=(0, 1, 2, 3), memory=2**35), read(topology))
+    made = plan(topology, "docker", HostResources(cores=(0, 1, 2, 3), memory=2**35), read(topology))
     assert lowest_rates(topology, made) == {"a-1": 1e6, "a-2": 2e4, "b": 5e5, "c": 700, "d": math.inf}
 
 
 def test_plan_reserves_memory_for_models_under_way() -> None:
     topology = _resnet("memory: 1GiB, count: 8")
-    host = Host(cores=(0, 1, 2, 3), memory=9 * 2**30)
+    host = HostResources(cores=(0, 1, 2, 3), memory=9 * 2**30)
     plan(topology, "docker", host)
     with pytest.raises(BadInputError, match=r"broker and aggregator need 1\.1 GiB"):  # 15 models
         plan(topology, "docker", host, Catalog(model=44_700_000))

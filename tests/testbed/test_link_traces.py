@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.topology import link_traces
-from testbed.topology.link_traces import Trace
+from testbed.topology.link_traces import LinkSeries
 
 EXAMPLES = Path(__file__).parents[2] / "topologies" / "traces"
 CSV = "time,up,down,rtt,loss\n0,1e6,5000000,0.08,0\n2,0,0,0.2,0.5\n3,2000000,5e6,0.08,0\n"
 
 
-def _mahimahi(*stamps: int, step: float = link_traces.STEP_S) -> Trace:
+def _mahimahi(*stamps: int, step: float = link_traces.STEP_S) -> LinkSeries:
     return link_traces.read_mahimahi((f"{stamp}\n" for stamp in stamps), "down", step)
 
 
-def _csv(text: str, *, loop: bool = False) -> Trace:
+def _csv(text: str, *, loop: bool = False) -> LinkSeries:
     return link_traces.read_csv(text.splitlines(keepends=True), loop=loop)
 
 
-def _at(trace: Trace, time: float) -> dict[str, float]:
+def _at(trace: LinkSeries, time: float) -> dict[str, float]:
     """The values that hold at `time`."""
     *_, (_, values) = itertools.takewhile(lambda change: change[0] <= time, trace.changes())
     return values
@@ -117,7 +117,7 @@ def test_one_way_delay_column_is_read_as_half_the_rtt_with_a_hint() -> None:
     (hint,) = one_way.hints
     assert "rtt" in hint
     assert "delay" in hint
-    with pytest.raises(ValueError, match="line 1: the column rtt is there twice"):
+    with pytest.raises(ValueError, match="line 1: found the column rtt twice"):
         _csv("time,delay,rtt\n0,0,0\n")
 
 
@@ -140,10 +140,10 @@ def test_slow_link_is_no_outage() -> None:
     ("text", "message"),
     [
         ("", "line 1: found the column '', expected time and any of up, down, rtt and loss"),
-        ("time\n0\n", "line 1: found no column but time, expected"),
-        ("up\n5\n", "line 1: found no column but up, expected time"),
+        ("time\n0\n", "line 1: found only the column time, expected"),
+        ("up\n5\n", "line 1: found only the column up, expected time"),
         ("time,rate\n", "line 1: found the column 'rate', expected"),
-        ("time,up,up\n", "line 1: the column up is there twice"),
+        ("time,up,up\n", "line 1: found the column up twice"),
         ("# x\ntime,up\n", "line 2: no row follows"),
         ("time,up\n0,5mbit\n", "line 2: up is '5mbit', expected a number from 0 to 1e+12 (bit/s)"),
         ("time,up\n0,-1\n", "line 2: up is '-1', expected"),
@@ -151,7 +151,7 @@ def test_slow_link_is_no_outage() -> None:
         ("time,up\n0,inf\n", "line 2: up is 'inf', expected"),
         ("time,up\n0,\n", "line 2: up is '', expected"),
         ("time,loss\n0,2\n", "line 2: loss is '2', expected a number from 0 to 1 (a fraction)"),
-        ("time,up\n1,5\n", "line 2: time is 1, expected 0 in the first row"),
+        ("time,up\n1,5\n", "line 2: time is 1 in the first row, expected 0"),
         ("time,up\n0,5\n\n3,6\n3,7\n", "line 5: time is 3, expected more than 3"),
         ("time,up\n0,5,6\n", "line 2: found 3 values, expected 2: time, up"),
     ],
@@ -187,7 +187,7 @@ def test_written_traces_are_read_back(rows: list[tuple[int, int, float]], loop: 
 def test_traces_of_both_directions_are_followed_together() -> None:
     up = link_traces.read_mahimahi(["500", "1000", "1000"], "up")  # 24 and 48 kbit/s, 0.5 s each
     down = _csv("time,down,up\n0,7,1\n0.75,8,2\n1,9,3\n")
-    assert list(itertools.islice(link_traces.merged([up, down]), 5)) == [
+    assert list(itertools.islice(link_traces.merge([up, down]), 5)) == [
         (0, {"up": 24_000, "down": 7}),
         (0.5, {"up": 48_000, "down": 7}),
         (0.75, {"up": 48_000, "down": 8}),

@@ -24,7 +24,7 @@ from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
-from testbed.topology.data_settings import Data, Split
+from testbed.topology.data_settings import DataSettings, Split
 from testbed.view import View
 from tests.running import TOPOLOGIES, Testbed
 
@@ -70,7 +70,7 @@ def prepared(path: Path) -> Prepared:
 
 
 def read(folder: Path, **settings: Any) -> Dataset:
-    data = Data(path=str(folder), **{"input": ("x",), **settings})
+    data = DataSettings(path=str(folder), **{"input": ("x",), **settings})
     return datasets.load_from(Columns(data), None)
 
 
@@ -283,7 +283,7 @@ def test_files_of_a_dataset_configuration_are_in_its_folder(tmp_path: Path) -> N
     for name in ("one", "two"):
         for split in ("train", "test"):
             write(tmp_path / "a" / "b" / name / split, {"x": [1.0], "y": [len(name)]}, "0000.parquet")
-    whole = Data(hub="a/b", input=("x",), label="y")
+    whole = DataSettings(hub="a/b", input=("x",), label="y")
     one = datasets.load_from(Columns(whole.model_copy(update={"config": "one"})), tmp_path)
     assert one.train.y.tolist() == [3]
     with pytest.raises(BadInputError, match="has several configurations: add one of one, two"):
@@ -334,12 +334,12 @@ WRONG = [
     (
         "label: y}",
         "label: y, split: {gap: 3}}",
-        "4:55: task.data.split.gap: needs order: file beside it",
+        "4:55: task.data.split.gap: needs order: file",
     ),
     (
         "label: y}",
         "label: y, split: {test: 100%}}",
-        "4:56: task.data.split.test: found '100%', expected a share from 0 to below 1",
+        "4:56: task.data.split.test: found '100%', expected a share of at least 0",
     ),
     (
         "local:",
@@ -350,22 +350,22 @@ WRONG = [
     (
         "timing: 1s",
         "timing: 1s, data: {labels: [0, 1]}",
-        "8:53: devices[0].data.labels: needs samples beside it: say how many",
+        "8:53: devices[0].data.labels: needs samples",
     ),
     (
         "timing: 1s",
         "timing: 1s, data: {samples: 5, labels: [12]}",
-        "8:65: devices[0].data.labels: no training sample is of class 12: there are 0 to 9",
+        "8:65: devices[0].data.labels: no training sample has class 12, expected classes from 0 to 9",
     ),
     (
         "timing: 1s",
         "timing: 1s, data: {samples: 5, labels: [1]}",
-        "devices[0].data.samples: pi-2 is to have 5 samples of class 1, and ",
+        "devices[0].data.samples: pi-2 needs 5 samples of class 1",
     ),
     (
         "timing: 1s",
         "timing: 1s, data: {transform: {scale: [2, 1]}}",
-        "8:64: devices[0].data.transform.scale: found a list, expected a number from 0 on",
+        "8:64: devices[0].data.transform.scale: found a list, expected a number of at least 0",
     ),
 ]
 
@@ -489,7 +489,7 @@ def test_samples_without_classes_need_class_free_schemes(folder: Path) -> None:
 
 def test_quadratic_task_refuses_data() -> None:
     text = OWN.replace("digits-logreg", "quadratic\n  centers: [[0], [1], [2], [3]]")
-    with pytest.raises(BadInputError, match=r"5:3: task\.data: the task quadratic brings"):
+    with pytest.raises(BadInputError, match=r"5:3: task\.data: the task quadratic has its own"):
         topology.parse(text)
 
 

@@ -70,14 +70,14 @@ def test_measured_entry_is_a_profile() -> None:
     ],
 )
 def test_device_is_added_and_other_entries_kept(before: str, after: str) -> None:
-    assert own_profiles.added(before, ENTRY) == after
+    assert own_profiles.append_devices(before, ENTRY) == after
 
 
 def test_invalid_entry_is_refused_and_nothing_written(tmp_path: Path) -> None:
     to = tmp_path / "profiles.yaml"
     for text, told in (
-        ("devices: {old: {cores: 1}}\n", "not in blocks, so none can be added by itself"),
-        ("devices:\n  new: {cores: 1}\n", "has a device new already"),
+        ("devices: {old: {cores: 1}}\n", "in braces, to which nothing can be added"),
+        ("devices:\n  new: {cores: 1}\n", "already has a device new"),
     ):
         to.write_text(text)
         with pytest.raises(BadInputError, match=told):
@@ -105,7 +105,7 @@ def test_measuring_program_runs_alone_and_its_result_is_added(testbed: Testbed, 
     assert device.training.matrix
     assert device.gflops
     again = testbed("profiles", "--add", tmp_path / "here.yaml", "--to", to)
-    assert (again.code, "has a device here already" in again.err) == (2, True)
+    assert (again.code, "already has a device here" in again.err) == (2, True)
     nowhere = testbed("profiles", "--add", "here", "--to", tmp_path / "no" / "such.yaml")
     assert nowhere.code == 2  # before anything is measured
     assert f"there is no folder {tmp_path / 'no'}" in nowhere.err

@@ -21,12 +21,12 @@ from testbed.topology.partition import (
     Indices,
     Natural,
     Pathological,
-    Request,
     Resampled,
+    SampleRequest,
     Shards,
     SizePartitioner,
-    TooFewError,
-    take_by_hand,
+    TooFewSamplesError,
+    draw_requested,
 )
 
 CLIENTS = [f"pi-{number}" for number in range(1, 9)]
@@ -134,13 +134,13 @@ def test_flower_partitions_by_the_clients_of_the_dataset() -> None:
     grouped = GroupedNaturalIdPartitioner(group_size=3).deal(owners, CLIENTS, 7)
     assert one == 10
     assert all(len(set(owners[part])) == 3 for part in grouped.values())
-    with pytest.raises(BadInputError, match="no partition of 240 samples for 8 devices: it makes"):
+    with pytest.raises(BadInputError, match="240 samples among 8 devices: it makes"):
         GroupedNaturalIdPartitioner(group_size=4).deal(owners, CLIENTS, 7)
     with pytest.raises(BadInputError, match=r"greater than zero\."):
         SizePartitioner(partition_sizes=(0,) * 8).deal(owners, CLIENTS, 7)
     with pytest.raises(BadInputError, match=r"partition\.alpha has 2 numbers"):
         Dirichlet(alpha=(1.0, 2.0)).deal(owners, CLIENTS, 7)
-    with pytest.raises(BadInputError, match="shards finds no partition"):
+    with pytest.raises(BadInputError, match="shards cannot divide"):
         Shards(shards_per_client=None, shard_size=200).deal(owners, CLIENTS, 7)
 
 
@@ -224,22 +224,22 @@ def test_each_device_is_one_client_of_the_dataset() -> None:
     assert all(
         len(part) == (owners == owner.pop()).sum() for part, owner in zip(parts, found, strict=True)
     )
-    told = r"8 devices, and .* 1 client with 11 samples or more \(12 in all\)\. .*, or lower"
-    with pytest.raises(BadInputError, match=told):
+    message = r"8 devices, but .* 1 client with at least 11 samples \(12 in all\)\. .*, or lower"
+    with pytest.raises(BadInputError, match=message):
         Natural(min_samples=11).deal(owners, CLIENTS, seed=1)
     with pytest.raises(BadInputError, match=r"\(6 in all\)\. Use fewer devices\.$"):
         Natural(min_samples=11).deal(owners[owners < 6], CLIENTS, seed=1)
 
 
 def test_devices_with_few_classes_choose_first() -> None:
-    requests = {"any": Request(950, None, 0), "zero": Request(50, (0,), 1)}
-    given_, rest = take_by_hand(requests, labels(1000), seed=3)
+    requests = {"any": SampleRequest(950, None, 0), "zero": SampleRequest(50, (0,), 1)}
+    given_, rest = draw_requested(requests, labels(1000), seed=3)
     assert list(given_) == ["any", "zero"]
     assert sorted(np.concatenate([*given_.values()])) == list(range(1000))
     assert not len(rest)
     assert (given_["zero"] % 10 == 0).all()
-    with pytest.raises(TooFewError, match="zero is to have 101 samples of class 0, and 100 are left"):
-        take_by_hand({"zero": Request(101, (0,), 0)}, labels(1000), seed=3)
+    with pytest.raises(TooFewSamplesError, match=r"zero needs 101 samples of class 0, .* only 100"):
+        draw_requested({"zero": SampleRequest(101, (0,), 0)}, labels(1000), seed=3)
 
 
 def test_impossible_partition_names_the_key_to_change() -> None:
@@ -273,5 +273,5 @@ def test_invalid_parameters_are_refused(scheme: str, params: dict[str, Any]) -> 
 
 def test_class_with_too_few_samples_is_reported() -> None:
     scarce = np.array([0, *[1] * 99])
-    with pytest.raises(BadInputError, match="finds no 2 classes with a sample left for each of the 8"):
+    with pytest.raises(BadInputError, match="cannot give each of 8 devices samples of 2 classes"):
         Pathological(2).deal(scarce, CLIENTS, seed=1)

@@ -17,7 +17,7 @@ from testbed.errors import BadInputError
 from testbed.host import swarm_nodes
 from testbed.host.nodes import Node
 from testbed.host.swarm_nodes import ready_nodes
-from testbed.plan import Catalog, Host, Plan, device_table, node_table, plan
+from testbed.plan import Catalog, HostResources, Plan, device_table, node_table, plan
 from testbed.runtimes.docker.specifications import planned_limits
 from testbed.topology import machines
 
@@ -49,7 +49,7 @@ def planned(
         "name: fleet\ntask: {name: digits-logreg, local: {steps: 20}}\nrule: {name: fedasync}\n"
         f"devices: [{devices}]\nstop: {{updates: 10}}\n{more}"
     )
-    host = Host((0, 1), 16 * GIB, "no netem", machines)
+    host = HostResources((0, 1), 16 * GIB, "no netem", machines)
     return plan(parsed, "swarm", host, Catalog(cpu=cpu or {}), **options)
 
 

@@ -8,10 +8,10 @@ from agents.config import AccessLink, DrawnDuration
 from testbed import topology
 from testbed.bundle import TOPOLOGIES
 from testbed.errors import BadInputError
-from testbed.plan import Host, catalog, device_table, plan, this_host, to_host_time
+from testbed.plan import HostResources, catalog, device_table, plan, this_host, to_host_time
 
 GIB = 2**30
-FOUR_CORES = Host(cores=(0, 2, 3, 5), memory=16 * GIB)
+FOUR_CORES = HostResources(cores=(0, 2, 3, 5), memory=16 * GIB)
 
 
 def fleet(devices: str, more: str = "") -> topology.Topology:
@@ -38,7 +38,9 @@ def test_last_cores_are_reserved_for_evaluations() -> None:
     assert planned.device_capacity == 1
     without = plan(fleet("{name: pi, cpu: 1}"), "docker", FOUR_CORES)
     assert (without.evaluation_cpus, without.aggregator_cpus) == ("", "0")
-    simulated = plan(fleet("{name: pi, cpu: 1}", "evaluate: {cores: 2}"), "virtual", Host((0,), GIB))
+    simulated = plan(
+        fleet("{name: pi, cpu: 1}", "evaluate: {cores: 2}"), "virtual", HostResources((0,), GIB)
+    )
     assert simulated.evaluation_cpus == ""
 
 
@@ -55,8 +57,8 @@ def test_last_cores_are_reserved_for_evaluations() -> None:
 def test_evaluations_leave_one_core_for_the_rest(cores: int, wanted: int, told: str) -> None:
     topology = fleet("{name: pi, cpu: 0.5}", f"evaluate: {{cores: {wanted}}}")
     with pytest.raises(BadInputError) as refused:
-        plan(topology, "docker", Host(tuple(range(cores)), 16 * GIB), oversubscribe=True)
-    assert f"6:19: evaluate.cores: found {wanted}, and {told}" in str(refused.value)
+        plan(topology, "docker", HostResources(tuple(range(cores)), 16 * GIB), oversubscribe=True)
+    assert f"6:19: evaluate.cores: found {wanted}, but {told}" in str(refused.value)
 
 
 def test_devices_do_not_use_evaluation_cores() -> None:
@@ -65,7 +67,7 @@ def test_devices_do_not_use_evaluation_cores() -> None:
 
 
 def test_devices_get_half_of_a_single_core() -> None:
-    planned = plan(fleet("{name: pi, cpu: 0.5}"), "docker", Host((3,), 16 * GIB))
+    planned = plan(fleet("{name: pi, cpu: 0.5}"), "docker", HostResources((3,), 16 * GIB))
     assert (planned.infrastructure_cpus, planned.device_cpus) == ("3", "3")
     assert planned.device_capacity == 0.5
     assert planned.compromises == ("Broker and aggregator share the only core with the devices",)
@@ -88,14 +90,14 @@ def test_quickstart_fits_any_number_of_cores(
 ) -> None:
     quickstart = topology.load(TOPOLOGIES / "quickstart.yaml")
     for runtime in ("docker", "process"):
-        planned = plan(quickstart, runtime, Host(cores, 16 * GIB))
+        planned = plan(quickstart, runtime, HostResources(cores, 16 * GIB))
         assert (planned.infrastructure_cpus, planned.device_cpus) == (infrastructure, devices)
         assert planned.dilation == dilation
         assert len(planned.compromises) == (2 if len(cores) == 1 else 0)
 
 
 def test_ten_shares_of_a_tenth_fit_one_core() -> None:
-    assert plan(fleet("{name: pi, count: 10, cpu: 0.1}"), "docker", Host((0, 1), 16 * GIB))
+    assert plan(fleet("{name: pi, count: 10, cpu: 0.1}"), "docker", HostResources((0, 1), 16 * GIB))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_ten_shares_of_a_tenth_fit_one_core() -> None:
         ("{name: pi, cpu: 4}", "4:27: devices[0].cpu: found 4"),
         (
             "{name: pi, count: 2, cpu: 1}]\nscenario: [{at: 2s, set: pi, cpu: 2}",
-            "5:35: scenario[0].cpu: the devices would ask for 4 cores, and there are 3 for them",
+            "5:35: scenario[0].cpu: the devices would ask for 4 cores, but there are 3 for them",
         ),
         ("{name: pi, cpu: 1, memory: 16GiB}", "4:1: devices: ask for 16.0 GiB of memory (1 x 16GiB pi)"),
     ],
@@ -217,7 +219,7 @@ def test_real_runtimes_accept_timing_and_speed_with_cpu() -> None:
 
 def test_virtual_time_fits_any_fleet() -> None:
     wanted = fleet("{name: pi, count: 20000, cpu: 8, memory: 64GiB}", "runtime: {name: virtual}")
-    planned = plan(wanted, "virtual", Host((0,), GIB))
+    planned = plan(wanted, "virtual", HostResources((0,), GIB))
     assert len(planned.devices) == 20_000
     assert planned.devices[-1].name == "pi-20000"
 

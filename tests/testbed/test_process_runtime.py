@@ -123,12 +123,12 @@ def test_run_from_start_to_stop(
     assert isinstance(sample, messages.UsageSample)
     assert sample.device == "d-1"
     assert sample.memory > 1_000_000
-    assert runtime.ended() == {}
+    assert runtime.exit_codes() == {}
 
     runtime.stop()
     runtime.stop()
     assert of(run) == []
-    assert runtime.ended().keys() == {"broker", "aggregator", "d-1", "d-2"}
+    assert runtime.exit_codes().keys() == {"broker", "aggregator", "d-1", "d-2"}
 
 
 CUTS = "scenario: [{at: 5s, disconnect: d-1, for: 1s}]"
@@ -146,7 +146,7 @@ def test_relay_is_started_if_devices_have_links(make: Make, tmp_path: Path) -> N
     assert runtime.act("d-2", SetLink({"up": None, "rtt": 0.5})) == [
         ("router", messages.DeviceOrder("d-2", SetLink({"up": None, "rtt": 0.5})))
     ]
-    with pytest.raises(BadInputError, match="loses no packets: use the docker runtime"):
+    with pytest.raises(BadInputError, match="cannot lose packets"):
         runtime.act("d-1", SetLink({"loss": 0.1}))
 
 
@@ -189,7 +189,7 @@ def test_link_rates_are_divided_by_the_dilation(make: Make, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("action", [SetLink({"up": 1_000_000}), Disconnect()])
 def test_link_change_without_a_relay_is_refused(make: Make, tmp_path: Path, action: Action) -> None:
-    with pytest.raises(BadInputError, match=r"no device has a link\. Give one a link"):
+    with pytest.raises(BadInputError, match="no device has a link: add one"):
         make(spec(tmp_path)).act("d-1", action)
 
 
@@ -249,7 +249,7 @@ def test_stop_is_quick_with_twenty_unresponsive_processes(make: Make, tmp_path: 
     runtime.stop()
     assert time.monotonic() - begin < GRACE_SECONDS + 3
     assert of(run) == []
-    assert {runtime.ended()[name] for name in names} == {-signal.SIGKILL}
+    assert {runtime.exit_codes()[name] for name in names} == {-signal.SIGKILL}
 
 
 def test_device_that_never_joined_can_be_paused(make: Make, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_device_that_never_joined_can_be_paused(make: Make, tmp_path: Path) -> N
     runtime.start()
     runtime.act("d-2", Pause())
     runtime.stop()
-    assert runtime.ended().keys() == {"broker", "aggregator", "d-1"}
+    assert runtime.exit_codes().keys() == {"broker", "aggregator", "d-1"}
 
 
 SLOW_GOODBYE = """
@@ -288,7 +288,7 @@ def test_client_restarts_at_once_when_ordered(
             runtime.act("d-1", action)
 
     def came_back() -> bool:
-        assert runtime.ended() == {}
+        assert runtime.exit_codes() == {}
         return [info.process.pid for info in of(run) if info.component == "d-1"] not in ([], [old])
 
     eventually(came_back)
@@ -305,7 +305,7 @@ def test_pending_restart_is_dropped_at_the_end(make: Make, tmp_path: Path) -> No
     runtime.act("d-1", Leave())
     runtime.act("d-1", Join())
     runtime.stop()
-    runtime.ended()
+    runtime.exit_codes()
     assert of(run) == []
 
 
@@ -319,7 +319,7 @@ def test_rejoining_client_is_neither_paused_nor_disconnected(make: Make, tmp_pat
     assert runtime.act("d-1", Join()) == [("router", messages.DeviceOrder("d-1", Reconnect()))]
 
     def back() -> list[psutil.Process]:
-        assert runtime.ended() == {}
+        assert runtime.exit_codes() == {}
         return [info.process for info in of(run) if info.component == "d-1"]
 
     (device,) = eventually(back)
@@ -336,15 +336,15 @@ def test_total_cpu_use_does_not_fall_when_a_device_ends(make: Make, tmp_path: Pa
     eventually(lambda: "d-1" not in components(run))
     assert (runtime.meter.device_cpu_seconds() or 0.0) >= used
     runtime.act("d-1", Restart())
-    eventually(lambda: runtime.ended() == {} and "d-1" in components(run))
+    eventually(lambda: runtime.exit_codes() == {} and "d-1" in components(run))
     assert eventually(lambda: (runtime.meter.device_cpu_seconds() or 0.0) > used)
 
 
 def test_device_that_exits_is_reported(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path), "raise SystemExit(3)")
     runtime.start()
-    eventually(lambda: len(runtime.ended()) == 2)
-    assert runtime.ended() == {"d-1": 3, "d-2": 3}
+    eventually(lambda: len(runtime.exit_codes()) == 2)
+    assert runtime.exit_codes() == {"d-1": 3, "d-2": 3}
     assert runtime.meter.telemetry() == []
     runtime.limit("d-1")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.plan import Catalog, Host, Plan, plan
+from testbed.plan import Catalog, HostResources, Plan, plan
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.topology import Topology, load, parse, profiles
@@ -35,7 +35,7 @@ def _topology(*devices: str) -> Topology:
 
 
 def _planned(topology: Topology, runtime: str, free: int = 32 * GIB) -> tuple[Plan, list[str]]:
-    host = Host(cores=(0, 1, 2, 3), memory=free)
+    host = HostResources(cores=(0, 1, 2, 3), memory=free)
     made = plan(topology, runtime, host, Catalog(profiles=KNOWN), oversubscribe=True)
     return made, list(made.notes)
 
@@ -102,7 +102,9 @@ def test_limit_other_than_the_profiles_is_explained() -> None:
 )
 def test_aggregator_gets_the_remaining_memory(free: int, memory: str, model: int, most: float) -> None:
     topology = _topology(f"{{name: a, count: 2, memory: {memory}, cpu: 0.1}}")
-    found = plan(topology, "docker", Host((0, 1), free), Catalog(model=model), oversubscribe=True)
+    found = plan(
+        topology, "docker", HostResources((0, 1), free), Catalog(model=model), oversubscribe=True
+    )
     assert found.aggregator_memory == most
 
 
@@ -137,7 +139,7 @@ def test_profile_with_too_little_memory_is_refused_if_enforced() -> None:
     topology = _topology("{name: a, cpu: 0.1, profile: tiny}")
     with pytest.raises(BadInputError) as refused:
         _planned(topology, "docker")
-    assert "6:34: devices[0].profile: tiny has 128MiB of memory, in which no" in str(refused.value)
+    assert "6:34: devices[0].profile: tiny has 128MiB of memory, too little for" in str(refused.value)
     assert "at least memory: 256MiB" in str(refused.value)
     for runtime in ("process", "virtual"):
         assert _planned(topology, runtime)[0].devices

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.errors import BadInputError
 from testbed.topology import profiles, yamlfile
-from testbed.topology.devices import Link
+from testbed.topology.devices import LinkSettings
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 
 LINK = "links:\n  lte: {down: 1mbit}\n"
@@ -44,7 +44,7 @@ def test_each_entry_has_a_description_and_sources() -> None:
 @pytest.mark.parametrize("name", ["2g", "3g", "3g-fast", "4g", "lte", "cable", "dsl", "edge"])
 def test_link_class_parses_like_a_topology_link(name: str) -> None:
     link = profiles.load().link(name)
-    read = Link.model_validate(link.figures())
+    read = LinkSettings.model_validate(link.figures())
     assert (read.up, read.down, read.rtt) == (link.up, link.down, link.rtt)
 
 
@@ -96,7 +96,7 @@ def test_written_profiles_are_read_back() -> None:
         ),
         (
             "devices:\n  pi: {training: {convolution: 1, depthwise: 1, memory: 1}}",
-            "2:18: devices.pi.training: has no matrix, and gflops are not given: add one of them",
+            "2:18: devices.pi.training: has no matrix, and there are no gflops: add one of the two",
         ),
         (
             "devices:\n  pi: {gflops: 1, training: {convolution: 1, memory: 1}}",
@@ -106,7 +106,7 @@ def test_written_profiles_are_read_back() -> None:
         ("link:\n  a: {up: 1mbit}", "1:1: link: unknown key; did you mean links?"),
         ("links:\n  a: {up: 5MB}", "2:11: links.a.up: found '5MB', expected bits per second"),
         ("links:\n  a: {loss: 2}", "2:13: links.a.loss: found 2, expected a share from 0 to 1"),
-        ("links:\n  a: {up: 1mbit}\n  a: {up: 2mbit}", "3:3: links.a: is on line 2 too"),
+        ("links:\n  a: {up: 1mbit}\n  a: {up: 2mbit}", "3:3: links.a: is also on line 2"),
         ("- links", "1:1: expected devices: or links:"),
     ],
 )
@@ -131,10 +131,10 @@ def test_unknown_name_gets_a_suggestion() -> None:
         found.device("pi-4")
     with pytest.raises(BadInputError, match="no device profile is called 'rasperry-pi-5': did you mean"):
         found.device("rasperry-pi-5")
-    with pytest.raises(BadInputError, match=r"no link class is called 'warp': there are 2g, 3g, "):
+    with pytest.raises(BadInputError, match=r"no link class is called 'warp': known are 2g, 3g, "):
         found.link("warp")
     with pytest.raises(BadInputError, match=r"called 'ltee': did you mean lte\?"):
-        found.only("ltee")
+        found.select("ltee")
 
 
 def test_listing_has_a_table_per_kind() -> None:
@@ -173,15 +173,15 @@ def test_listing_shows_the_error_of_training_speeds() -> None:
 
 def test_lists_and_explanations_fit_into_eighty_columns() -> None:
     found = profiles.load()
-    for text in (profiles.listing(found), profiles.explained(found)):
+    for text in (profiles.listing(found), profiles.details(found)):
         assert max(map(len, text.splitlines())) <= 80
 
 
 def test_single_entry_is_explained() -> None:
-    one = profiles.parse("links:\n  a: {description: A wire., up: 1mbit, rtt: 5ms, source: me}").only(
+    one = profiles.parse("links:\n  a: {description: A wire., up: 1mbit, rtt: 5ms, source: me}").select(
         "a"
     )
-    assert profiles.explained(one).splitlines() == [
+    assert profiles.details(one).splitlines() == [
         "a",
         "    up: 1mbit",
         "    rtt: 5ms",
@@ -192,6 +192,6 @@ def test_single_entry_is_explained() -> None:
 
 
 def test_json_listing_has_the_same_content() -> None:
-    (row,) = json.loads(json.dumps(profiles.rows(profiles.load().only("dsl"))))
+    (row,) = json.loads(json.dumps(profiles.rows(profiles.load().select("dsl"))))
     assert (row["name"], row["kind"], row["down"], row["rtt"]) == ("dsl", "link", "1500kbit", "50ms")
     assert row["loss"] is None

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agents import events
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import RecordFollower
 from testbed.watching.prometheus import RunCollector
 from tests.analysis.conftest import EVENTS, MANIFEST
 
@@ -81,15 +81,15 @@ def test_number_of_reason_series_is_bounded(tmp_path: Path) -> None:
 
 
 def test_simultaneous_scrapes_are_serialised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, read = threading.Lock(), Follower.read
+    reading, read = threading.Lock(), RecordFollower.read
 
-    def slowly(follower: Follower, most: int = -1) -> list[events.Record]:
+    def slowly(follower: RecordFollower, most: int = -1) -> list[events.Record]:
         assert reading.acquire(blocking=False), "two at once"
         time.sleep(0.05)
         reading.release()
         return read(follower, most)
 
-    monkeypatch.setattr(Follower, "read", slowly)
+    monkeypatch.setattr(RecordFollower, "read", slowly)
     collector = RunCollector(RunDirectory(tmp_path))
     with ThreadPoolExecutor(2) as pool:
         assert len([*pool.map(lambda _: [*collector.collect()], range(2))]) == 2

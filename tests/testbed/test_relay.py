@@ -20,7 +20,7 @@ from agents.device_actions import Disconnect, Reconnect, SetLink
 from testbed.relay import relay_probe
 from testbed.relay.main import OwnLink, shared_lanes
 from testbed.relay.pipe import on_wire
-from testbed.relay.sockets import Lane, Relay
+from testbed.relay.sockets import LinkLane, Relay
 from testbed.relay.traffic import Traffic
 
 HOST = "127.0.0.1"
@@ -44,7 +44,7 @@ def through(relay: Relay) -> Iterator[Through]:
     """A function of a link, and of what is shared, that gives one that makes connections through it."""
     with ExitStack() as stack:
 
-        def through(own: OwnLink, up: Sequence[Lane] = (), down: Sequence[Lane] = ()) -> Connect:
+        def through(own: OwnLink, up: Sequence[LinkLane] = (), down: Sequence[LinkLane] = ()) -> Connect:
             listener = socket.create_server((HOST, 0))
             target = stack.enter_context(socket.create_server((HOST, 0)))
             relay.listen(listener, target.getsockname(), [*up, own.up], [*down, own.down])

@@ -33,7 +33,7 @@ from testbed.errors import BadInputError
 from testbed.fidelity import requested
 from testbed.fidelity.figures import RequestedCpu, RequestedLink
 from testbed.fidelity.limits import RequestedLimits
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir import commands
@@ -56,7 +56,7 @@ stop: {after: 60s}
 
 def _spec(folder: Path) -> RunSpec:
     topology = parse(TOPOLOGY)
-    planned = plan(topology, "docker", Host((0, 1), 2**34))
+    planned = plan(topology, "docker", HostResources((0, 1), 2**34))
     return RunSpec(RunDirectory.create(folder, "asked"), topology, planned, {"a": 1, "b": 1})
 
 

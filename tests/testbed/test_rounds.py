@@ -12,12 +12,12 @@ from agents import events
 from agents.config import LocalTraining
 from testbed import topology
 from testbed.data import preparation
-from testbed.plan import Host, costs, plan, rounds
+from testbed.plan import HostResources, costs, plan, rounds
 from testbed.plan.rounds import Round
 from testbed.topology import Topology
 from tests.running import Testbed
 
-HOST = Host(cores=(0, 1, 2, 3), memory=2**34)
+HOST = HostResources(cores=(0, 1, 2, 3), memory=2**34)
 PARAMETERS = 250_000
 """A megabyte; messages have some hundred bytes more."""
 

@@ -35,12 +35,12 @@ from testbed.topology import scenario, validation_errors, yamlfile
 from testbed.topology.action_timeline import Heat, Step, timeline
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Model
-from testbed.topology.scenario import Churn, Entry
+from testbed.topology.scenario import Churn, ScenarioEntry
 
 
 class _Fleet(Model):
     devices: tuple[DeviceGroup, ...]
-    scenario: tuple[Entry, ...] = ()
+    scenario: tuple[ScenarioEntry, ...] = ()
     churn: Churn | None = None
 
     def timeline(self, seed: int = 7, horizon: float | None = None) -> list[Step]:
@@ -68,7 +68,7 @@ devices:
 def _read(text: str) -> _Fleet:
     """Read the text as testbed.topology reads a file."""
     document = yamlfile.parse(text)
-    fleet = validation_errors.validated(_Fleet, document)
+    fleet = validation_errors.validate(_Fleet, document)
     problems = [*scenario.problems(fleet.scenario, fleet.churn, fleet.devices, document.source)]
     if problems:
         raise document.source.error(problems)
@@ -116,7 +116,7 @@ def test_every_action_becomes_steps_in_order_of_time() -> None:
         (40.0, "slow-3", Leave()),
         (50.0, "slow-2", Crash()),
     )
-    assert scenario.absent(fleet.scenario, fleet.devices) == {"late-1"}
+    assert scenario.absent_at_start(fleet.scenario, fleet.devices) == {"late-1"}
     assert fleet.timeline(horizon=20.0) == fleet.timeline()[:5]
 
 
@@ -248,12 +248,12 @@ def test_device_that_crashed_for_good_may_rejoin() -> None:
         (5.0, "fast", Join()),
         (5.0, "slow-1", Join()),
     )
-    assert not scenario.absent(fleet.scenario, fleet.devices)
+    assert not scenario.absent_at_start(fleet.scenario, fleet.devices)
 
 
 def test_device_that_leaves_before_it_joins_is_present_at_the_start() -> None:
     fleet = _scenario("{at: 9s, join: [slow, late]}", "{at: 5s, leave: slow-2}")
-    gone = scenario.absent(fleet.scenario, fleet.devices)
+    gone = scenario.absent_at_start(fleet.scenario, fleet.devices)
     assert gone == {"slow-1", "slow-3", "late-1", "late-2"}
 
 
@@ -409,19 +409,19 @@ def _told(text: str) -> str:
         ("{at: 1s, set: fast, link: {rtt: 1s, delay: 1s}}", "7:41: scenario[0].link.delay: unknown key"),
         ("{at: 1s, set: fast, link: {up: 5}}", "scenario[0].link.up: found 5"),
         ("{at: 1s, set: fast, link: {upp: 5kbit}}", "scenario[0].link.upp: unknown key"),
-        ("{at: 1s, crash: fast, cpu: 1}", "7:32: scenario[0].cpu: goes with set, not with crash"),
+        ("{at: 1s, crash: fast, cpu: 1}", "7:32: scenario[0].cpu: applies to set, not to crash"),
         ("{at: 1s, pause: fast, for: 1s, restart_after: 1s}", "scenario[0].restart_after"),
-        ("{at: 1s, crash: fast, for: 1s}", "7:32: scenario[0].for: goes with pause and disconnect"),
-        ("{at: 1s, leave: fast, for: 1s}", "for: goes with pause and disconnect, not with leave"),
-        ("{at: 1s, pause: fast}", "7:21: scenario[0].pause: does not say for how long"),
-        ("{at: 1s, disconnect: fast}", "scenario[0].disconnect: does not say for how long: add for"),
+        ("{at: 1s, crash: fast, for: 1s}", "7:32: scenario[0].for: applies to pause and disconnect"),
+        ("{at: 1s, leave: fast, for: 1s}", "for: applies to pause and disconnect, not to leave"),
+        ("{at: 1s, pause: fast}", "7:21: scenario[0].pause: has no duration"),
+        ("{at: 1s, disconnect: fast}", "scenario[0].disconnect: has no duration: add for"),
         ("{at: 1s, pause: fast, for: 0s}", "scenario[0].for: found '0s'"),
         ("{at: 0s, join: [fast, slow, late]}", "6:1: scenario: every device joins later"),
         (
             "{at: 1s, crash: fast, restart_after: 1s}\n  - {at: 2s, join: fast}",
-            "7:10: scenario[0].at: fast is not there before it joins, at 2 s: write a later time",
+            "7:10: scenario[0].at: fast is absent until it joins at 2 s: write a later time",
         ),
-        ("{at: 1s, pause: fast, for: 1s}\n  - {at: 2s, join: fast}", "fast is not there before it"),
+        ("{at: 1s, pause: fast, for: 1s}\n  - {at: 2s, join: fast}", "fast is absent until it"),
     ],
 )
 def test_invalid_scenarios_are_refused(entry: str, told: str) -> None:
@@ -430,7 +430,7 @@ def test_invalid_scenarios_are_refused(entry: str, told: str) -> None:
 
 def test_ambiguous_device_name_is_refused() -> None:
     devices = "devices: [{name: pi, cpu: 1}, {name: pi, count: 2, cpu: 1}]\n"
-    told = "scenario[0].leave: found 'pi', which is a device and a group too: rename one of the two"
+    told = "scenario[0].leave: found 'pi', which is both a device and a group: rename one of the two"
     assert told in _told(devices + "scenario: [{at: 1s, leave: pi}]")
 
 
@@ -438,9 +438,9 @@ def test_ambiguous_device_name_is_refused() -> None:
     ("churn", "told"),
     [
         ("{rate: 2/min, downtime: 1s, devices: slo}", "6:45: churn.devices: found 'slo'"),
-        ("{rate: 2, downtime: 1s}", "6:15: churn.rate: found 2, expected how often per s, min or h"),
+        ("{rate: 2, downtime: 1s}", "6:15: churn.rate: found 2, expected a number above zero"),
         ("{rate: 0/s, downtime: 1s}", "churn.rate: found '0/s'"),
-        ("{rate: 2/day, downtime: 1s}", "churn.rate: found '2/day', expected how often per s, min or h"),
+        ("{rate: 2/day, downtime: 1s}", "churn.rate: found '2/day', expected a number above zero"),
         ("{rate: 2/min}", "6:8: churn: downtime is missing; add it"),
         ("{rate: 2/min, downtime: 10}", "churn.downtime: found 10"),
         (
@@ -464,17 +464,20 @@ def test_invalid_churn_is_refused(churn: str, told: str) -> None:
         ("{on: 0s, off: 0s}", "availability: both on and off last 0 s, expected one of them above zero"),
         (
             "{on: 1s, off: {distribution: pareto, scale: 1s, shape: 1}}",
-            "availability.off: has no finite mean, so no share of time that is on: add start, such as",
+            "availability.off: has no finite mean, from which",
         ),
         ("{trace: [[0s, on]], on: 1s}", "availability.on: does not go with trace"),
         ("{on: 1s, off: 1s, loop: 1s}", "availability.loop: goes with trace"),
-        ("{trace: []}", "availability.trace: has no moment"),
-        ("{trace: [[1s, on]]}", "availability.trace: begins at 1 s, expected its first one at 0s"),
+        ("{trace: []}", "availability.trace: has no entry"),
+        ("{trace: [[1s, on]]}", "availability.trace: begins at 1 s, expected its first time"),
         ("{trace: [[0s, on], [0s, off]]}", "availability.trace: has 0 s after 0 s"),
         ("{trace: [[0s]]}", "availability.trace[0]: found a list"),
         ("{trace: [[0s, yes]]}", "availability.trace[0][1]: found 'yes', expected on or off"),
-        ("{trace: [[0s, on], [9s, off]], loop: true}", "loop: found true, expected how long one pass"),
-        ("{trace: [[0s, on], [9s, off]], loop: 9s}", "loop: found 9 s, expected above the trace's last"),
+        ("{trace: [[0s, on], [9s, off]], loop: true}", "loop: found true, expected the duration"),
+        (
+            "{trace: [[0s, on], [9s, off]], loop: 9s}",
+            "loop: found 9 s, expected more than the last time",
+        ),
         ("{trace: [[0s, on]], loop: 9s}", "loop: has nothing to repeat"),
     ],
 )
@@ -518,7 +521,7 @@ def test_thermal_throttling_applies_to_the_current_share() -> None:
         ("cpu: 1, thermal: {after: 5s, to: 0}", "thermal.to: found 0, expected a share above 0"),
         ("cpu: 1, thermal: {after: 5s, to: 2}", "thermal.to: found 2, expected a share"),
         ("cpu: 1, thermal: {after: 5s}", "thermal: to is missing"),
-        ("timing: 1s, thermal: {after: 5s, to: 0.5}", "thermal: has nothing to act on"),
+        ("timing: 1s, thermal: {after: 5s, to: 0.5}", "thermal: has no effect"),
     ],
 )
 def test_invalid_thermal_settings_are_refused(device: str, told: str) -> None:
@@ -550,9 +553,9 @@ churn: {rate: 2/min, downtime: 10s, devices: nano}
 
 def test_json_schema_has_the_scenario_keys() -> None:
     schema = _Fleet.model_json_schema()
-    entry = schema["$defs"]["Entry"]
+    entry = schema["$defs"]["ScenarioEntry"]
     assert {"required": ["crash"]} in entry["oneOf"]
-    assert entry["properties"]["for"]["description"].startswith("How long")
+    assert entry["properties"]["for"]["description"].startswith("With pause or disconnect")
     json.dumps(schema)
 
 
@@ -596,7 +599,7 @@ def test_timeline_is_ordered_and_switches_alternate(
     steps = fleet.timeline(seed, horizon=60.0)
     assert [step.at for step in steps] == sorted(step.at for step in steps)
     ends: dict[Action, Action] = {Restart(): Crash(), Resume(): Pause(), Reconnect(): Disconnect()}
-    gone = set(scenario.absent(fleet.scenario, fleet.devices))
+    gone = set(scenario.absent_at_start(fleet.scenario, fleet.devices))
     held: set[tuple[str, Action]] = set()
     for device, action in ((step.device, step.action) for step in steps):
         if isinstance(action, SetCpu):

@@ -13,17 +13,17 @@ from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.wire import messages
 from testbed import broker
 from testbed.errors import BadInputError
-from testbed.plan import Host, agent_configs, plan
+from testbed.plan import HostResources, agent_configs, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.shaper import Shaper, choose_shaper, lack_of_netem
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.docker.container_actions import Device, respond
+from testbed.runtimes.docker.container_actions import ContainerDevice, respond
 from testbed.topology import Topology, parse
 from testbed.traits import RUNTIMES
 
-LACKING = Host((0, 1), 2**34, "this kernel has no netem (Specified qdisc kind is unknown)")
-HAVING = Host((0, 1), 2**34, None)
+LACKING = HostResources((0, 1), 2**34, "this kernel has no netem (Specified qdisc kind is unknown)")
+HAVING = HostResources((0, 1), 2**34, None)
 LINKED = "devices: [{name: pi, cpu: 0.2, link: {up: 1mbit, rtt: 80ms}}]"
 
 
@@ -88,7 +88,7 @@ def test_netem_is_tried_on_this_kernel() -> None:
     assert found is None or "netem" in found
 
 
-def _spec(folder: Path, host: Host) -> RunSpec:
+def _spec(folder: Path, host: HostResources) -> RunSpec:
     topology = asking("auto")
     planned = plan(topology, "docker", host)
     return RunSpec(RunDirectory.create(folder, "shaped"), topology, planned, {"pi": 1})
@@ -107,16 +107,18 @@ def _spec(folder: Path, host: Host) -> RunSpec:
         ),
     ],
 )
-def test_link_changes_go_to_the_active_shaper(tmp_path: Path, host: Host, orders: list[Any]) -> None:
+def test_link_changes_go_to_the_active_shaper(
+    tmp_path: Path, host: HostResources, orders: list[Any]
+) -> None:
     spec = _spec(tmp_path, host)
-    device = Device(spec.plan.devices[0], away=False)
+    device = ContainerDevice(spec.plan.devices[0], away=False)
     found = respond(spec, device, SetLink({"up": None, "rtt": 0.3, "loss": None}))
     assert found.orders == orders
     assert found.limits is None
 
 
 @pytest.mark.parametrize(("host", "netem"), [(HAVING, True), (LACKING, False)])
-def test_device_and_router_get_the_shaper(tmp_path: Path, host: Host, netem: bool) -> None:
+def test_device_and_router_get_the_shaper(tmp_path: Path, host: HostResources, netem: bool) -> None:
     """With netem the router's delay line holds no packets."""
     spec = _spec(tmp_path, host)
     accounts = broker.accounts("shaped", ["pi"])

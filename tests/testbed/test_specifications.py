@@ -15,7 +15,7 @@ import yaml
 
 from testbed.host.gpus import Gpus, HostGpu
 from testbed.images import Images
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.containers import ContainerLaunch
@@ -60,7 +60,7 @@ GPUS = Gpus((HostGpu("GPU-1", "A40", 48 * 2**30, (8, 6)), HostGpu("GPU-2", "A40"
 def launched(name: str) -> tuple[ContainerLaunch, RunSpec]:
     """The launch of TOPOLOGIES[name] on a host of four cores."""
     topology = parse(TOPOLOGIES[name])
-    host = Host((0, 1, 2, 3), 2**34, "this kernel has no netem", gpus=GPUS)
+    host = HostResources((0, 1, 2, 3), 2**34, "this kernel has no netem", gpus=GPUS)
     planned = plan(topology, "docker", host)
     spec = RunSpec(RunDirectory(Path("/runs/fleet-1")), topology, planned, {})
     ours = Images("testbed-agent:1", "testbed-broker:1", "testbed-base:1", "testbed-agent-cuda:1")

@@ -132,5 +132,5 @@ def test_run_without_evidence_gives_no_estimate(tmp_path: Path) -> None:
 def test_runs_of_different_work_are_refused_together(tmp_path: Path) -> None:
     local = {"steps": 50, "batch_size": 16, "lr": 0.1}
     other = simulated(tmp_path, task={"name": "digits-logreg", "local": local})
-    with pytest.raises(BadInputError, match="differ in their task or batch size"):
+    with pytest.raises(BadInputError, match="differ in task or batch size"):
         testbed.step_time([simulated(tmp_path), other])

@@ -154,7 +154,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseExcepti
         if plan.traits.simulated:
             return worker.execute(topology, plan, directory, options, report)
         runtime = topology.runtime.model_copy(update={"name": "virtual"})
-        virtual = topology.virtual.filled([("step_time", 0.1)])
+        virtual = topology.virtual.with_defaults([("step_time", 0.1)])
         timed = topology.model_copy(update={"runtime": runtime, "virtual": virtual})
         plan = planning.plan_topology(timed, Options())
         result = worker.execute(timed, plan, directory, options, report)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from testbed.images import Images
-from testbed.runtimes.docker.containers import Attachment, Container, CpuLimits, Mount, Network
+from testbed.runtimes.docker.containers import Attachment, BridgeNetwork, Container, CpuLimits, Mount
 from testbed.runtimes.swarm.context import without_group
-from testbed.runtimes.swarm.node_images import pushes
+from testbed.runtimes.swarm.node_images import images_to_push
 from testbed.runtimes.swarm.services import (
     ServiceFile,
     ServiceOptions,
     Volume,
     network_arguments,
     service_arguments,
-    short,
+    short_name,
 )
 
 DEVICE = Container(
@@ -85,14 +85,18 @@ def test_node_services_have_their_own_files() -> None:
 
 def test_networks_and_service_names() -> None:
     labels = {"testbed.run": "r-1"}
-    assert network_arguments(Network(name="testbed-r-1-server", labels=labels))["driver"] == "overlay"
-    bridge = network_arguments(Network(name="testbed-r-1-data", labels=labels, options={"mtu": "1450"}))
+    assert (
+        network_arguments(BridgeNetwork(name="testbed-r-1-server", labels=labels))["driver"] == "overlay"
+    )
+    bridge = network_arguments(
+        BridgeNetwork(name="testbed-r-1-data", labels=labels, options={"mtu": "1450"})
+    )
     assert (bridge["driver"], bridge["scope"], bridge["internal"]) == ("bridge", "swarm", True)
     long = "testbed-" + 60 * "x" + "-pi"
-    assert len(short(long)) <= 63
-    assert short(long) != short(long + "2")
-    assert short(long).endswith("-pi")
-    assert short(short(long)) == short(long)
+    assert len(short_name(long)) <= 63
+    assert short_name(long) != short_name(long + "2")
+    assert short_name(long).endswith("-pi")
+    assert short_name(short_name(long)) == short_name(long)
 
 
 def test_images_are_tagged_for_a_registry() -> None:
@@ -100,7 +104,7 @@ def test_images_are_tagged_for_a_registry() -> None:
     built = Images(
         agent="testbed-agent:1", broker="testbed-broker:2", base="testbed-base:3", groups=groups
     )
-    assert pushes(built, "registry.example:5000/team/") == [
+    assert images_to_push(built, "registry.example:5000/team/") == [
         ("testbed-base:3", "registry.example:5000/team/testbed-base", "3"),
         ("testbed-agent:1", "registry.example:5000/team/testbed-agent", "1"),
         ("testbed-broker:2", "registry.example:5000/team/testbed-broker", "2"),

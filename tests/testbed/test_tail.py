@@ -7,13 +7,13 @@ import pytest
 
 from agents import events
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower, Samples
+from testbed.rundir.tail import RecordFollower, Samples
 from tests.testbed.record_factories import STARTED
 
 
 def test_follower_reads_each_complete_line_once(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    follower = Follower(path)
+    follower = RecordFollower(path)
     assert follower.read() == []  # not there yet
     first, second, third = STARTED, events.Note(1.0, "härter"), events.VersionMade(2.0, 1, 3)
     line = events.to_line(second)
@@ -34,7 +34,7 @@ def test_follower_reads_a_long_file_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     records = [events.Note(float(k), "härter") for k in range(10)]
     path.write_text("".join(map(events.to_line, records)), encoding="utf-8")
-    follower, pieces = Follower(path), []
+    follower, pieces = RecordFollower(path), []
     while piece := follower.read(150):
         pieces.append(piece)
     assert len(pieces) > 2

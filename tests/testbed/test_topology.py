@@ -13,12 +13,12 @@ from agents.config import AccessLink, DrawnDuration, LocalTraining, Named
 from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.topology.misplaced_keys import BELONGS
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken"
-TWO_CORES = Host(cores=(0, 1), memory=16 * 2**30)
+TWO_CORES = HostResources(cores=(0, 1), memory=16 * 2**30)
 
 MINIMAL = """
 name: minimal
@@ -35,8 +35,8 @@ def test_file_that_is_no_topology_is_reported_once(tmp_path: Path) -> None:
     sweep.write_text("topology: a.yaml\ngrid: {seed: [1, 2]}\n", encoding="utf-8")
     other.write_text("services: {}\nvolumes: {}\n", encoding="utf-8")
     for path, told in {
-        sweep: f"{sweep}:1:1: this is a sweep, and no topology: testbed sweep {sweep}\n",
-        other: f"{other}:1:1: this is no topology, which has the keys name, task, rule,",
+        sweep: f"{sweep}:1:1: this is a sweep, not a topology: run testbed sweep {sweep}\n",
+        other: f"{other}:1:1: this is not a topology, which has the keys name, task, rule,",
         tmp_path: f"{tmp_path}: cannot be read: this is a folder: name a file in it",
     }.items():
         with pytest.raises(BadInputError) as refused:
@@ -50,11 +50,11 @@ def test_file_that_is_no_topology_is_reported_once(tmp_path: Path) -> None:
     [
         ("unknown-key", "9:5: devices[0].memroy", "unknown key; did you mean memory?"),
         ("wrong-unit", "6:37: devices[0].memory", "found '512mbit', expected a size above zero"),
-        ("megabytes", "9:11: devices[0].link.up", "write 40mbit if you mean bytes"),
+        ("megabytes", "9:11: devices[0].link.up", "write 40mbit for bytes"),
         ("negative-cpu", "8:10: devices[1].cpu", "found -0.5, expected a positive share of one host"),
         ("unknown-rule", "3:14: rule.name", "; did you mean fedbuff?"),
-        ("duplicate-device", "7:12: devices[1].name", "named 'pi-1' is there already, from line 6"),
-        ("device-named-as-a-group", "7:12: devices[1].name", "a device or group named 'pi' is there"),
+        ("duplicate-device", "7:12: devices[1].name", "the name 'pi-1' is already used on line 6"),
+        ("device-named-as-a-group", "7:12: devices[1].name", "the name 'pi' is already used"),
         ("tab", "6:1", "found a tab, expected spaces"),
         ("empty", "1:1", "the file is empty, expected a topology; `testbed new topology NAME`"),
         ("too-much-cpu", "5:1: devices", "ask for 1.75 cores (3 x 0.5 big, 1 x 0.25 small)"),
@@ -73,7 +73,7 @@ def test_invalid_topology_is_refused_with_place_and_fix(file: str, place: str, t
 
 def test_missing_file_gets_a_suggestion() -> None:
     path = BROKEN / "emty.yaml"
-    with pytest.raises(BadInputError, match=r"emty\.yaml: there is no such file \(did you mean .*empty"):
+    with pytest.raises(BadInputError, match=r"emty\.yaml: no such file \(did you mean .*empty"):
         topology.load(path)
 
 
@@ -120,7 +120,7 @@ def test_error_shows_its_line() -> None:
         ("---", "(expected a single document in the stream that begins on line 2); remove the line ---"),
         ("rule: &r {name: *r}", "4:7: not YAML: this value contains itself"),
         ("rule: !!python/object/apply:os.getcwd []", "4:7: not YAML: could not determine a constructor"),
-        ("1: 2", "4:1: not YAML: keys are texts"),
+        ("1: 2", "4:1: not YAML: a key must be a text"),
         ("rule: " + "[" * 5000, "nested too deeply"),
     ],
 )
@@ -298,10 +298,10 @@ def test_device_speeds_follow_their_distribution(
 @pytest.mark.parametrize(
     ("found", "instead", "told"),
     [
-        ("fedavg", "fedasync", "3:48: task.local.fednova: the rule fedasync does not take normalised"),
-        (", flops_per_step: 1e6", "", "8:15: devices[1].gflops: how long a step takes is not known"),
+        ("fedavg", "fedasync", "3:48: task.local.fednova: the rule fedasync does not accept normalised"),
+        (", flops_per_step: 1e6", "", "8:15: devices[1].gflops: needs the number of operations"),
         ("gflops: 10, speed: 0.5, ", "", "8:5: devices[1]: found none of cpu, profile, timing"),
-        ("gflops: 10", "cpu: 0.1", "8:32: devices[1].speed: has nothing to act on"),
+        ("gflops: 10", "cpu: 0.1", "8:32: devices[1].speed: has no effect"),
         ("speed: 0.5", "speed: 0", "8:34: devices[1].speed: value is 0, expected a number above 0"),
         ("speed: 0.5", "speed: fast", "devices[1].speed: found 'fast'"),
         ("mean: 1,", "mean: 0.05,", "7:66: devices[0].speed.mean: found 0.05"),
@@ -340,8 +340,8 @@ def test_schema_has_the_parameters_of_every_rule_and_task() -> None:
     rules = schema["properties"]["rule"]["discriminator"]["mapping"]
     assert sorted(rules) == sorted(RULES)
     assert schema["$defs"]["FedBuff"]["properties"]["buffer_size"]["description"] == "K."
-    assert schema["$defs"]["Local"]["properties"]["lr"]["description"] == "Step size."
-    assert schema["$defs"]["Evaluate"]["properties"]["every"]["default"] == "2s"
+    assert schema["$defs"]["LocalSettings"]["properties"]["lr"]["description"] == "Step size."
+    assert schema["$defs"]["EvaluationSettings"]["properties"]["every"]["default"] == "2s"
     json.dumps(schema)
 
 
@@ -364,11 +364,11 @@ def test_reading_a_topology_imports_nothing_heavy() -> None:
         ),
         ("cpu: 0.1", "cpu: 0.1, up: 1mbit", "devices[0].up: unknown key; it belongs under link"),
         ("buffer_size: 3", "buffer_size: 3, lr: 1", "rule.lr: unknown key; it belongs under task.local"),
-        ("name: fedbuff", "name: fedasync", "rule.buffer_size: unknown key; fedasync has mixing, "),
+        ("name: fedbuff", "name: fedasync", "rule.buffer_size: unknown key; the keys of fedasync are"),
         (
             "local:",
             "partition: {scheme: iid, alpha: 1}, local:",
-            "alpha: unknown key; iid has no keys of",
+            "alpha: unknown key; iid has no keys",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.plan import Host, plan
+from testbed.plan import HostResources, plan
 from testbed.runtimes import Emulator, Simulator, emulator, simulator
 from testbed.runtimes.docker import runtime as docker
 from testbed.runtimes.process import runtime as process
@@ -41,7 +41,7 @@ def test_unknown_runtime_has_no_traits() -> None:
         "devices: [{name: d, cpu: 0.1}]\nstop: {after: 10s}\n"
     )
     names = "docker, swarm, process or virtual"
-    for asks in (traits, emulator, lambda name: plan(topology, name, Host((0, 1), 2**34))):
+    for asks in (traits, emulator, lambda name: plan(topology, name, HostResources((0, 1), 2**34))):
         with pytest.raises(BadInputError, match=f"called 'dokcer', expected {names}"):
             asks("dokcer")
     assert not is_simulated("dokcer")

@@ -25,7 +25,7 @@ from agents.rules.interface import ClientSide
 from agents.timing.nanoseconds import SECOND, Nanoseconds
 from agents.wire import payloads
 from testbed.virtual import faults
-from testbed.virtual.device import Device, OngoingTraining
+from testbed.virtual.device import OngoingTraining, VirtualDevice
 from testbed.virtual.event_queue import DEVICE, SCENARIO, EventQueue
 from tests.testbed import devices
 
@@ -44,10 +44,10 @@ class World:
         self.told: Told = []
         self.works: list[OngoingTraining] = []
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> VirtualDevice:
         return self.lives[-1]
 
-    def new_device(self, name: str) -> Device:
+    def new_device(self, name: str) -> VirtualDevice:
         line = self.lives[-1].line
         self.lives.append(devices.device(self.queue, line=line, start=self.start))
         return self.lives[-1]
@@ -59,35 +59,38 @@ class World:
     def now(self) -> Nanoseconds:
         return self.queue.now
 
-    def say_last(
-        self, device: Device, words: Sequence[payloads.UpdateMessage], heard: Callable[[], None]
+    def send_last(
+        self,
+        device: VirtualDevice,
+        messages: Sequence[payloads.UpdateMessage],
+        on_gone: Callable[[], None],
     ) -> None:
         def passes() -> None:
-            for word in words:
+            for word in messages:
                 self.told.append((self.now / SECOND, f"{word.kind} {word.vector[0]:g}"))
-            heard()
+            on_gone()
 
-        if device.cut_off:
+        if device.is_cut_off:
             device.held_by_network.append(passes)
         else:
             passes()
 
-    def when_reachable(self, device: Device, callback: Callable[[], None]) -> None:
+    def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
         def due() -> None:
             if device.alive:
                 callback()
 
-        if device.cut_off:
+        if device.is_cut_off:
             device.held_by_network.append(due)
         elif device.frozen_at is not None:
             device.held_by_pause.append(due)
         else:
             due()
 
-    def at(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
+    def call_at(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
         self.queue.plan(time, DEVICE, 0, callback)
 
-    def work_on(self, device: Device, work: OngoingTraining) -> None:
+    def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
         device.working_on = work
         self.works.append(work)
 
@@ -238,7 +241,7 @@ def test_resume_of_a_running_device_changes_nothing() -> None:
     world = World()
     world.play((2, Resume()), (3, Disconnect()), (4, Resume()), until=5)
     (life,) = world.lives
-    assert (life.lost_to_pauses, life.cut_off, life.silent_since) == (0, True, 3 * SECOND)
+    assert (life.lost_to_pauses, life.is_cut_off, life.silent_since) == (0, True, 3 * SECOND)
 
 
 def test_restarted_client_respects_the_devices_holds() -> None:
@@ -246,12 +249,12 @@ def test_restarted_client_respects_the_devices_holds() -> None:
     held.play((2, Disconnect()), (3, Pause()), (4, Crash()), (5, Restart()), until=6)
     first, second = held.lives
     assert (first.alive, second.alive) == (False, True)
-    assert (second.cut_off, second.frozen_at) == (True, 5 * SECOND)
+    assert (second.is_cut_off, second.frozen_at) == (True, 5 * SECOND)
     assert (second.silent_since, second.held_by_network) == (2 * SECOND, first.held_by_network)
     joined = World()
     joined.play((2, Disconnect()), (3, Pause()), (4, Leave()), (5, Join()), until=6)
     second = joined.lives[1]
-    assert (second.cut_off, second.frozen_at, second.silent_since) == (False, None, None)
+    assert (second.is_cut_off, second.frozen_at, second.silent_since) == (False, None, None)
     second.line.upload(1, lambda _: joined.told.append((6, "arrived")))
     joined.play()
     assert joined.told[-1] == (6, "arrived")
@@ -284,11 +287,11 @@ def _working(*, computed: float) -> World:
 def test_half_the_share_doubles_the_remaining_time() -> None:
     world = _working(computed=10)
     world.play((4, SetCpu(0.25)))
-    assert [work.ended for work in world.works] == [16 * SECOND]
+    assert [work.end_time for work in world.works] == [16 * SECOND]
     assert world.lives[0].speed.computing(1) == 4 * SECOND
     paused = _working(computed=10)
     paused.play((3, Pause()), (4, SetCpu(0.25)), (5, Resume()), (6, SetCpu(0.5)))
-    assert [work.ended for work in paused.works] == [17 * SECOND, 10.5 * SECOND]
+    assert [work.end_time for work in paused.works] == [17 * SECOND, 10.5 * SECOND]
 
 
 def test_share_does_not_change_finished_work() -> None:

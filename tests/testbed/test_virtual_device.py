@@ -35,26 +35,26 @@ def test_work_without_duration_is_done_at_once() -> None:
 
 
 def test_minimum_duration_applies_if_it_ends_later() -> None:
-    assert _work(computed=110, floor=120).ended == 120
-    assert _work(computed=110, floor=105).ended == 110
+    assert _work(computed=110, floor=120).end_time == 120
+    assert _work(computed=110, floor=105).end_time == 110
     assert _work(computed=110, floor=120).progress(105) == 1
 
 
 def test_slower_cpu_prolongs_the_remaining_work() -> None:
     work = _work()
-    slower = work.slower(104, 2.5)  # 6 ns are left to compute: they take 15
+    slower = work.slowed_down(104, 2.5)  # 6 ns are left to compute: they take 15
     assert slower == OngoingTraining(
         training=work.training, started=7, since=104, done=Fraction(16, 10), computed=119, floor=0
     )
     assert slower.progress(104) == Fraction(16, 10)
     assert slower.progress(109) == Fraction(24, 10)  # a third of the 2.4 steps that were left
-    assert slower.slower(109, 0.1).computed == 110
+    assert slower.slowed_down(109, 0.1).computed == 110
 
 
 def test_slower_cpu_does_not_prolong_the_minimum_duration() -> None:
-    assert _work(computed=104, floor=110).slower(102, 3).ended == 110  # computed at 108
-    assert _work(computed=104, floor=110).slower(102, 5).ended == 112
-    computed = _work(computed=104, floor=110).slower(106, 5)
+    assert _work(computed=104, floor=110).slowed_down(102, 3).end_time == 110  # computed at 108
+    assert _work(computed=104, floor=110).slowed_down(102, 5).end_time == 112
+    computed = _work(computed=104, floor=110).slowed_down(106, 5)
     assert (computed.computed, computed.floor, computed.done) == (106, 110, Fraction(24, 10))
 
 
@@ -82,27 +82,27 @@ def test_interrupted_training_finishes_its_current_step(at: int, steps: int, end
 def test_interrupt_after_a_change_of_speed() -> None:
     """One of 4 steps is done by 110 and the other three would be by 140; the running step ends at
     120."""
-    work = _work(computed=140).slower(110, 1)
+    work = _work(computed=140).slowed_down(110, 1)
     assert work.done == 1
     cut = work.cut_short(111)
     assert cut.done == 1
-    assert (cut.training.steps, cut.since, cut.ended) == (2, 110, 120)
-    assert work.slower(110, 1).cut_short(110).ended == 110
+    assert (cut.training.steps, cut.since, cut.end_time) == (2, 110, 120)
+    assert work.slowed_down(110, 1).cut_short(110).end_time == 110
 
 
 def test_training_cut_to_zero_steps_ends_at_once() -> None:
     work = _work().cut_short(100)
     assert work.progress(100) == 0
-    assert work.cut_short(100).ended == 100
+    assert work.cut_short(100).end_time == 100
 
 
 def test_paused_time_is_not_running_time() -> None:
     one = device(EventQueue())
-    assert (one.awake(5), one.running_time(5)) == (5, 5)
+    assert (one.last_awake(5), one.running_time(5)) == (5, 5)
     one.freeze(10)
-    assert (one.awake(17), one.running_time(17)) == (10, 10)
+    assert (one.last_awake(17), one.running_time(17)) == (10, 10)
     one.thaw(20)
-    assert (one.awake(23), one.running_time(23)) == (23, 13)
+    assert (one.last_awake(23), one.running_time(23)) == (23, 13)
     one.freeze(30)
     one.thaw(35)
     assert one.lost_to_pauses == 15
@@ -130,9 +130,9 @@ def test_queued_messages_pass_first_after_an_outage() -> None:
     queue, heard = EventQueue(), list[str]()
     one = device(queue)
     one.plug(connected=False)
-    assert one.cut_off
+    assert one.is_cut_off
     one.line.upload(1, lambda at: heard.append(f"sent, there at {at}"))
-    one.held_by_network.append(lambda: heard.append(f"kept, cut off: {one.cut_off}"))
+    one.held_by_network.append(lambda: heard.append(f"kept, cut off: {one.is_cut_off}"))
     assert heard == []
     one.plug(connected=True)
     play(queue)

@@ -7,7 +7,7 @@ from testbed.virtual.event_queue import ARRIVAL, DEVICE, LINK, SCENARIO, EventQu
 
 def _played(queue: EventQueue) -> None:
     """All that is due now."""
-    while (callback := queue.due()) is not None:
+    while (callback := queue.pop_due()) is not None:
         callback()
 
 
@@ -30,11 +30,11 @@ def test_events_of_one_instant_have_a_fixed_order() -> None:
 
 def test_later_events_are_not_due() -> None:
     queue, heard = EventQueue(), list[int]()
-    assert (queue.now, queue.next, queue.due()) == (0, None, None)
+    assert (queue.now, queue.next, queue.pop_due()) == (0, None, None)
     for time in (8, 3):
         queue.plan(time, SCENARIO, 0, lambda time=time: heard.append(time))  # type: ignore[misc]
     assert queue.next == 3
-    assert queue.due() is None
+    assert queue.pop_due() is None
     queue.now = 3
     _played(queue)
     assert (heard, queue.next) == ([3], 8)
@@ -48,4 +48,4 @@ def test_cleared_queue_is_empty() -> None:
     queue = EventQueue()
     queue.plan(0, SCENARIO, 0, lambda: None)
     queue.clear()
-    assert (queue.next, queue.due()) == (None, None)
+    assert (queue.next, queue.pop_due()) == (None, None)

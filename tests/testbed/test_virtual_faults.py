@@ -22,7 +22,7 @@ from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
-from testbed.virtual.run import Recorder, _simulation
+from testbed.virtual.run import FileRecorder, _simulation
 from testbed.virtual.simulation import Simulation
 
 AFTER = 200
@@ -59,7 +59,7 @@ def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, Simulation, li
     topology, plan = planning.plan_file(path, Options())
     directory = RunDirectory.create(folder, "run")
     spec, prepared = preparing.prepare(topology, plan, directory, Options(), View())
-    with closing(Recorder(directory, View())) as recorder:
+    with closing(FileRecorder(directory, View())) as recorder:
         simulation = _simulation(spec, prepared, View(), recorder)
         simulation.run(0.0, lambda: False)
     return spec, simulation, list(events.read(directory.events))

@@ -18,7 +18,7 @@ from agents.config import AccessLink, LocalTraining, SharedLink
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.virtual.event_queue import SCENARIO, EventQueue
-from testbed.virtual.network import Line, Network, Pipe
+from testbed.virtual.network import Line, SharedPipe, VirtualNetwork
 from tests.testbed.devices import play
 
 MBIT = 1_000_000
@@ -44,7 +44,7 @@ class Times:
         packets: bool = False,
     ) -> None:
         self.queue = EventQueue()
-        self.network = Network(self.queue, seed, server_link, steady=steady, packets=packets)
+        self.network = VirtualNetwork(self.queue, seed, server_link, steady=steady, packets=packets)
         self.arrivals: list[tuple[str, float]] = []
 
     def at(self, time: float, happens: Callable[[], None]) -> None:
@@ -326,7 +326,7 @@ class Waits:
     def __init__(self, queue: EventQueue) -> None:
         self.queue, self.ended = queue, -1.0
 
-    def through(self, pipe: Pipe) -> None:
+    def on_done(self, pipe: SharedPipe) -> None:
         self.ended = to_seconds(self.queue.now)
 
 
@@ -334,7 +334,7 @@ class Waits:
 def test_flow_within_a_nanosecond_of_its_end_is_finished(bits: float, ended: float) -> None:
     """At 1 bit/s, beside a flow that is through at once."""
     queue = EventQueue()
-    pipe, flows = Pipe(queue, 1.0), [Waits(queue), Waits(queue)]
+    pipe, flows = SharedPipe(queue, 1.0), [Waits(queue), Waits(queue)]
     pipe.enter(flows[0], 0.0)
     pipe.enter(flows[1], bits)
     play(queue)
@@ -345,7 +345,7 @@ def test_flow_within_a_nanosecond_of_its_end_is_finished(bits: float, ended: flo
 def test_shared_link_is_fair_bit_by_bit(flows: list[tuple[int, int]]) -> None:
     """(start in s, size in bit) at 1 bit/s, against small steps of time."""
     queue = EventQueue()
-    pipe = Pipe(queue, 1.0)
+    pipe = SharedPipe(queue, 1.0)
     waiting = [Waits(queue) for _ in flows]
     for flow, (start, size) in zip(waiting, flows, strict=True):
         queue.plan(from_seconds(start), SCENARIO, 0, functools.partial(pipe.enter, flow, size))

@@ -68,7 +68,7 @@ def test_choosing_an_objective_draws_no_random_numbers() -> None:
 )
 def test_stacked_models_fit_into_the_cache(inputs: int, classes: int, models: int) -> None:
     train = Shard(np.zeros((1, inputs), np.uint8), np.zeros(1, np.int64))
-    assert Softmax(train, nn.Linear(inputs, classes)).at_once(32) == models
+    assert Softmax(train, nn.Linear(inputs, classes)).stack_size(32) == models
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,16 @@ def test_stacked_models_fit_into_the_cache(inputs: int, classes: int, models: in
 )
 def test_gathered_samples_fit_into_the_cache(dtype: type[np.generic], width: int, jobs: int) -> None:
     train = Shard(np.zeros((1, 64), dtype), np.zeros(1, np.int64))
-    assert Softmax(train, nn.Linear(64, 10)).gathered_at_once(width) == jobs
+    assert Softmax(train, nn.Linear(64, 10)).gather_size(width) == jobs
 
 
 def test_number_of_points_processed_together() -> None:
     squares = Squares(Shard(np.zeros((3, 64), np.float32), np.zeros(3, np.int64)))
-    assert squares.at_once(32) == 80  # 655,360 // (4 · 32 · 64)
-    assert squares.at_once(2560) == 1  # exactly
-    assert squares.at_once(5120) == 1
+    assert squares.stack_size(32) == 80  # 655,360 // (4 · 32 · 64)
+    assert squares.stack_size(2560) == 1  # exactly
+    assert squares.stack_size(5120) == 1
     one = Squares(Shard(np.zeros((3, 1), np.float32), np.zeros(3, np.int64)))
-    assert one.at_once(1) == 163_840  # 655,360 // 4
+    assert one.stack_size(1) == 163_840  # 655,360 // 4
 
 
 def test_scratch_memory_is_reused_until_more_is_needed() -> None:

@@ -80,7 +80,7 @@ def test_unstacked_trainings_are_computed_as_they_fall_due() -> None:
 def test_lazy_pool_computes_only_requested_results() -> None:
     pool, together = _pool(lazily=True)
     first, second, third = (_ticket(pool, client) for client in range(3))
-    second.wanted()
+    second.request_result()
     assert _ends(first) == [4]
     assert together == [2]
     assert _ends(second) == [8]
@@ -92,7 +92,7 @@ def test_results_are_computed_once() -> None:
     pool, together = _pool()
     first = _ticket(pool, 0)
     first.outcome()
-    first.wanted()
+    first.request_result()
     assert _ends(_ticket(pool, 1)) == [8]
     assert together == [1, 1]
 
@@ -101,10 +101,10 @@ def test_result_for_more_steps_is_discarded() -> None:
     pool, together = _pool()
     cut = _ticket(pool, 0, steps=3)
     assert _ends(cut) == [7]
-    cut.cut(3)
+    cut.shorten(3)
     assert _ends(cut) == [7]
     assert together == [1]
-    cut.cut(2)
+    cut.shorten(2)
     assert _ends(cut) == [6]
     assert together == [1, 1]
 
@@ -112,7 +112,7 @@ def test_result_for_more_steps_is_discarded() -> None:
 def test_zero_steps_need_no_computation() -> None:
     pool, together = _pool()
     none = _ticket(pool, 0, steps=1)
-    none.cut(0)
+    none.shorten(0)
     other = _ticket(pool, 1, steps=0)
     assert _ends(none, other) == [0, 0]
     assert math.isnan(none.outcome().loss)

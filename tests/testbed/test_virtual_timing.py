@@ -13,7 +13,7 @@ from agents.timing.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice, costs
 from testbed.plan.costs import StepCost, StepTime, goodput
 from testbed.topology import Virtual
-from testbed.virtual.timing import Speed, latency
+from testbed.virtual.timing import ComputeTimes, latency
 
 
 def _device(**fields: Any) -> PlannedDevice:
@@ -41,7 +41,7 @@ def test_time_of_fifty_steps(device: PlannedDevice, seconds: float) -> None:
     cost = StepCost(flops=0.1e9, time=StepTime(0.002))
     timing = Timing(device.timing, None, np.random.default_rng, speed=device.speed)
     timing.begin()
-    computing = Speed(device, cost).computing(50)
+    computing = ComputeTimes(device, cost).computing(50)
     assert to_seconds(max(computing, timing.floor)) == pytest.approx(seconds)
 
 
@@ -49,25 +49,25 @@ def test_cost_of_a_step_rises_with_smaller_shares() -> None:
     time = StepTime(0.002, 0.0032)
     found = [time.at(share) for share in (2.0, 1.0, 0.5, 0.25, 0.125, 1 / 64)]
     assert found == pytest.approx([0.002, 0.002, 0.0024, 0.0028, 0.0032, 0.0044])
-    speed = Speed(_device(cpu=0.25), StepCost(time=time))
+    speed = ComputeTimes(_device(cpu=0.25), StepCost(time=time))
     assert to_seconds(speed.computing(50)) == pytest.approx(50 * 0.0028 / 0.25)
 
 
 def test_update_overhead_is_added_to_the_steps() -> None:
     cost = StepCost(flops=1e9, time=StepTime(0.002), update=0.003)
-    of_a_share = Speed(_device(cpu=0.25), cost)
+    of_a_share = ComputeTimes(_device(cpu=0.25), cost)
     assert to_seconds(of_a_share.computing(50)) == pytest.approx(0.412)
-    of_its_own = Speed(_device(gflops=1.0), cost)
+    of_its_own = ComputeTimes(_device(gflops=1.0), cost)
     assert to_seconds(of_its_own.computing(1)) == 1.0
 
 
 def test_start_time_does_not_depend_on_the_share() -> None:
     cost = StepCost(flops=1e9, time=StepTime(0.002), start=1.5)
-    speed = Speed(_device(cpu=0.25), cost)
+    speed = ComputeTimes(_device(cpu=0.25), cost)
     assert to_seconds(speed.starting()) == 1.5
     speed.set_share(0.5)
     assert to_seconds(speed.starting()) == 1.5
-    of_its_own = Speed(_device(gflops=1.0), cost)
+    of_its_own = ComputeTimes(_device(gflops=1.0), cost)
     assert of_its_own.starting() == 0
 
 
@@ -87,19 +87,19 @@ def test_default_update_cost_applies_without_times_in_the_topology(
 
 
 def test_smaller_share_prolongs_all_steps() -> None:
-    speed = Speed(_device(cpu=0.5), StepCost(time=StepTime(0.002)))
+    speed = ComputeTimes(_device(cpu=0.5), StepCost(time=StepTime(0.002)))
     assert speed.set_share(0.125) == 4
     assert to_seconds(speed.computing(50)) == pytest.approx(0.8)
 
 
 def test_unknown_durations_are_zero_at_any_share() -> None:
-    speed = Speed(_device(cpu=0.5), StepCost())
+    speed = ComputeTimes(_device(cpu=0.5), StepCost())
     assert speed.computing(50) == 0
     assert speed.set_share(0.25) == 1
 
 
 def test_one_second_of_operations_takes_exactly_a_second() -> None:
-    speed = Speed(_device(gflops=1.0), StepCost(flops=1e9))
+    speed = ComputeTimes(_device(gflops=1.0), StepCost(flops=1e9))
     assert speed.computing(1) == 1_000_000_000
 
 

@@ -362,7 +362,7 @@ def test_unstackable_models_are_trained_one_by_one() -> None:
     task, train = Own(layer=functools.partial(Peculiar, 3, 3)), _points(4)
     trainer = BatchTrainer(task, train)
     assert trainer.remark is not None
-    assert "torch.func.vmap does not take the model: vmap: It looks like you" in trainer.remark
+    assert "torch.func.vmap does not work with the model: vmap: It looks like you" in trainer.remark
     jobs = _jobs(task, train, {}) * 3
     for k, (own, job, result) in enumerate(
         zip(_trainers(task, train, jobs), jobs, trainer.run(jobs), strict=True)

@@ -19,7 +19,7 @@ from testbed.data import datasets
 from testbed.data.datasets import Columns
 from testbed.plan import step_work
 from testbed.speed.kinds import Work
-from testbed.topology.data_settings import Data
+from testbed.topology.data_settings import DataSettings
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ class Foreign(Task):
 def test_step_that_cannot_run_has_no_count(
     shape: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreign = Columns(Data(hub="a/b", input=("img",), label="label"), shape=shape)
+    foreign = Columns(DataSettings(hub="a/b", input=("img",), label="label"), shape=shape)
     monkeypatch.setitem(datasets.DATASETS, "foreign", foreign)
     assert step_work.count_step_work(Foreign(), 4) is None
 

@@ -1,1 +1,1 @@
-"""The `docker` runtime: devices in containers of one engine."""
+"""The `docker` runtime: devices are containers of one Docker engine."""

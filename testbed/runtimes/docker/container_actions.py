@@ -1,4 +1,4 @@
-"""Devices in containers, and what actions do to them: CPU limits, and orders to other processes."""
+"""Actions on devices in containers: new CPU limits, and orders to other processes."""
 
 from __future__ import annotations
 
@@ -29,28 +29,31 @@ from testbed.runtimes.docker.specifications import UNLIMITED, planned_limits, st
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ContainerDevice:
     """A device's state after the actions so far."""
 
     planned: PlannedDevice
     away: bool
-    """Whether its client is absent or was ordered to end, and may start."""
+    """Whether its client is absent or was ordered to end, so that it may start again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Result of an action: the device's new state, orders to others, and its container's limits."""
+    """Result of an action: the device's new state, orders to other processes, and new CPU limits."""
 
-    device: Device
+    device: ContainerDevice
     orders: list[AddressedOrder]
     limits: CpuLimits | None = None
-    """None: unchanged."""
+    """New CPU limits of the device's container; None: unchanged."""
 
 
-def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None = None) -> Response:
-    """The response to `action`; `exit_code` is that of the device's container, None while it runs. Pure.
+def respond(
+    spec: RunSpec, device: ContainerDevice, action: Action, exit_code: int | None = None
+) -> Response:
+    """Return the response to `action`. Pure.
 
-    Raises BadInputError for what cannot be done.
+    `exit_code` is that of the device's container; None while it runs. Raises BadInputError if the action
+    is not possible.
     """
     name = device.planned.name
     match action:
@@ -58,15 +61,15 @@ def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None
             planned = replace(device.planned, cpu=cpu)
             return Response(replace(device, planned=planned), [], planned_limits(planned))
         case SetLink(changes):
-            return Response(device, _of_link(spec, name, changes))
+            return Response(device, _link_orders(spec, name, changes))
         case Crash() | Leave():
             return Response(replace(device, away=True), [(name, DeviceOrder(name, action))])
         case Restart() | Join() if exit_code is not None:
             raise BadInputError(
-                f"{name} cannot start again: its container has ended (exit code {exit_code}) with "
-                "its client, which nobody had told to end. See its log."
+                f"{name} cannot restart: its client exited unexpectedly, and its container with it "
+                f"(exit code {exit_code}). See its log."
             )
-        case Restart() | Join() if device.away:  # else it is there, and stays under its quota
+        case Restart() | Join() if device.away:  # else it is running, and keeps its quota
             return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], UNLIMITED)
         case Restart() | Join() | Pause() | Resume() | Disconnect() | Reconnect():
             return Response(device, [(name, DeviceOrder(name, action))])
@@ -74,15 +77,17 @@ def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None
             assert_never(action)
 
 
-def _of_link(spec: RunSpec, device: str, requested: Mapping[str, float | None]) -> list[AddressedOrder]:
+def _link_orders(
+    spec: RunSpec, device: str, requested: Mapping[str, float | None]
+) -> list[AddressedOrder]:
     """Orders that change a device's link. Raises BadInputError."""
     changes = to_host_time(requested, spec.plan.dilation)
     impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
     rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
     if impaired and not spec.plan.is_routed:
         raise BadInputError(
-            f"{', '.join(impaired)} cannot change in this run, which has no router: no "
-            "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
+            f"{', '.join(impaired)} cannot change in this run, because no device has a link: add one to "
+            "the topology, such as link: {rtt: 1ms}"
         )
     if spec.plan.uses_netem:
         return [(device, DeviceOrder(device, SetLink(rates | impaired)))]
@@ -92,9 +97,11 @@ def _of_link(spec: RunSpec, device: str, requested: Mapping[str, float | None]) 
     return orders
 
 
-class Devices:
-    """The devices of a run. `exit_code` tells that of a device's container, None while it runs;
-    `set_limits` has the engine set its CPU limits, beside its memory limit in bytes."""
+class ContainerDevices:
+    """States of the devices of a run.
+
+    `exit_code` returns the exit code of a device's container, None while it runs. `set_limits` makes the
+    engine set a device's CPU limits and memory limit (bytes)."""
 
     def __init__(
         self,
@@ -106,20 +113,21 @@ class Devices:
         self._exit_code = exit_code
         self._set_limits = set_limits
         absent = spec.plan.absent
-        self.states = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
+        self.states = {d.name: ContainerDevice(d, d.name in absent) for d in spec.plan.devices}
         self._limited: set[str] = set()
 
     def limit(self, name: str) -> None:
-        """Put the device under its CPU quota."""
+        """Apply the device's CPU quota."""
         self._limit(name, planned_limits(self.states[name].planned))
 
     def begin(self) -> None:
-        """Limit those that have not been limited: the run clock starts."""
+        """Limit the devices that have no limit yet, as the run clock starts."""
         for name in self.states.keys() - self._limited:
             self._limit(name, starting_limits(self.states[name].planned))
 
     def act(self, name: str, action: Action) -> list[AddressedOrder]:
-        """Do `action` as far as the engine does it; the orders for others. Raises BadInputError."""
+        """Carry out the engine's part of `action`; return orders for other processes. Raises
+        BadInputError."""
         code = self._exit_code(name) if isinstance(action, Restart | Join) else None
         response = respond(self._spec, self.states[name], action, code)
         if response.limits is not None:

@@ -1,4 +1,4 @@
-"""Specifications of networks and containers, as data; `testbed.runtimes.docker.executor` makes them."""
+"""Specifications of networks and containers as data; `testbed.runtimes.docker.executor` creates them."""
 
 from __future__ import annotations
 
@@ -7,31 +7,39 @@ from dataclasses import dataclass, field
 
 RUN_LABEL = "testbed.run"
 COMPONENT_LABEL = "testbed.part"
-"""(As in 0.2.0, of whose runs `testbed down` may find something.)"""
+"""The label's text is that of version 0.2.0, so that `testbed down` also finds runs of that version."""
 DIRECTORY_LABEL = "testbed.directory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """A bridge."""
+class BridgeNetwork:
+    """A bridge network."""
 
     name: str
     labels: Mapping[str, str]
     internal: bool = True
-    """Whether it has no way out."""
+    """Whether it is isolated from all other networks."""
     options: Mapping[str, str] = field(default_factory=dict)
+    """Options of Docker's bridge driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
+    """Connection of a container to a network."""
+
     network: str
     aliases: tuple[str, ...]
+    """Host names of the container on that network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
+    """A file or folder of the host in a container."""
+
     source: str
+    """Path on the host."""
     target: str
+    """Path in the container."""
     read_only: bool = True
 
 
@@ -40,66 +48,71 @@ class CpuLimits:
     """CPU limits of a container; None leaves a limit unchanged."""
 
     quota: int | None = None
-    """µs per period; -1: without limit."""
+    """CPU time per period in µs; -1: unlimited."""
     period: int | None = None
-    """µs."""
+    """Period of the quota in µs."""
     weight: int | None = None
-    """Against other containers that want a core at once."""
+    """Weight relative to other containers that want the same core."""
     cpus: str | None = None
-    """cpuset, as in `1-3`."""
+    """CPUs on which it may run, such as `1-3`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container with least privilege: whatever it may do beyond that has a field."""
+    """A container with the least privileges by default; further privileges are fields."""
 
     component: str
-    """Of the run: `broker`, `aggregator`, `router`, `mps` or a device. Its host name."""
+    """Component of the run: `broker`, `aggregator`, `router`, `mps` or a device. Also its host name."""
     name: str
     image: str
     command: tuple[str, ...] = ()
-    """Empty: the image's own."""
+    """Empty: the image's command."""
     user: int
+    """Numeric user id."""
     group: int
+    """Numeric group id."""
     labels: Mapping[str, str]
     environment: Mapping[str, str] = field(default_factory=dict)
     networks: tuple[Attachment, ...] = ()
     published: tuple[int, ...] = ()
-    """TCP ports that can be reached on 127.0.0.1."""
+    """TCP ports that are published on 127.0.0.1."""
     mounts: tuple[Mount, ...] = ()
     cpu: CpuLimits = CpuLimits()
-    """As it starts."""
+    """CPU limits when it starts."""
     cgroup_parent: str
     """Control group that it shares with other containers of the run."""
     memory: int | None = None
-    """Bytes, swap included; None: without limit."""
+    """Memory limit in bytes, including swap; None: unlimited."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the host's GPUs that it may use."""
     ipc: str | None = None
-    """Inter-process communication: `shareable`, or `container:` and the name of one that is; None: its
-    own."""
+    """Inter-process communication: `shareable` with other containers, or `container:NAME` to use that of
+    another one; None: private."""
     pids: int = 128
+    """Maximum number of processes and threads."""
     cap_drop: tuple[str, ...] = ("ALL",)
     cap_add: tuple[str, ...] = ()
     security: tuple[str, ...] = ("no-new-privileges:true",)
+    """Docker's security options."""
     read_only: bool = True
-    """Its root file system."""
+    """Whether its root file system is read-only."""
     tmpfs: Mapping[str, str] = field(default_factory=lambda: {"/tmp": "size=16m,noexec,nosuid"})  # noqa: S108
     sysctls: Mapping[str, str]
     dns: tuple[str, ...] = ("127.0.0.1",)
-    """Whom the engine asks, in the container's own network, for names that are not its own: nobody.
-    Otherwise it would ask the host's servers, some engines in the host's network, from where names
-    carry words out of a network that has no way out."""
+    """Name servers for names that the engine does not know. By default there is none at this address, so
+    that such names do not resolve: forwarded to the host's name servers, they could carry data out of an
+    isolated network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerLaunch:
-    """All that is launched for a run, in this order."""
+    """Everything to launch for a run."""
 
-    networks: tuple[Network, ...]
+    networks: tuple[BridgeNetwork, ...]
     broker: Container
     aggregator: Container
     devices: tuple[Container, ...]
     router: Container | None
+    """Router of the devices' links; None if no device has a link."""
     mps: Container | None = None
-    """NVIDIA's MPS, started before the devices, where any of them shares a GPU."""
+    """NVIDIA's MPS, which starts before the devices; None if no device shares a GPU."""

@@ -1,4 +1,5 @@
-"""Has the Docker engine make what specifications (`testbed.runtimes.docker.containers`) describe."""
+"""Requests to a Docker engine: create what specifications (`testbed.runtimes.docker.containers`)
+describe, change limits, read logs and files, isolate devices, and remove everything of a run."""
 
 from __future__ import annotations
 
@@ -31,52 +32,60 @@ from testbed.errors import HostError, from_os_error
 from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory, last_lines
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL, Container, CpuLimits, Network
+from testbed.runtimes.docker.containers import (
+    COMPONENT_LABEL,
+    RUN_LABEL,
+    BridgeNetwork,
+    Container,
+    CpuLimits,
+)
 from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 
 Spare = Callable[[Mapping[str, Any]], bool]
-"""Whether a container, as the engine lists it, is to be left alone."""
+"""Predicate on a container, as the engine lists it: True to leave it alone."""
 PARALLEL = 2
-"""Containers that are started, or removed, at once. More are hardly faster, as the engine does one thing
-after the other, and occasionally make it miscount what is on a network, which it then keeps until it is
-restarted (moby issue 42119)."""
+"""Number of containers to start, or remove, at the same time. More are hardly faster, because the engine
+works on one after the other, and sometimes make it count the containers of a network wrongly, so that it
+keeps the network until the engine is restarted (moby issue 42119)."""
 SERVICE_LABEL = "com.docker.swarm.service.id"
-"""The engine's label of the containers of a Swarm's service."""
+"""The engine's label of containers that belong to a Swarm's service."""
 _NOT_MOUNTED = "bind source path does not exist: "
-"""Beginning of the engine's error if the path to mount does not exist for it."""
+"""Text in the engine's error if the path to mount does not exist for the engine."""
 _SYSTEMD = Path("/run/systemd/system")
-"""Exists if systemd is this machine's init."""
+"""Folder that exists if systemd is the init of this host."""
 _STOP = (
     "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager "
     "StopUnit ss {unit} replace || systemctl stop {unit}"
 )
-"""Without a system bus, root has a socket of systemd's."""
+"""Shell command that makes systemd stop a unit: by the system bus or, without one, by systemd's own
+socket, which only root may use."""
 _REMOVED_EXIT_CODE = 137
-"""Reported for a container that has been removed."""
+"""Exit code to report for a container that was removed."""
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
-"""After this a network stays that the engine believes to be in use."""
+"""Seconds for which to retry the removal of a network that the engine believes to be in use."""
 _REMOVAL_TIMEOUT_SECONDS = 60.0
-"""Timeout for the removal of one more container, while the engine answers."""
+"""Maximum seconds between two successful removals of containers, while the engine answers."""
 _MAX_SILENCES = 3
-"""Times that the engine may be silent for longer than a request may take."""
+"""Maximum number of requests to remove a container that may time out."""
 
 
 @contextmanager
 def as_host_error(what: str) -> Iterator[None]:
-    """Raises HostError in place of what the SDK raises."""
+    """Context that raises HostError ("the Docker engine could not `what`") in place of the SDK's
+    errors."""
     try:
         yield
     except ERRORS as error:
         if _NOT_MOUNTED in (answer := str(error)):
             path = answer.partition(_NOT_MOUNTED)[2].rstrip('")')
             raise HostError(
-                f"the Docker engine sees other files than testbed: it has no {path}. Have the folder of "
-                "the runs at the same path for both (docs/guide/faq.md)"
+                f"the Docker engine sees other files than testbed: {path} does not exist for it. Mount "
+                "the folder of the runs at the same path for both (docs/guide/faq.md)"
             ) from error
         raise HostError(f"the Docker engine could not {what}: {error}") from error
 
 
-def create_network(engine: docker.DockerClient, network: Network) -> None:
+def create_network(engine: docker.DockerClient, network: BridgeNetwork) -> None:
     engine.api.create_network(
         network.name,
         driver="bridge",
@@ -107,7 +116,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         sysctls=dict(container.sysctls),
         mem_limit=container.memory,
         memswap_limit=container.memory,
-        device_requests=_gpus(container.gpus),
+        device_requests=_device_requests(container.gpus),
         ipc_mode=container.ipc,
         network_mode=None if container.networks else "none",
         cgroup_parent=container.cgroup_parent,
@@ -137,9 +146,9 @@ def start(engine: docker.DockerClient, container: Container) -> str:
     return created
 
 
-def _gpus(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
-    """The request for GPUs, as `docker run --gpus` makes it, with the parts of NVIDIA's driver that CUDA
-    and MPS (compute) and NVML (utility) need."""
+def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
+    """Request for GPUs like that of `docker run --gpus`, with the parts of NVIDIA's driver that CUDA and
+    MPS (compute) and NVML (utility) need; None without GPUs."""
     if not uuids:
         return None
     wanted = [["gpu", "compute", "utility"]]
@@ -147,13 +156,16 @@ def _gpus(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
 
 
 def cgroup_driver(engine: docker.DockerClient) -> str:
-    """`cgroupfs` or `systemd`."""
+    """The engine's driver of control groups: `cgroupfs` or `systemd`."""
     return str(engine.api.info().get("CgroupDriver", "cgroupfs"))
 
 
-def weigh(engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]) -> str | None:
-    """Give the control groups of `run` CPU `weights`, by group, in those of a single process. Returns
-    why that was not possible; None if it was. Raises HostError if the kernel then has others."""
+def set_group_weights(
+    engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]
+) -> str | None:
+    """Set the CPU `weights` of the control groups of `run`; 1 is the weight of a single process. Returns
+    the reason if that was not possible, else None. Raises HostError if the kernel then has other
+    weights."""
     found = cgroups.weights(run, weights)
     if len(found) < len(weights):
         return "the engine's control groups are not in this host's file system"
@@ -171,10 +183,10 @@ def weigh(engine: docker.DockerClient, image: str, run: str, weights: Mapping[st
 
 
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
-    """Remove the control groups of `run`, which the engine leaves behind. Those that are slices of
-    systemd it would make again, at its next reload at the latest: it is to stop them."""
+    """Remove the control groups of `run`, which the engine leaves behind. systemd would create its
+    slices again, at its next reload at the latest, so that it has to stop them first."""
     seen = [folder.name for folder in cgroups.folders(run)]
-    # A controller in a container may not see any.
+    # In a container, the controller may not see any.
     slices = sorted({name for name in seen or cgroups.names(run) if name.endswith(cgroups.SLICE)})
     if slices:
         _stop_units(engine, image, run, slices)
@@ -188,15 +200,15 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
         _on_cgroups(engine, image, run, commands)
     elif cgroups.writable([folder.parent for folder in found]):
         for folder in found:
-            with suppress(OSError):  # one that is not empty yet, or gone
+            with suppress(OSError):  # it is not empty yet, or removed already
                 folder.rmdir()
     elif image is not None:
         _on_cgroups(engine, image, run, [f"rmdir {quote(str(folder))}" for folder in found])
 
 
 def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units: Sequence[str]) -> None:
-    """Have the host's systemd stop `units`. An ordinary user has no right to, but a container of the
-    engine has: one that runs the host's own programs, and reaches systemd by the system bus."""
+    """Make the host's systemd stop `units`. An ordinary user may not do so, but a container of the
+    engine may, which runs the host's own programs and reaches systemd by the system bus."""
     command = ["sh", "-c", "; ".join(_STOP.format(unit=quote(unit)) for unit in units)]
     if os.getuid() == 0 and _SYSTEMD.exists():
         subprocess.run(command, capture_output=True, check=False)
@@ -217,15 +229,15 @@ def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units:
 def _on_cgroups(
     engine: docker.DockerClient, image: str, run: str, commands: Sequence[str]
 ) -> str | None:
-    """Run shell commands on this host's control groups as root, with no other rights and no network.
-    Returns what went wrong."""
+    """Run shell commands on this host's control groups as root, without other privileges and without a
+    network. Returns the error; None if there was none."""
     try:
         _as_root(
             engine,
             image,
             run,
             ["sh", "-c", "; ".join(commands)],
-            cap_add=["DAC_OVERRIDE"],  # the kernel closes the folders of hierarchies even to their owner
+            cap_add=["DAC_OVERRIDE"],  # the folders of hierarchies are closed even to their owner
             network_mode="none",
             volumes={"/sys/fs/cgroup": {"bind": "/sys/fs/cgroup", "mode": "rw"}},
         )
@@ -237,11 +249,11 @@ def _on_cgroups(
 def _as_root(
     engine: docker.DockerClient, image: str, run: str, command: Sequence[str], **rights: Any
 ) -> None:
-    """Run `command` as root of this host, with no other `rights` than are given. Raises ERRORS."""
-    docker_engine.run_output(engine, image, command, helper(run), user="0:0", **rights)
+    """Run `command` in a container as root of this host, with only the `rights` given. Raises ERRORS."""
+    docker_engine.run_output(engine, image, command, helper_labels(run), user="0:0", **rights)
 
 
-def helper(run: str) -> dict[str, str]:
+def helper_labels(run: str) -> dict[str, str]:
     """Labels of a short-lived container of `run`, by which `testbed down` finds it."""
     return {RUN_LABEL: run, COMPONENT_LABEL: "helper"}
 
@@ -255,10 +267,10 @@ def isolate(
     *,
     here: bool = True,
 ) -> None:
-    """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`; `here` says whether
-    they may be on this host. Raises HostError."""
+    """Isolate containers on `network` from each other. `found` has MAC and IPv4 address of each, by id;
+    `here`: they may be on this host. Raises HostError."""
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
-    pids = {container: _process(engine, container) for container in found}
+    pids = {container: _engine_pid(engine, container) for container in found}
     ends = [Endpoint(pids[container], *each) for container, each in found.items()]
     try:
         if (
@@ -266,8 +278,8 @@ def isolate(
             and kernel.may_change_networks()
             and bridge in (name for _, name in socket.if_nameindex())
             and shutil.which("bridge")
-            # In another namespace one that is not there has not ended, and must not be passed over.
-            and all(_is_seen(pids[container], container) for container in found)
+            # Isolation skips processes that have ended: those of another namespace would look like that.
+            and all(_is_visible(pids[container], container) for container in found)
         ):
             isolation.isolate(bridge, ends)
         else:
@@ -282,22 +294,23 @@ def isolate(
             )
     except (isolation.IsolationError, OSError, *ERRORS) as error:
         raise HostError(
-            f"the devices cannot be isolated from each other ({error}), so the run does not start. It "
-            "takes Linux 4.18 or newer with the traffic control filter bpf; or run the devices as "
+            f"the devices cannot be isolated from each other ({error}), so the run does not start. This "
+            "needs Linux 4.18 or newer with the traffic control filter bpf; else run the devices as "
             "processes: --runtime process"
         ) from error
 
 
-def put(
+def put_files(
     engine: docker.DockerClient,
     container: str,
     where: str,
     files: Mapping[str, bytes | Path],
     folders: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Put `files` (bytes, or a path of this host) into the folder `where` of a container, and make its
-    `folders`, each of a user, for whom it is with the files in it. Of a file no more is in memory than a
-    piece."""
+    """Copy `files` (bytes, or a path on this host) into the folder `where` of a container.
+
+    `folders` are created first; each has the id of the user who owns it and the files in it. Large files
+    are copied in pieces."""
     with tempfile.TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as archive:
             for name, user in folders.items():
@@ -320,7 +333,7 @@ def put(
 
 
 def read_file(engine: docker.DockerClient, container: str, path: str) -> bytes | None:
-    """The content of a small file in a container; None where there is none."""
+    """Read a small file in a container; None if it does not exist."""
     try:
         pieces, _ = engine.api.get_archive(container, path)
         with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
@@ -331,8 +344,8 @@ def read_file(engine: docker.DockerClient, container: str, path: str) -> bytes |
 
 
 def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Path) -> None:
-    """Make the folder `to` have the files of the folder `path` of a container, without what is below
-    it; as it is, where the container has none. Raises ERRORS, OSError."""
+    """Replace the folder `to` by the folder `path` of a container, without its subfolders. No effect if
+    the container has no such folder. Raises ERRORS, OSError."""
     partial = to.with_name(f"{to.name}.partial")
     try:
         pieces, _ = engine.api.get_archive(container, path)
@@ -347,7 +360,7 @@ def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Pat
         with tarfile.open(fileobj=packed) as archive:
             for entry in archive:
                 inside = Path(entry.name)
-                # A device's client has written it: nothing but plain files, and none elsewhere.
+                # A device's client wrote these: accept plain files only, and none outside the folder.
                 if entry.isreg() and len(inside.parts) == 2 and inside.name not in ("", ".."):
                     content = archive.extractfile(entry)
                     if content is not None:
@@ -360,18 +373,20 @@ def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Pat
 def limit(
     engine: docker.DockerClient, container: str, cpu: CpuLimits, memory: int | None = None
 ) -> None:
-    """Change its CPU limits; one that has ended is left alone. `memory`, its limit in bytes, stays as it
-    is and must be given: with the systemd driver on cgroup v2, a change without it permits swap."""
-    kept: dict[str, Any] = {} if memory is None else {"mem_limit": memory, "memswap_limit": memory}
+    """Change the CPU limits of a container; no effect on one that has ended.
+
+    `memory` is its unchanged memory limit in bytes; None: it has none. It must be set again, because
+    with the systemd driver on cgroup v2, a change without it permits swap."""
+    unchanged: dict[str, Any] = {} if memory is None else {"mem_limit": memory, "memswap_limit": memory}
     try:
-        engine.api.update_container(container, **_limits(cpu), **kept)
+        engine.api.update_container(container, **_limits(cpu), **unchanged)
     except APIError:
         if exit_code(engine, container) is None:
             raise
 
 
 def _limits(cpu: CpuLimits) -> dict[str, Any]:
-    """The limits by the SDK's names."""
+    """Limits by their names in the SDK."""
     limits = {
         "cpu_period": cpu.period,
         "cpu_quota": cpu.quota,
@@ -382,7 +397,7 @@ def _limits(cpu: CpuLimits) -> dict[str, Any]:
 
 
 def exit_code(engine: docker.DockerClient, container: str) -> int | None:
-    """None while it runs."""
+    """Exit code of a container; None while it runs."""
     try:
         state = engine.api.inspect_container(container)["State"]
     except NotFound:
@@ -390,19 +405,19 @@ def exit_code(engine: docker.DockerClient, container: str) -> int | None:
     return None if state["Running"] else int(state["ExitCode"])
 
 
-def _process(engine: docker.DockerClient, container: str) -> int:
-    """Id of its first process where the engine runs; 0 where it has ended."""
+def _engine_pid(engine: docker.DockerClient, container: str) -> int:
+    """Id of the container's first process in the engine's namespace; 0 if it has ended."""
     return int(engine.api.inspect_container(container)["State"]["Pid"])
 
 
 def pid(engine: docker.DockerClient, container: str) -> int:
-    """Id of its first process; 0 where it has ended or this host does not see it."""
-    found = _process(engine, container)
-    return found if _is_seen(found, container) else 0
+    """Id of the container's first process; 0 if it has ended, or is not visible on this host."""
+    found = _engine_pid(engine, container)
+    return found if _is_visible(found, container) else 0
 
 
-def _is_seen(process: int, container: str) -> bool:
-    """Whether `process` of the engine's is the same here, and of `container`."""
+def _is_visible(process: int, container: str) -> bool:
+    """Whether `process`, an id in the engine's namespace, is a process of `container` in ours."""
     try:
         return container in Path(f"/proc/{process}/cgroup").read_text()
     except OSError:
@@ -410,13 +425,13 @@ def _is_seen(process: int, container: str) -> bool:
 
 
 def published_port(engine: docker.DockerClient, container: str, port: int) -> int | None:
-    """The port of 127.0.0.1 that leads to the container's `port`; None where it has ended."""
+    """Port on 127.0.0.1 that leads to the container's `port`; None if the container has ended."""
     bindings = engine.api.inspect_container(container)["NetworkSettings"]["Ports"]
     return int(bindings[f"{port}/tcp"][0]["HostPort"]) if bindings else None
 
 
 def addresses(engine: docker.DockerClient, network: str) -> dict[str, tuple[str, str]]:
-    """MAC and IPv4 address of each container on `network`, by its id."""
+    """MAC and IPv4 address of each container on `network`, by container id."""
     attached = engine.api.inspect_network(network)["Containers"]
     return {
         key: (entry["MacAddress"], entry["IPv4Address"].partition("/")[0])
@@ -425,13 +440,13 @@ def addresses(engine: docker.DockerClient, network: str) -> dict[str, tuple[str,
 
 
 def networks(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
-    """Networks of `run` (of all runs), as the engine lists them."""
+    """Networks of `run` (None: of all runs), as the engine lists them."""
     found: list[dict[str, Any]] = engine.api.networks(filters={"label": _label(run)})
     return found
 
 
 def containers(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
-    """Containers of `run` (of all runs), as the engine lists them: one request, no inspection."""
+    """Containers of `run` (None: of all runs), as the engine lists them: one request, no inspection."""
     found: list[dict[str, Any]] = engine.api.containers(all=True, filters={"label": _label(run)})
     return found
 
@@ -440,27 +455,28 @@ def _label(run: str | None) -> str:
     return RUN_LABEL if run is None else f"{RUN_LABEL}={run}"
 
 
-def is_swarms(thing: Mapping[str, Any]) -> bool:
-    """Whether a container or network is a Swarm's, that this engine may be but a worker of."""
+def belongs_to_swarm(thing: Mapping[str, Any]) -> bool:
+    """Whether a container or network belongs to a Swarm, in which this engine may be a mere worker."""
     return SERVICE_LABEL in thing["Labels"] or thing.get("Scope", "local") != "local"
 
 
 def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
-    """Remove every container, network and volume of `run`, by label, but for a Swarm's.
+    """Remove all containers, networks and control groups of `run`, found by label, except a Swarm's.
 
-    Their logs go to `directory`, where there is one; that one cannot be saved keeps nothing from being
-    removed. What is already gone, or removed by another at the same time, is no error. Raises HostError.
+    Logs are saved to `directory`, if there is one; a log that cannot be saved does not stop the removal.
+    Objects that are removed already, or by somebody else at the same time, are no error. Raises
+    HostError.
     """
     unsaved: list[str] = []
     with as_host_error("remove the containers"):
         if directory is not None and directory.logs.is_dir():
-            unsaved = save_logs(engine, run, directory, is_swarms)
+            unsaved = save_logs(engine, run, directory, belongs_to_swarm)
         image = next((str(one["Image"]) for one in containers(engine, run)), None)
         try:
-            remove_containers(engine, run, is_swarms)
+            remove_containers(engine, run, belongs_to_swarm)
             for network in networks(engine, run):
-                if not is_swarms(network):
-                    with _if_there():
+                if not belongs_to_swarm(network):
+                    with _ignore_missing():
                         _remove_network(engine, network["Id"])
         finally:
             remove_cgroups(engine, image, run)
@@ -472,19 +488,19 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
 def save_logs(
     engine: docker.DockerClient, run: str, directory: RunDirectory, spare: Spare = lambda _: False
 ) -> list[str]:
-    """Append the log of each container of `run` to its file in `directory`, but for those to `spare`;
-    return what could not be saved, and why. Raises ERRORS."""
+    """Append the log of each container of `run`, except those to `spare`, to its file in `directory`.
+    Returns a message for each log that could not be saved. Raises ERRORS."""
     unsaved: list[str] = []
 
     def save_log(container: dict[str, Any], logs: Path) -> None:
         path = logs / f"{container['Labels'][COMPONENT_LABEL]}.log"
         try:
-            with _if_there():
+            with _ignore_missing():
                 text = engine.api.logs(container["Id"])
                 with path.open("ab") as file:
-                    if _stored(text) > 0.98 * LOG_BYTES:  # less is there before anything is cut
+                    if _stored_size(text) > 0.98 * LOG_BYTES:  # so full that the engine has cut it
                         file.write(CUT)
-                    file.write(text)  # appended: a resumed run has a log already
+                    file.write(text)  # appended, because a resumed run has a log already
         except ERRORS as error:
             unsaved.append(f"{path}: {error}")
         except OSError as error:
@@ -497,55 +513,54 @@ def save_logs(
 
 
 def remove_containers(engine: docker.DockerClient, run: str, spare: Spare = lambda _: False) -> None:
-    """Remove the containers of `run`, but for those to `spare`, however many these are. Raises
-    ERRORS."""
+    """Remove the containers of `run`, except those to `spare`. Raises ERRORS."""
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     silences = 0
 
-    def found() -> list[dict[str, Any]]:
+    def remaining() -> list[dict[str, Any]]:
         return [one for one in containers(engine, run) if not spare(one)]
 
     def end(container: dict[str, Any]) -> None:
         nonlocal deadline, silences
         try:
-            with _if_there():
+            with _ignore_missing():
                 engine.api.remove_container(container["Id"], v=True, force=True)
                 deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
-        except requests.Timeout:  # a slow host: the engine is still at it
+        except requests.Timeout:  # on a slow host, the engine is still working on it
             silences += 1
             if silences > _MAX_SILENCES:
                 raise
             deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
-        except APIError:  # on an overloaded host the engine may give up on one that is slow to die
+        except APIError:  # on an overloaded host, the engine gives up on a container that ends slowly
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
     with ThreadPoolExecutor(PARALLEL) as pool:
-        left = found()
+        left = remaining()
         while left:
             list(pool.map(end, left))
-            left = found()
+            left = remaining()
             if left and time.monotonic() > deadline:
-                raise DockerException(f"{len(left)} containers of {run} do not go")
+                raise DockerException(f"{len(left)} containers of {run} cannot be removed")
 
 
 def remove_volumes(engine: docker.DockerClient, run: str) -> None:
-    """Remove the volumes of `run`, which no container has any more. Raises ERRORS."""
+    """Remove the volumes of `run`, once no container uses them. Raises ERRORS."""
     api: Any = engine.api
     for volume in api.volumes(filters={"label": _label(run)})["Volumes"] or ():
-        with _if_there():
+        with _ignore_missing():
             api.remove_volume(volume["Name"])
 
 
-def _stored(text: bytes) -> int:
-    """Bytes of the engine's log for `text`: each line is a JSON object with its time."""
+def _stored_size(text: bytes) -> int:
+    """Bytes of `text` in the engine's log file, where each line is a JSON object with a time."""
     escaped = json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
     return len(escaped) + 5 * sum(map(text.count, (b"<", b">", b"&"))) + 69 * text.count(b"\n")
 
 
 def _remove_network(engine: docker.DockerClient, network: str) -> None:
-    """Remove a network, trying again while the engine still believes that a container is on it."""
+    """Remove a network; retry while the engine still believes that a container is on it."""
     deadline = time.monotonic() + _NETWORK_RELEASE_TIMEOUT_SECONDS
     while True:
         try:
@@ -557,19 +572,19 @@ def _remove_network(engine: docker.DockerClient, network: str) -> None:
 
 
 def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, list[str]]:
-    """The last `tail` lines of each container of `run`, by its component."""
+    """Last `tail` lines of each container of `run`, by component."""
     texts: dict[str, list[str]] = {}
     with as_host_error("read the logs"):
         for container in containers(engine, run):
-            with _if_there():
+            with _ignore_missing():
                 text = engine.api.logs(container["Id"], tail=tail)
                 texts[container["Labels"][COMPONENT_LABEL]] = last_lines(text, tail)
     return texts
 
 
 @contextmanager
-def _if_there() -> Iterator[None]:
-    """Inside, that an object is gone, or is being removed, is no error."""
+def _ignore_missing() -> Iterator[None]:
+    """Context that ignores errors because an object does not exist, or is being removed."""
     try:
         yield
     except NotFound:

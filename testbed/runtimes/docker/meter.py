@@ -1,4 +1,4 @@
-"""Measures what the containers of a run use of this host."""
+"""Measures the resources that a run's containers use on this host."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from testbed.runtimes.docker.running_containers import RunningContainers
 
 
 class DockerMeter(Meter):
-    """CPU, memory and bytes of devices are in the telemetry that these send themselves. Of GPUs the
-    driver knows processes by this host's ids, which containers do not know."""
+    """Implements `testbed.runtimes.Meter`. CPU, memory and traffic of devices are in the telemetry that
+    they send themselves. GPU use is read here, because the driver knows processes only by the host's
+    ids, which containers do not know."""
 
     def __init__(self, spec: RunSpec, containers: RunningContainers) -> None:
         self._run = spec.directory.run
@@ -26,7 +27,7 @@ class DockerMeter(Meter):
         self._with_gpu = [device.name for device in spec.plan.devices if device.gpu is not None]
         self._gpus: gpus.GpuMeter | None = None
         self.lack_of_gpus: str | None = None
-        """Why the use of GPUs cannot be read, if devices have any."""
+        """Reason why the use of GPUs cannot be read; None if it can, or no device has a GPU."""
         if uuids := {device.gpu.uuid for device in spec.plan.devices if device.gpu is not None}:
             try:
                 self._gpus = gpus.GpuMeter(sorted(uuids))
@@ -38,13 +39,13 @@ class DockerMeter(Meter):
             return []
         used, at = self._gpus.read(), time.monotonic()
         return [
-            GpuSample(name, at, together([used[pid] for pid in pids if pid in used]))
+            GpuSample(name, at, total_gpu_use([used[pid] for pid in pids if pid in used]))
             for name, pids in zip(self._with_gpu, map(self._processes, self._with_gpu), strict=True)
             if pids
         ]
 
-    def stopped(self) -> set[str]:
-        """Those that were paused when the runtime last listed its containers."""
+    def externally_stopped(self) -> set[str]:
+        """Components that were paused when the runtime last listed its containers."""
         return self._containers.paused
 
     def server_pids(self) -> list[int]:
@@ -54,7 +55,7 @@ class DockerMeter(Meter):
         return cgroups.cpu_seconds(self._run, DEVICES)
 
     def close(self) -> None:
-        """Close the connection to the GPUs' driver. Idempotent."""
+        """Close the connection to the GPU driver. Idempotent."""
         if self._gpus is not None:
             self._gpus.close()
             self._gpus = None
@@ -68,8 +69,8 @@ class DockerMeter(Meter):
             return []
 
 
-def together(used: Sequence[Use]) -> GpuFigures:
-    """What the processes of one device use."""
+def total_gpu_use(used: Sequence[Use]) -> GpuFigures:
+    """Sum up the GPU use of the processes of one device."""
     memory = [one.memory for one in used if one.memory is not None]
     busy = [one.sm for one in used if one.sm is not None]
     return GpuFigures(

@@ -1,4 +1,4 @@
-"""The containers of a run while it goes: their exit codes, processes and limits."""
+"""The containers of a running run: their exit codes, processes and limits."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ class ContainerRef:
 
 
 class RunningContainers(dict[str, ContainerRef]):
-    """By component. What is asked of an engine raises HostError if that does not answer."""
+    """Containers of a run, by component. Methods that ask an engine raise HostError if it does not
+    answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.codes: dict[str, int] = {}
         """Exit codes of the components that have ended."""
         self.paused: set[str] = set()
-        """Components whose containers were paused when last listed."""
+        """Components whose containers were paused at the last update."""
         self._pids: dict[str, int] = {}
 
-    def note(self, listed: Collection[Mapping[str, Any]]) -> set[str]:
-        """Note the states of all containers of the run, as the engines list them; return the ids of
-        those that are alive."""
+    def update_states(self, listed: Collection[Mapping[str, Any]]) -> set[str]:
+        """Update `codes` and `paused` from the engines' lists of all containers of the run; return the
+        ids of those that are alive."""
         alive = {one["Id"] for one in listed if one["State"] not in ("exited", "dead")}
         paused = {one["Id"] for one in listed if one["State"] == "paused"}
         self.paused = {component for component, one in self.items() if one.id in paused}
@@ -46,27 +47,27 @@ class RunningContainers(dict[str, ContainerRef]):
         return alive
 
     def exit_code(self, component: str) -> int | None:
-        """None while it runs."""
-        with as_host_error(f"look at {component}"):
+        """Exit code of the component's container; None while it runs."""
+        with as_host_error(f"inspect {component}"):
             return executor.exit_code(self[component].engine, self[component].id)
 
     def pid(self, component: str) -> int:
-        """Id of its first process; 0 if it has ended or this host does not see it."""
+        """Id of the container's first process; 0 if it has ended, or is not visible on this host."""
         if component not in self._pids:
-            with as_host_error(f"look at {component}"):
+            with as_host_error(f"inspect {component}"):
                 self._pids[component] = executor.pid(self[component].engine, self[component].id)
         return self._pids[component]
 
     def pids(self, components: Iterable[str]) -> list[int]:
-        """Ids of the first processes of those of `components` that run where this host sees them."""
+        """Ids of the containers' first processes, without those that are not visible on this host."""
         return [pid for one in components if one in self and (pid := self.pid(one))]
 
     def limit(self, component: str, limits: CpuLimits, memory: int | None) -> None:
-        """Set its CPU limits. See `executor.limit`."""
+        """Set CPU limits and keep the memory limit `memory` (bytes). See `executor.limit`."""
         with as_host_error(f"limit the CPU of {component}"):
             executor.limit(self[component].engine, self[component].id, limits, memory)
 
-    def restarted(self, component: str) -> None:
-        """Forget how it ended: it was started again."""
+    def forget_exit(self, component: str) -> None:
+        """Forget the exit code of a component that was restarted."""
         self.codes.pop(component, None)
         self._pids.pop(component, None)

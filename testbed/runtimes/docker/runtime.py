@@ -1,4 +1,4 @@
-"""The `docker` runtime: the engine makes and changes what `…docker.specifications` describes."""
+"""The `docker` runtime: one engine creates and changes what `…docker.specifications` describes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from testbed.broker import BROKER
 from testbed.broker.identity import new_identity
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
-from testbed.host.docker_engine import is_available as available
+from testbed.host.docker_engine import is_available
 from testbed.host.gpus import MPS
 from testbed.images import Images
 from testbed.plan import agent_configs
@@ -29,7 +29,7 @@ from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
 from testbed.runtimes.docker import container_files, executor
-from testbed.runtimes.docker.container_actions import Devices
+from testbed.runtimes.docker.container_actions import ContainerDevices
 from testbed.runtimes.docker.containers import DIRECTORY_LABEL, RUN_LABEL, Container
 from testbed.runtimes.docker.executor import as_host_error
 from testbed.runtimes.docker.meter import DockerMeter
@@ -37,14 +37,14 @@ from testbed.runtimes.docker.running_containers import ContainerRef, RunningCont
 from testbed.runtimes.docker.specifications import (
     group_weights,
     launch,
-    name_of,
+    object_name,
 )
 from testbed.view import View
 
 _MPS_TIMEOUT_SECONDS = 30.0
-"""Within which MPS's daemon must answer."""
+"""Seconds within which MPS's daemon must answer."""
 
-__all__ = ["DockerRuntime", "available", "check_host", "launcher", "live_runs", "logs", "take_down"]
+__all__ = ["DockerRuntime", "check_host", "is_available", "launcher", "live_runs", "logs", "take_down"]
 
 
 def check_host() -> None:
@@ -62,12 +62,12 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
         runtime = DockerRuntime(client, built, spec)
         spec.directory.write_manifest(congestion_control=runtime.congestion_control)
         if (why := runtime.meter.lack_of_gpus) is not None:
-            view.progress(f"What devices use of their GPUs will not be known: {why}")
+            view.progress(f"The devices' GPU use cannot be measured: {why}")
         yield runtime
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs that have a container or network here, which no Swarm has made."""
+    """Runs with a container or network on this engine, except a Swarm's."""
     with docker_engine.connect_if_present() as client:
         if client is None:
             return []
@@ -75,11 +75,13 @@ def live_runs() -> list[LiveRun]:
         directories: dict[str, str | None] = {}
         with as_host_error("list the containers"):
             for thing in [*executor.networks(client), *executor.containers(client)]:
-                if not executor.is_swarms(thing):
+                if not executor.belongs_to_swarm(thing):
                     labels = thing["Labels"]
                     directories.setdefault(labels[RUN_LABEL], labels.get(DIRECTORY_LABEL))
                     running[labels[RUN_LABEL]] += thing.get("State") == "running"
-    return [LiveRun.labelled(run, "docker", running[run], folder) for run, folder in directories.items()]
+    return [
+        LiveRun.from_labels(run, "docker", running[run], folder) for run, folder in directories.items()
+    ]
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
@@ -91,7 +93,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """The last `tail` lines of each container of `run`, by component; none where no engine answers."""
+    """Last `tail` lines of each container of `run`, by component; empty if no engine answers."""
     with docker_engine.connect_if_present() as client:
         return {} if client is None else executor.logs(client, run, tail)
 
@@ -99,8 +101,8 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 class DockerRuntime:
     """Implements `testbed.runtimes.Runtime`.
 
-    Containers and networks are made in threads, which Ctrl-C does not interrupt: the engine would go on
-    with a request that was broken off, and `stop` would look for its container too early.
+    Containers and networks are created in threads, which Ctrl-C does not interrupt: otherwise the engine
+    would continue with an interrupted request, and `stop` would look for its container too early.
     """
 
     def __init__(self, client: docker.DockerClient, images: Images, spec: RunSpec) -> None:
@@ -109,7 +111,7 @@ class DockerRuntime:
         self._directory = spec.directory
         self._owner = container_files.owner()
         self.congestion_control = kernel.congestion_control()
-        """Of all containers' TCP; None: the host's."""
+        """TCP congestion control of all containers; None: the host's."""
         self._launch = launch(
             spec,
             images,
@@ -118,7 +120,7 @@ class DockerRuntime:
             cgroup_driver=executor.cgroup_driver(client),
         )
         self._containers = RunningContainers()
-        self._devices = Devices(spec, self._containers.exit_code, self._containers.limit)
+        self._devices = ContainerDevices(spec, self._containers.exit_code, self._containers.limit)
         self.meter = DockerMeter(spec, self._containers)
         self._pool = ThreadPoolExecutor(executor.PARALLEL)
 
@@ -143,9 +145,9 @@ class DockerRuntime:
             ]
             for number, component in enumerate(components):
                 component.result()
-                if number == 1:  # both groups are there
-                    self._weigh(started=False)
-            found = executor.addresses(self._engine, name_of(run, "data"))
+                if number == 1:  # aggregator and a device: both control groups exist
+                    self._set_weights(is_started=False)
+            found = executor.addresses(self._engine, object_name(run, "data"))
             isolated = self._pool.submit(self._isolate, found)
             if what.router is not None:
                 self._pool.submit(self._start_router, what.router, accounts[ROUTER], found).result()
@@ -153,37 +155,37 @@ class DockerRuntime:
         return accounts[CONTROLLER].at("127.0.0.1", port)
 
     def limit(self, device: str) -> None:
-        """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
+        """Apply the CPU quota of `device`; no effect on one that has ended."""
         self._devices.limit(device)
 
     def begin(self) -> None:
         self._devices.begin()
-        self._weigh(started=True)
+        self._set_weights(is_started=True)
 
-    def _weigh(self, *, started: bool) -> None:
-        """Set the weights of the run's control groups. Where that is not possible, other work can take
-        CPU from devices, which their figures show."""
-        weights = group_weights(self._spec.plan, started=started)
+    def _set_weights(self, *, is_started: bool) -> None:
+        """Set the weights of the run's control groups. If that is not possible, other work on the host
+        can take CPU time from devices, which the verdict then shows."""
+        weights = group_weights(self._spec.plan, is_started=is_started)
         image = self._launch.broker.image
-        why = executor.weigh(self._engine, image, self._directory.run, weights)
+        why = executor.set_group_weights(self._engine, image, self._directory.run, weights)
         self._directory.write_manifest(cpu_weights=weights if why is None else {"refused": why})
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Do an action: the engine sets CPU limits, the router delay and loss where netem does not, and
-        the device's init does all else."""
+        """Carry out an action: the engine sets CPU limits, the router sets delay and loss if netem does
+        not, and the device's init does the rest."""
         return self._devices.act(device, action)
 
-    def ended(self) -> dict[str, int]:
+    def exit_codes(self) -> dict[str, int]:
         with as_host_error("list the containers"):
             listed = executor.containers(self._engine, self._directory.run)
-        self._containers.note(listed)
+        self._containers.update_states(listed)
         return dict(self._containers.codes)
 
     def restart(self, component: str) -> int | None:
         with as_host_error(f"start the {component} again"):
             container = self._containers[component].id
             self._pool.submit(self._engine.api.start, container).result()
-            self._containers.restarted(component)
+            self._containers.forget_exit(component)
             if component != BROKER:
                 return None
             return executor.published_port(self._engine, container, MQTT_PORT)
@@ -205,37 +207,38 @@ class DockerRuntime:
         port = executor.published_port(self._engine, self._start(self._launch.broker), MQTT_PORT)
         if port is None:
             log = executor.logs(self._engine, self._directory.run, tail=10).get(BROKER, [])
-            raise HostError("\n".join(["the broker ended as soon as it was started:", *log]))
+            raise HostError("\n".join(["the broker ended right after its start:", *log]))
         return port
 
     def _start_mps(self, container: Container) -> None:
-        """Start MPS and wait until its daemon answers: a client that does not find it would have the
+        """Start MPS and wait until its daemon answers: a client that does not find it would use the
         whole GPU. Raises HostError."""
         identity = self._pool.submit(self._start, container).result()
         deadline = time.monotonic() + _MPS_TIMEOUT_SECONDS
         while not (self._directory.mps / mps.READY).exists():
             code = executor.exit_code(self._engine, identity)
             if code is not None or time.monotonic() > deadline:
-                what = "does not answer" if code is None else f"ended with exit code {code}"
+                reason = "does not answer" if code is None else f"ended with exit code {code}"
                 log = executor.logs(self._engine, self._directory.run, tail=10).get(MPS, [])
-                raise HostError("\n".join([f"NVIDIA's MPS {what}:", *log]))
+                raise HostError("\n".join([f"NVIDIA's MPS {reason}:", *log]))
             time.sleep(0.1)
 
     def _isolate(self, found: Mapping[str, tuple[str, str]]) -> None:
-        """Isolate the devices of the data network, whose MACs and addresses are `found`."""
+        """Isolate the devices on the data network from each other. `found` has MAC and IPv4 address of
+        each container on it, by container id."""
         devices = {self._containers[name].id for name in self._devices.states}
         endpoints = {key: each for key, each in found.items() if key in devices}
-        network = name_of(self._directory.run, "data")
+        network = object_name(self._directory.run, "data")
         image = self._launch.aggregator.image
         executor.isolate(self._engine, image, self._directory.run, network, endpoints)
-        (self._directory.control / agent_configs.ISOLATED).touch()  # now clients start
+        (self._directory.control / agent_configs.ISOLATED).touch()  # the inits now start their clients
 
     def _start_router(
         self, router: Container, account: brokers.Account, found: Mapping[str, tuple[str, str]]
     ) -> None:
-        """Start the router last: it has to know the devices' addresses."""
+        """Start the router, after the devices, whose addresses (`found`) it needs."""
         ids = {name: self._containers[name].id for name in self._devices.states}
         addresses = {name: found[one][1] for name, one in ids.items() if one in found}
         agent_configs.write_router(self._spec, account, self._places, addresses)
-        container_files.give(self._owner, self._directory.config(ROUTER))
+        container_files.give_to_containers(self._owner, self._directory.config(ROUTER))
         self._start(router)

@@ -1,21 +1,22 @@
-"""Specifications of all that the `docker` runtime launches: one container per device, one each for
-broker and aggregator, and networks.
+"""Specifications of what the `docker` runtime launches: a container per device, containers of broker and
+aggregator, and networks.
 
-    data network     (internal)  broker, aggregator, devices: FL's own traffic, over the devices' links
+    data network     (internal)  broker, aggregator, devices: models and updates, over the devices' links
     control network  (no NAT)    broker, and the controller through 127.0.0.1
 
-Where devices have links, a router stands between them and the broker, which then has its alias on the
-data network; broker and aggregator are on a third, behind it:
+If devices have links, a router between them and the broker has the broker's alias on the data network.
+Broker and aggregator are then behind the router, on a third network:
 
     server network   (internal)  broker, aggregator, router
 
-Where devices share a GPU by limits, NVIDIA's MPS is a container too, on no network: these devices, and
-they alone, have the folder of its pipes and its inter-process communication.
+The router is on the control network too. If devices share a GPU with limits, NVIDIA's MPS runs in a
+container without a network. Only these devices have the folder of its pipes and its inter-process
+communication.
 
-The router is on the control network too. A device's container has its link and nothing else: its init
-reaches the broker through a Unix socket, which the client may not use. Init runs as root with the few
-capabilities that shaping and dropping privileges need, in its own namespaces, and in the group of the
-run's files; the client in it is an ordinary user. Everything is labelled with the run.
+A device's only network is its link: its init reaches the broker through a Unix socket, which the client
+may not use. The init runs as root with the few capabilities for shaping the link and dropping
+privileges, in its own namespaces, and in the group of the run's files; the client in the container is an
+ordinary user. Everything is labelled with the run.
 """
 
 from __future__ import annotations
@@ -41,36 +42,36 @@ from testbed.runtimes.docker.containers import (
     DIRECTORY_LABEL,
     RUN_LABEL,
     Attachment,
+    BridgeNetwork,
     Container,
     ContainerLaunch,
     CpuLimits,
     Mount,
-    Network,
 )
 
 if TYPE_CHECKING:  # which brings the Docker SDK
     from testbed.images import Images
 
 BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
-"""Where the broker finds its files and the folder of its Unix socket."""
+"""Folders in the broker's container: its files, and its Unix socket."""
 
 _MIN_WEIGHT = 2
-"""The kernel's least CPU weight of a container."""
+"""The kernel's lowest CPU weight of a container."""
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
-"""Limits of a client that starts in mid-run: start-up is no part of the experiment, but must not take
-CPU that others are entitled to."""
+"""Limits of a client that starts during the run: start-up is not part of the experiment, but must not
+take CPU time that other devices are entitled to."""
 INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 10.0, 1.0
-"""CPU weights of the control groups, beside DEVICES_WEIGHT, per core, in those of a single process of
-the host. Against two busy ones on its core, the devices' group gets 96 %, and never more than the
-devices' quotas, which the run was promised. With far more it would keep the kernel's own threads, which
-move packets, waiting. The groups are siblings, each with its weight on its own cores: in one group, the
-busier would draw the weight from the other's cores."""
+"""CPU weights of control groups per core; 1 is the weight of a single process of the host. (The devices'
+weight during the run is DEVICES_WEIGHT.) Against two busy processes on its core, the devices' group gets
+96 %, and never more than the sum of the devices' quotas. With a far larger weight, the kernel's threads
+that move packets would have to wait. Devices and infrastructure are sibling groups, each with a weight
+on its own cores: in one group, the busier part would take the weight of the other's cores."""
 
 
-def group_weights(plan: Plan, *, started: bool) -> dict[str, float]:
-    """CPU weights of the control groups, in those of a single process of the host. Until all devices
-    have `started`, they give way: start-up has no quota, and links are measured meanwhile."""
-    weight = DEVICES_WEIGHT if started else _START_UP_WEIGHT
+def group_weights(plan: Plan, *, is_started: bool) -> dict[str, float]:
+    """CPU weights of the control groups; 1 is the weight of a single process of the host. Before all
+    devices are started, their weight is low: start-up has no quota, and links are measured meanwhile."""
+    weight = DEVICES_WEIGHT if is_started else _START_UP_WEIGHT
     return {
         DEVICES: weight * len(cpu_numbers(plan.device_cpus)),
         INFRASTRUCTURE: INFRASTRUCTURE_WEIGHT * len(cpu_numbers(plan.aggregator_cpus)),
@@ -85,10 +86,10 @@ def launch(
     congestion_control: str | None,
     cgroup_driver: str,
 ) -> ContainerLaunch:
-    """The specifications of a run whose files belong to the user and group `owner`.
+    """Return the specifications of a run whose files belong to the user and group `owner`.
 
-    `congestion_control` is that of all TCP in containers; None: the host's. `cgroup_driver` is the
-    engine's, `cgroupfs` or `systemd`.
+    `congestion_control` is the TCP congestion control of all containers; None: the host's.
+    `cgroup_driver` is the engine's, `cgroupfs` or `systemd`.
     """
     sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
     builder = _SpecificationBuilder(spec, images, owner, sysctls, cgroup_driver)
@@ -102,13 +103,13 @@ def launch(
     )
 
 
-def name_of(run: str, what: str) -> str:
-    """Name of a component's container, or of a network: `data`, `control` or `server`."""
+def object_name(run: str, what: str) -> str:
+    """Name of a container, given its component, or of a network (`data`, `control` or `server`)."""
     return f"testbed-{run}-{what}"
 
 
-def appended(spec: RunSpec) -> list[Path]:
-    """Files that the aggregator appends to; they exist before it starts, as mounting needs that."""
+def appended_files(spec: RunSpec) -> list[Path]:
+    """Files that the aggregator appends to. They must exist before it starts, to be mounted."""
     directory = spec.directory
     recorded = [directory.inputs] if spec.topology.durability == "recording" else []
     return [directory.events, *recorded]
@@ -125,8 +126,8 @@ def planned_limits(device: PlannedDevice) -> CpuLimits:
 
 
 def starting_limits(device: PlannedDevice) -> CpuLimits:
-    """CPU limits of a device that has had none when the run clock starts: its client gets ready, or
-    joins, in mid-run."""
+    """CPU limits of a device whose client becomes ready, or joins, only after the run clock has
+    started."""
     return replace(UNLIMITED, cpus=device.cores)
 
 
@@ -138,11 +139,11 @@ class _SpecificationBuilder:
     sysctls: Mapping[str, str]
     cgroup_driver: str
 
-    def networks(self) -> tuple[Network, ...]:
+    def networks(self) -> tuple[BridgeNetwork, ...]:
         data, control, server = map(self._network, ("data", "control", "server"))
         control = replace(
             control,
-            internal=False,  # an internal one cannot publish the broker's port on 127.0.0.1
+            internal=False,  # an internal network cannot publish the broker's port on 127.0.0.1
             options={
                 "com.docker.network.bridge.enable_ip_masquerade": "false",
                 "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
@@ -155,8 +156,8 @@ class _SpecificationBuilder:
             self._container(BROKER, self.images.broker),
             command=mosquitto_command("mosquitto", f"{BROKER_FILES}/{MOSQUITTO_CONF}", "/tmp/log"),  # noqa: S108
             networks=(
-                self._on("control", agent_configs.CONTROL),
-                self._on(self._server, agent_configs.SERVER, agent_configs.ROUTED_BROKER),
+                self._attachment("control", agent_configs.CONTROL),
+                self._attachment(self._server, agent_configs.SERVER, agent_configs.ROUTED_BROKER),
             ),
             published=(MQTT_PORT,),
             mounts=(
@@ -180,7 +181,7 @@ class _SpecificationBuilder:
                 "agents.aggregator.main",
                 agent_configs.AGGREGATOR_CONFIG,
             ),
-            networks=(self._on(self._server, AGGREGATOR),),
+            networks=(self._attachment(self._server, AGGREGATOR),),
             mounts=(
                 Mount(str(run.config(AGGREGATOR)), agent_configs.AGGREGATOR_CONFIG),
                 Mount(str(run.test_set), agent_configs.TEST_SET),
@@ -188,7 +189,7 @@ class _SpecificationBuilder:
                 *self._start,
                 *(
                     Mount(str(path), str(inside / path.relative_to(run.path)), read_only=False)
-                    for path in (*appended(self.spec), run.models, run.aggregator_state)
+                    for path in (*appended_files(self.spec), run.models, run.aggregator_state)
                 ),
             ),
             cpu=CpuLimits(cpus=self.spec.plan.aggregator_cpus),
@@ -207,7 +208,7 @@ class _SpecificationBuilder:
                 **dict.fromkeys(agent_configs.THREAD_VARIABLES, str(device.threads)),
                 **limits,
             },
-            networks=(self._on("data", name),),
+            networks=(self._attachment("data", name),),
             mounts=(
                 Mount(str(run.control), agent_configs.CONTROL_FOLDER),
                 Mount(str(run.config(agent_configs.init_name(name))), agent_configs.DEVICE_CONFIG),
@@ -219,19 +220,20 @@ class _SpecificationBuilder:
             ),
             memory=device.memory,
             gpus=() if gpu is None else (gpu.uuid,),
-            ipc=f"container:{self._named(MPS)}" if limits else None,
+            ipc=f"container:{self._object_name(MPS)}" if limits else None,
             cgroup_parent=self._cgroup(DEVICES),
             cap_add=("SETUID", "SETGID", "KILL", "NET_ADMIN"),
-            # It measures its link by echoes.
+            # For the pings by which it measures its link.
             sysctls={**self.sysctls, "net.ipv4.ping_group_range": "0 2147483647"},
         )
 
     def _image_of(self, device: PlannedDevice) -> str:
-        ours = self.images.agent if device.gpu is None else self.images.gpu
-        return self.images.groups.get(device.group, ours)
+        default = self.images.agent if device.gpu is None else self.images.gpu
+        return self.images.groups.get(device.group, default)
 
     def mps(self) -> Container:
-        """As the user of the devices' clients, whom alone it serves; without any network."""
+        """Container of MPS: without a network, as the user of the devices' clients, the only one it
+        serves."""
         spec = self.spec
         return replace(
             self._container(MPS, self.images.gpu),
@@ -252,9 +254,9 @@ class _SpecificationBuilder:
             command=("python3", "-m", "agents.router.main", agent_configs.ROUTER_CONFIG),
             environment={"XTABLES_LOCKFILE": "/tmp/xtables.lock"},  # noqa: S108  # iptables-legacy's
             networks=(
-                self._on("data", agent_configs.SERVER),
-                self._on("server", ROUTER),
-                self._on("control", ROUTER),
+                self._attachment("data", agent_configs.SERVER),
+                self._attachment("server", ROUTER),
+                self._attachment("control", ROUTER),
             ),
             mounts=(Mount(str(self.spec.directory.config(ROUTER)), agent_configs.ROUTER_CONFIG),),
             cpu=self._infrastructure,
@@ -268,54 +270,55 @@ class _SpecificationBuilder:
         return Mount(str(self.spec.directory.mps), agent_configs.MPS_FOLDER, read_only=False)
 
     def _mps_variables(self, gpu: PlannedGpu) -> dict[str, str]:
-        """What makes a client's CUDA one of MPS's, within its limits."""
+        """Environment variables by which a client's CUDA uses MPS within the device's limits."""
         limits = mps.limit_variables(gpu.share, gpu.memory, len(self.spec.plan.shared_gpus))
         return {**mps.environment(agent_configs.MPS_FOLDER), **limits}
 
     @property
     def _device_set(self) -> tuple[Mount, ...]:
-        """The devices' samples, where they are evaluated one by one."""
+        """The devices' samples, if the model is evaluated on each device's samples."""
         if self.spec.topology.evaluate.devices is None:
             return ()
         return (Mount(str(self.spec.directory.device_set), agent_configs.DEVICE_SET),)
 
     @property
     def _start(self) -> tuple[Mount, ...]:
-        """The state that modules are built from, where the run has one."""
-        weights = agent_configs.model_start(self.spec.topology, self.spec.directory).weights
+        """File with the state that the model starts from, if the run has one."""
+        weights = agent_configs.initial_model(self.spec.topology, self.spec.directory).weights
         return () if weights is None else (Mount(weights, agent_configs.START),)
 
     @property
     def _server(self) -> str:
-        """The network that broker and aggregator are on."""
+        """Network of broker and aggregator."""
         return "server" if self.spec.plan.is_routed else "data"
 
     @property
     def _infrastructure(self) -> CpuLimits:
-        """Limits of broker, aggregator and router; on a host with one core the devices share it."""
+        """Limits of broker, aggregator and router. On a host with one core they share it with
+        devices."""
         return CpuLimits(cpus=self.spec.plan.infrastructure_cpus)
 
     def _cgroup(self, group: str) -> str:
         return cgroups.parent(self.spec.directory.run, group, self.cgroup_driver)
 
-    def _named(self, what: str) -> str:
-        return name_of(self.spec.directory.run, what)
+    def _object_name(self, what: str) -> str:
+        return object_name(self.spec.directory.run, what)
 
     def _labels(self, component: str) -> dict[str, str]:
         run = self.spec.directory
         return {RUN_LABEL: run.run, COMPONENT_LABEL: component, DIRECTORY_LABEL: str(run.path)}
 
-    def _network(self, name: str) -> Network:
-        return Network(name=self._named(name), labels=self._labels(name))
+    def _network(self, name: str) -> BridgeNetwork:
+        return BridgeNetwork(name=self._object_name(name), labels=self._labels(name))
 
-    def _on(self, network: str, *aliases: str) -> Attachment:
-        return Attachment(self._named(network), aliases)
+    def _attachment(self, network: str, *aliases: str) -> Attachment:
+        return Attachment(self._object_name(network), aliases)
 
     def _container(self, component: str, image: str) -> Container:
-        """A container with what all have in common."""
+        """Container with the settings that all have in common."""
         return Container(
             component=component,
-            name=self._named(component),
+            name=self._object_name(component),
             image=image,
             user=self.owner[0],
             group=self.owner[1],

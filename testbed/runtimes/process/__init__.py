@@ -1,1 +1,1 @@
-"""The `process` runtime: devices as processes of this host."""
+"""The `process` runtime: devices are processes of this host."""

@@ -1,9 +1,9 @@
-"""CPU limit for ordinary processes: suspended and resumed so that each gets its share of one core.
+"""CPU limit for ordinary processes: suspend and resume them so that each gets its share of one core.
 
-A closed loop on the CPU time that a process has really used: a budget grows by share × elapsed time
-and shrinks by what was used; without budget the process is suspended. What was overdrawn is carried
-over, so in the long run no process gets more than its share; what was not used is not saved up (as in
-the kernel's CFS quota), beyond the little that makes up for ticks that come late.
+A control loop on the CPU time that a process has really used: its budget grows by share × elapsed time
+and shrinks by the CPU time used; while the budget is not positive, the process is suspended. A negative
+budget is carried over, so that in the long run no process gets more than its share. Unused budget is not
+saved (as with the kernel's CFS quota), except for the little that compensates for late ticks.
 """
 
 from __future__ import annotations
@@ -20,75 +20,75 @@ from dataclasses import dataclass, field
 import psutil
 
 TICK = 0.005
-"""Seconds between two decisions. A resumed process runs for at least as long."""
+"""Seconds between two decisions, and so the minimum time that a resumed process runs."""
 PERIOD = 0.05
-"""Seconds of share that an idle process may save up. Ticks no farther apart than this cost no share."""
+"""Maximum budget of a process, as seconds times its share: ticks may be this late without cost to it."""
 SCAN = 1.0
-"""Seconds between two looks for new children."""
+"""Seconds between two searches for new child processes."""
 
 
 def step(budget: float, share: float, elapsed: float, used: float) -> float:
-    """Return the new budget, in CPU seconds, after `elapsed` wall seconds in which `used` were consumed.
+    """Return the budget in CPU seconds after `elapsed` seconds in which `used` CPU seconds were used.
 
-    The process may run while it is positive.
+    A process may run while its budget is positive.
     """
     return min(budget + share * elapsed - used, share * PERIOD)
 
 
 class DutyCycle:
-    """One thread, from the first limit on, that limits any number of processes, each with all of its
-    process group.
+    """A thread, started with the first limit, that limits any number of processes with their process
+    groups.
 
-    The group is where the children are, if the process leads one (`start_new_session=True`).
-    Should the controller be killed, nothing is left to resume what is suspended: start the processes
-    through `testbed.host.die_with_parent`, which ends them with the controller.
+    A process's children are in its group if it leads one (`start_new_session=True`). If the controller
+    is killed, nothing resumes suspended processes: start them through `testbed.host.die_with_parent`,
+    which ends them with the controller.
     """
 
     def __init__(self) -> None:
-        self._limited: dict[str, _Limited] = {}
+        self._limited: dict[str, _LimitedGroup] = {}
         self._suspended_s: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="duty-cycle", daemon=True)
 
     def limit(self, name: str, pid: int, share: float) -> None:
-        """Give process `pid` from now on `share` of one core (0.25 is a quarter; 2 is two cores).
+        """Limit process `pid` from now on to `share` of one core (0.25 is a quarter; 2 is two cores).
 
-        What it used before does not count. A process that has ended already is left alone.
-        Raises ValueError for a share that is not positive, RuntimeError after close().
+        CPU time that it has used before does not count. No effect on a process that has ended. Raises
+        ValueError for a share that is not positive, RuntimeError after `close`.
         """
         if share <= 0:
-            raise ValueError(f"a CPU share of {share} would stop {name} for ever")
+            raise ValueError(f"the CPU share of {name} is {share}, expected a number above 0")
         with self._lock:
             if self._closing.is_set():
-                raise RuntimeError("this DutyCycle is closed")
+                raise RuntimeError("the duty cycle is closed")
             if not self._thread.is_alive():
                 self._thread.start()
             if earlier := self._limited.pop(name, None):
                 earlier.run()
             with contextlib.suppress(psutil.NoSuchProcess):
-                limited = _Limited(pid, share)
+                limited = _LimitedGroup(pid, share)
                 member = limited.adopt(pid)
                 member.seen = member.clock()
                 self._limited[name] = limited
 
     def release(self, name: str) -> None:
-        """Lift the limit of `name`, resuming it if need be; no limit is no error."""
+        """Remove the limit of `name`, if it has one, and resume it if it is suspended."""
         with self._lock:
             if limited := self._limited.pop(name, None):
                 limited.run()
 
     def suspended_s(self, name: str) -> float:
-        """For how long `name` was suspended so far, in seconds: it had used up its budget."""
+        """Seconds for which `name` has been suspended so far because it had no budget."""
         return self._suspended_s[name]
 
-    def suspends(self, name: str) -> bool:
-        """Whether `name` is suspended just now."""
+    def is_suspended(self, name: str) -> bool:
+        """Whether `name` is suspended at the moment because it has no budget."""
         limited = self._limited.get(name)
         return limited is not None and limited.suspended
 
     def close(self) -> None:
-        """Lift every limit and end the thread. Idempotent."""
+        """Remove all limits and end the thread. Idempotent."""
         self._closing.set()
         if self._thread.ident is not None:  # it was started
             self._thread.join()
@@ -104,7 +104,7 @@ class DutyCycle:
                         self._adopt_children()
                         scanned = now
                 last = now
-        finally:  # whatever ends this thread, no process stays suspended
+        finally:  # no process stays suspended, whatever ends this thread
             with self._lock:
                 self._closing.set()
                 for limited in self._limited.values():
@@ -115,7 +115,7 @@ class DutyCycle:
         for name, limited in list(self._limited.items()):
             if limited.suspended:
                 self._suspended_s[name] += elapsed
-            limited.budget = step(limited.budget, limited.share, elapsed, limited.used())
+            limited.budget = step(limited.budget, limited.share, elapsed, limited.cpu_used())
             if not limited.members:
                 del self._limited[name]
             elif limited.budget > 0:
@@ -124,7 +124,7 @@ class DutyCycle:
                 limited.suspend()
 
     def _adopt_children(self) -> None:
-        """Find the processes that joined a limited process's group: one cheap system call for each."""
+        """Add the processes that have joined a limited group: one cheap system call per process."""
         groups = {limited.pid: limited for limited in self._limited.values() if not limited.suspended}
         for pid in psutil.pids() if groups else ():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -137,27 +137,30 @@ class _Member:
     process: psutil.Process
     clock: Callable[[], float]
     seen: float = 0.0
-    """CPU seconds that are already accounted for."""
+    """CPU seconds that are already charged to the budget."""
 
 
 @dataclass(slots=True)
-class _Limited:
-    """A process and its group."""
+class _LimitedGroup:
+    """A limited process with its process group."""
 
     pid: int
+    """Id of the process, which leads the group."""
     share: float
+    """CPU share: 1 is one core."""
     budget: float = 0.0
+    """CPU seconds that it may use."""
     suspended: bool = False
     members: dict[int, _Member] = field(default_factory=dict)
 
     def adopt(self, pid: int) -> _Member:
-        """Take in a process; all that it has used so far is charged. Raises psutil.NoSuchProcess."""
+        """Add a process, whose CPU time so far will be charged. Raises psutil.NoSuchProcess."""
         process = psutil.Process(pid)
         self.members[pid] = _Member(process, cpu_clock(process))
         return self.members[pid]
 
-    def used(self) -> float:
-        """CPU seconds since the last call; forgets members that have ended."""
+    def cpu_used(self) -> float:
+        """CPU seconds used since the last call. Removes members that have ended."""
         total = 0.0
         for pid, member in list(self.members.items()):
             try:
@@ -187,10 +190,11 @@ class _Limited:
 
 
 def cpu_clock(process: psutil.Process) -> Callable[[], float]:
-    """A function that returns the CPU seconds of `process`; it raises psutil.NoSuchProcess.
+    """Return a function that returns the CPU seconds of `process` or raises psutil.NoSuchProcess.
 
-    POSIX has a clock per process: nanoseconds, where psutil's cpu_times() counts ticks of 10 ms, and
-    50 times cheaper to read. Where the C library lacks it (macOS), psutil is precise itself.
+    It reads the POSIX clock of the process, which counts nanoseconds and is 50 times cheaper to read
+    than psutil's cpu_times(), whose ticks are 10 ms. If the C library lacks that clock (macOS),
+    cpu_times() is precise itself.
     """
     try:
         find_clock = ctypes.CDLL(None).clock_getcpuclockid

@@ -1,4 +1,5 @@
-"""Logs of local processes, bounded: a process that prints for ever fills no disk."""
+"""Logs of local processes, bounded in size, so that a process that prints endlessly cannot fill the
+disk."""
 
 from __future__ import annotations
 
@@ -11,34 +12,35 @@ from agents.disk import files
 from testbed.host import descriptors
 
 LOG_BYTES = 4 * 2**20
-"""Of the latest of each log so much is kept at least, and twice as much at most."""
-CUT = b"[what was printed before is not kept: a log has its latest 4 to 8 MiB]\n"
-"""The line that stands where older ones were."""
+"""Bytes of each log to keep: at least the latest this many, at most twice as many."""
+CUT = b"[earlier output was removed: a log keeps its latest 4 to 8 MiB]\n"
+"""Line that replaces removed lines."""
 _PIECE = 64 * 1024
-"""Bytes that are read at once: what a pipe holds."""
+"""Bytes to read at once: the capacity of a pipe."""
 _PAUSE_SECONDS = 0.01
-"""Between two pieces: whoever prints faster waits, and does not keep the controller from its work."""
+"""Seconds between two reads of a pipe. A process that prints faster has to wait, and does not slow down
+the controller."""
 
 
 class LogWriter:
-    """Writes what processes print, in a thread of its own, until `close`."""
+    """Writes the output of processes to their logs, in a thread, until `close`."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._logs: dict[Path, _Log] = {}
+        self._logs: dict[Path, _BoundedLog] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def pipe(self, path: Path) -> int:
-        """A descriptor to print to, for the log at `path`; the caller closes it."""
+        """Return a file descriptor whose output goes to the log at `path`. The caller closes it."""
         path.touch()
         reading, writing = os.pipe()
-        reading = descriptors.renumber(reading)  # with a thousand devices there are as many
+        reading = descriptors.renumber(reading)  # one per device, of which there may be thousands
         os.set_blocking(reading, False)
         with self._lock:
             self._selector.register(
-                reading, selectors.EVENT_READ, self._logs.setdefault(path, _Log(path))
+                reading, selectors.EVENT_READ, self._logs.setdefault(path, _BoundedLog(path))
             )
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -46,24 +48,25 @@ class LogWriter:
         return writing
 
     def catch_up(self) -> None:
-        """Write all that has been printed by now."""
+        """Write all output so far to the logs."""
         if not self._selector.get_map():  # it may be closed
             return
-        self._pass(0.0)
-        self._pass(0.0)  # a full pipe and the rest of a line
+        self._read_pipes(0.0)
+        self._read_pipes(0.0)  # a pipe may hold one piece and the rest of a line
 
     def close(self) -> list[OSError]:
-        """Write what is left, once the processes have ended. Returns why some could not be written."""
+        """Write the rest of the output after the processes have ended. Returns the errors of logs that
+        could not be written."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self.catch_up()
         with self._lock:
-            for key in [*(self._selector.get_map() or {}).values()]:  # none, where it is closed already
+            for key in [*(self._selector.get_map() or {}).values()]:  # empty if it is closed already
                 self._forget(key.fd)
             for log in self._logs.values():
-                log.write(b"")  # there may be room again
+                log.write(b"")  # the disk may have space again
             failures = [log.failure for log in self._logs.values() if log.failure is not None]
             self._logs.clear()
             self._selector.close()
@@ -71,13 +74,13 @@ class LogWriter:
 
     def _serve(self) -> None:
         while not self._closing.wait(_PAUSE_SECONDS):
-            self._pass(0.05)
+            self._read_pipes(0.05)
 
-    def _pass(self, timeout: float) -> None:
-        """Read a piece of each that has printed; waits up to `timeout` seconds for the first."""
+    def _read_pipes(self, timeout: float) -> None:
+        """Read a piece from each pipe with output; wait at most `timeout` seconds for output."""
         for key, _ in self._selector.select(timeout):
             with self._lock:
-                if self._selector.get_map().get(key.fd) is not key:  # the other thread found its end
+                if self._selector.get_map().get(key.fd) is not key:  # the other thread has closed it
                     continue
                 try:
                     piece = os.read(key.fd, _PIECE)
@@ -93,16 +96,16 @@ class LogWriter:
         os.close(descriptor)
 
 
-class _Log:
+class _BoundedLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten = b""
-        """Of what was printed: it waits for room on the disk, and only its latest is kept."""
+        """Latest output that could not be written yet because of `failure`, at most LOG_BYTES."""
         self.failure: OSError | None = None
-        """Why something waits."""
+        """Error of the last attempt to write; None if it succeeded."""
 
     def write(self, piece: bytes) -> None:
-        """Append what waits, and `piece`."""
+        """Append the unwritten output and `piece` to the file."""
         self._unwritten += piece
         try:
             with self._path.open("ab", buffering=0) as file:
@@ -121,7 +124,7 @@ class _Log:
     def _cut(self, size: int) -> None:
         with self._path.open("rb") as file:
             file.seek(size - LOG_BYTES)
-            file.readline()  # the rest of one that is cut
+            file.readline()  # skip the rest of a cut line
             left = file.read()
         with files.atomic_write(self._path) as partial:
             partial.write_bytes(CUT + left)

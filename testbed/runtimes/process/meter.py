@@ -1,4 +1,4 @@
-"""Measures what the processes of a run use: CPU, memory, their links, and which are suspended."""
+"""Measures CPU time, memory and traffic of a run's processes, and which of them are stopped."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
 
 
 class Children(dict[str, psutil.Popen | ForkedProgram]):
-    """The processes of a run, by component; of one that was started again the latest."""
+    """Processes of a run by component; after a restart, the latest process."""
 
     def is_alive(self, component: str) -> bool:
         return component in self and self[component].poll() is None
 
 
 class ProcessMeter(Meter):
+    """Implements `testbed.runtimes.Meter`."""
+
     def __init__(
         self, devices: Collection[str], children: Children, paused: Set[str], duty_cycle: DutyCycle
     ) -> None:
-        """`paused` are the devices that are suspended by an action. The runtime changes all of these."""
+        """`paused` are the devices that an action has suspended. The runtime changes the arguments
+        during the run."""
         self._devices = devices
         self._children = children
         self._paused = paused
         self._duty_cycle = duty_cycle
         self._used: dict[tuple[str, int], float] = {}
-        """CPU seconds of each device's processes, by id, when last looked at."""
+        """Last known CPU seconds of each process, by device and process id."""
         self.probes: Sequence[LinkProbe] = ()
         """Measurements of links that have not been reported yet."""
         self.traffic: Traffic | None = None
-        """The relay's counters, if there is one."""
+        """Counters of the relay; None if there is no relay."""
 
     def telemetry(self) -> list[Telemetry]:
-        """A sample of each living device, named as the device init's: seconds and bytes. Bytes
-        sent and received continue over a restart; without a relay they are not counted."""
+        """Samples of all living devices, with the fields of the device init's samples (seconds, bytes).
+        Counters of bytes sent and received continue after a restart; without a relay there are none."""
         samples: list[Telemetry] = list(self.probes)
         self.probes = ()
         for name in filter(self._children.is_alive, self._devices):
@@ -59,13 +62,13 @@ class ProcessMeter(Meter):
                 )
         return samples
 
-    def stopped(self) -> set[str]:
-        """Devices that are suspended to keep their shares, or paused, are none of them."""
+    def externally_stopped(self) -> set[str]:
+        """Stopped components except devices that the duty cycle or an action has suspended."""
         return {
             name
             for name in filter(self._children.is_alive, (*SERVERS, *self._devices))
             if name not in self._paused
-            and not self._duty_cycle.suspends(name)
+            and not self._duty_cycle.is_suspended(name)
             and is_stopped(self._children[name].pid)
         }
 
@@ -73,7 +76,7 @@ class ProcessMeter(Meter):
         return [self._children[component].pid for component in SERVERS if component in self._children]
 
     def device_cpu_seconds(self) -> float | None:
-        """Clients that have ended have theirs in their last reading."""
+        """CPU seconds of all devices; processes that have ended count with their last reading."""
         for name in filter(self._children.is_alive, self._devices):
             child = self._children[name]
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,7 +1,7 @@
-"""The `process` runtime: devices are ordinary processes of this machine, limited by a duty cycle.
+"""The `process` runtime: devices are ordinary processes of this host, limited by a duty cycle.
 
-The embedded default where no Docker engine answers. It limits CPU; memory it only reports. Where devices
-have links, a relay (testbed.relay) stands between them and the broker.
+It is the default if no Docker engine answers. It limits CPU; memory is measured, but not limited. If
+devices have links, a relay (testbed.relay) connects them to the broker.
 """
 
 from __future__ import annotations
@@ -54,31 +54,32 @@ from testbed.view import View
 
 HOST = "127.0.0.1"
 BROKER_TIMEOUT_SECONDS = 10.0
-"""Until the broker must accept connections."""
+"""Seconds within which the broker must accept connections."""
 GRACE_SECONDS = 2.0
-"""Between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 _MODULE = tuple(run_module.command(""))[:-1]
-"""What the command of a Python module begins with."""
+"""Beginning of the command that runs a Python module."""
 _LATER = {"agents.client.main": ("agents.client.training",)}
-"""Modules that a program imports when it runs."""
+"""Modules that a program imports only while it runs."""
 
-# The environment variables that mark a process as a component of a run.
+# Environment variables that mark a process as a component of a run.
 RUN, COMPONENT, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
 
 
 def find_mosquitto() -> str | None:
-    """Path of the Mosquitto broker, or None. Debian keeps it where only root's PATH leads."""
+    """Path of the Mosquitto broker; None if it is not installed. Debian installs it into a folder that
+    only root has in PATH."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 
 
-def available() -> bool:
-    """True: it needs nothing but this machine."""
+def is_available() -> bool:
+    """Return True: this runtime has no requirements."""
     return True
 
 
 def check_host() -> None:
-    """Nothing: it needs no more than this machine."""
+    """Do nothing: this runtime has no requirements."""
 
 
 @contextlib.contextmanager
@@ -87,15 +88,14 @@ def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
     runtime = ProcessRuntime(spec)
     if runtime.broker_kind != "mosquitto":
         view.progress(
-            "The broker is the embedded one, which may lose messages when a connection breaks, and "
-            "keeps without limit what waits for a slow process; where mosquitto is installed, that is "
-            "taken"
+            "Using the embedded broker: it may lose messages when a connection breaks, and has no limit "
+            "on messages that wait for a slow process. Install mosquitto to use that instead"
         )
     yield runtime
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs of any runtime that have a process here; in other runtimes than this it is the controller."""
+    """Runs with a process on this host. Of runs in other runtimes, that process is the controller."""
     runs: defaultdict[str, list[ProcessInfo]] = defaultdict(list)
     for info in find():
         runs[info.run].append(info)
@@ -103,35 +103,36 @@ def live_runs() -> list[LiveRun]:
     for run, infos in runs.items():
         components = sum(info.component not in (CONTROLLER, forkserver.NAME) for info in infos)
         runtime = "process" if components else None
-        found.append(LiveRun.labelled(run, runtime, components, infos[0].directory))
+        found.append(LiveRun.from_labels(run, runtime, components, infos[0].directory))
     return found
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
-    """See `testbed.runtimes.Emulator`; the controller goes too."""
+    """See `testbed.runtimes.Emulator`. The controller is ended too."""
     remove(run)
     return True
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """None: they grow in the run directory."""
+    """No logs: they are written to the run directory during the run."""
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Command of each component. The agents get the path of their configuration in addition; where they
-    are Python modules with a function `main`, all are forked from one process that has imported them."""
+    """Commands of the components. The path of its configuration is appended to each agent's command.
+    Agents that are Python modules with a function `main` are forked from one process that has imported
+    them."""
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
-    """None: the embedded broker."""
+    """Path of the Mosquitto broker; None: use the embedded broker."""
     aggregator: tuple[str, ...] = (*run_module.command("agents.aggregator.main"),)
     client: tuple[str, ...] = (*run_module.command("agents.client.main"),)
     relay: tuple[str, ...] = (*run_module.command("testbed.relay.main"),)
 
 
 class ProcessRuntime:
-    """Implements `testbed.runtimes.Runtime`. Use it from the main thread (`host.die_with_parent`)."""
+    """Implements `testbed.runtimes.Runtime`. Use it in the main thread only (`host.die_with_parent`)."""
 
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
         self._spec = spec
@@ -141,15 +142,15 @@ class ProcessRuntime:
         self._children = Children()
         self._forks: ForkServer | None = None
         self._commands: dict[str, list[str]] = {}
-        """Of broker and aggregator, for when they are started again."""
+        """Commands of broker and aggregator, to restart them."""
         self._logs = LogWriter()
         self._duty_cycle = DutyCycle()
         self._away: set[str] = set()
-        """Devices that were ended by an action, and may come back."""
+        """Devices that an action has ended, and that may come back."""
         self._restarting: set[str] = set()
-        """Devices that are to start as soon as their old process has gone."""
+        """Devices to start as soon as their old process has ended."""
         self._paused: set[str] = set()
-        self._relayed = relay.is_needed(spec)
+        self._has_relay = relay.is_needed(spec)
         self.meter = ProcessMeter(self._devices, self._children, self._paused, self._duty_cycle)
 
     @property
@@ -158,14 +159,14 @@ class ProcessRuntime:
         return "mosquitto" if self._programs.mosquitto else "amqtt (embedded)"
 
     def start(self) -> BrokerAccess:
-        """Start broker, aggregator and every device; return the controller's broker.
+        """Start broker, aggregator and all devices; return the controller's login at the broker.
 
-        Before the devices, so that nothing disturbs it, their links are measured. Raises HostError if
-        the broker or the relay does not come up, a link cannot be measured, or the host allows too few
-        file descriptors.
+        The links are measured before the devices start, so that nothing disturbs the measurement. Raises
+        HostError if the broker or the relay does not start, a link cannot be measured, or the host
+        allows too few file descriptors.
         """
         count = len(self._devices)
-        descriptors.raise_limit((4 if self._relayed else 1) * count, f"{count:,} devices")
+        descriptors.raise_limit((4 if self._has_relay else 1) * count, f"{count:,} devices")
         accounts = broker.accounts(
             self._directory.run, self._devices, secure=self._spec.topology.secure is not None
         )
@@ -177,7 +178,7 @@ class ProcessRuntime:
         self._spawn(BROKER, self._commands[BROKER])
         self._wait_for_broker(at.port)
         login = accounts[ROUTER].at(HOST, at.port)
-        ports = self._start_relay(login, at.clients_port) if self._relayed else {}
+        ports = self._start_relay(login, at.clients_port) if self._has_relay else {}
         places = Places(
             clients=(HOST, at.clients_port),
             aggregator=(HOST, at.port),
@@ -185,7 +186,7 @@ class ProcessRuntime:
             certificate=identity.certificate if identity else None,
             ports=ports,
         )
-        self._forks = self._fork_server()  # not before the links are measured, which it would disturb
+        self._forks = self._fork_server()  # after the links are measured, which its start would disturb
         agent_configs.write(self._spec, accounts, places)
         self._spawn(AGGREGATOR, self._commands[AGGREGATOR])
         absent = self._spec.plan.absent
@@ -195,79 +196,80 @@ class ProcessRuntime:
         return accounts[CONTROLLER].at(HOST, at.port)
 
     def limit(self, device: str) -> None:
-        """Put `device`, whose client is ready, under its duty cycle; one that has ended is left alone.
-        Nothing where the client was not started: then somebody else has its login.
+        """Apply the CPU share of `device`, whose client is ready; no effect on one that has ended.
 
-        Not before: suspended before its request to die with the parent, it would outlive the controller.
+        No effect either on a device that was not started, in whose name somebody else has logged in. A
+        process must not be limited earlier: if it were suspended before it asks to die with its parent,
+        it could outlive the controller.
         """
         if device not in self._children:
             return
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].host_cpu)
 
     def begin(self) -> None:
-        """Nothing: processes have no weights."""
+        """Do nothing: processes have no weights."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Do an action: the relay changes links, signals do all else. Raises BadInputError."""
+        """Carry out an action: the relay changes links, signals do the rest. Raises BadInputError."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
-            return [(ROUTER, DeviceOrder(device, self._of_link(action)))]
+            return [(ROUTER, DeviceOrder(device, self._link_action(action)))]
         match action:
             case SetCpu(cpu):
                 self._devices[device] = replace(self._devices[device], cpu=cpu)
-                if self._works(device) and device not in self._paused:
+                if self._is_running(device) and device not in self._paused:
                     self.limit(device)
             case Crash():
                 self._end(device, signal.SIGKILL)
             case Leave():
                 self._paused.discard(device)
                 self._end(device, signal.SIGTERM)
-            case Restart() if not self._works(device):
+            case Restart() if not self._is_running(device):
                 self._restarting.add(device)
                 self._start_restarting()
             case Join():  # which also ends a pause or disconnection
-                reconnect = [*self.act(device, Reconnect())] if self._relayed else []
+                reconnect = [*self.act(device, Reconnect())] if self._has_relay else []
                 return [*reconnect, *self.act(device, Resume()), *self.act(device, Restart())]
             case Pause():
                 self._paused.add(device)
-                if self._works(device):  # a process that is ending must not be suspended
+                if self._is_running(device):  # a process that is ending must not be suspended
                     self._duty_cycle.release(device)
                     self._children[device].send_signal(signal.SIGSTOP)
             case Resume() if device in self._paused:
                 self._paused.discard(device)
-                if self._works(device):
+                if self._is_running(device):
                     self._children[device].send_signal(signal.SIGCONT)
                     self.limit(device)
             case Restart() | Resume():
-                pass  # it works already
+                pass  # it is running already
             case _:
                 assert_never(action)
         return []
 
-    def _of_link(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
-        """The relay's order for `action`. Raises BadInputError."""
-        if not self._relayed:
+    def _link_action(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
+        """Convert `action` to the relay's units. Raises BadInputError if the relay cannot do it."""
+        if not self._has_relay:
             raise BadInputError(
-                "links cannot change in this run, which has no relay: no device has a link. Give one a "
-                "link in its topology, as in link: {rtt: 1ms}"
+                "links cannot change in this run, because no device has a link: add one to the "
+                "topology, such as link: {rtt: 1ms}"
             )
         if not isinstance(action, SetLink):
             return action
         if action.changes.get("loss"):
             raise BadInputError(
-                "the process runtime, whose links are TCP relays, loses no packets: use the docker "
-                "runtime"
+                "the process runtime cannot lose packets, because its links are TCP relays: use the "
+                "docker runtime"
             )
         changes = to_host_time(action.changes, self._spec.plan.dilation)
         rates = ("up", "down")
         return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
 
-    def _works(self, device: str) -> bool:
-        """Whether it has a process that is not ending."""
+    def _is_running(self, device: str) -> bool:
+        """Whether the device has a process that was not ordered to end."""
         return self._children.is_alive(device) and device not in self._away
 
     def _end(self, device: str, how: signal.Signals) -> None:
-        """End a device that may come back. A suspended process reacts only to SIGKILL, so it is
-        continued."""
+        """End a device, which may come back. A suspended process reacts only to SIGKILL, so it is
+        resumed too."""
         self._restarting.discard(device)
         if self._children.is_alive(device):
             self._away.add(device)
@@ -276,17 +278,17 @@ class ProcessRuntime:
             self._children[device].send_signal(signal.SIGCONT)
 
     def _start_restarting(self) -> None:
-        """Start the devices that are to restart and whose old process has ended."""
+        """Start the devices in `_restarting` whose old process has ended."""
         for device in [device for device in self._restarting if not self._children.is_alive(device)]:
             self._restarting.discard(device)
             self._away.discard(device)
             self._spawn_client(device)
-            if device in self._paused:  # while it was down
+            if device in self._paused:  # it was paused while it was down
                 self._children[device].send_signal(signal.SIGSTOP)
 
-    def ended(self) -> dict[str, int]:
-        """Exit code of each component that has ended by itself: negative for the number of a signal.
-        Devices that waited for their old process to end start now."""
+    def exit_codes(self) -> dict[str, int]:
+        """Exit codes of the components that have ended by themselves; -n means ended by signal n. Also
+        starts the devices that have waited for their old process to end."""
         self._start_restarting()
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
@@ -296,9 +298,10 @@ class ProcessRuntime:
         return None
 
     def stop(self) -> None:
-        """End every process of the run: agents first, so that none reports a lost broker. Idempotent.
+        """End every process of the run, the agents first, so that none reports a lost broker.
+        Idempotent.
 
-        Raises HostError, once all have ended, where not all that they printed could be kept.
+        Raises HostError after all have ended if the logs could not be saved.
         """
         self._restarting.clear()
         self._duty_cycle.close()
@@ -309,20 +312,20 @@ class ProcessRuntime:
             child.wait()
         if self._forks is not None:
             self._forks.close()
-        # What is not in self._children: their children, and one whose start was interrupted. What the
-        # controller itself has started, such as trackers, has the end of the run still before it.
+        # Processes that are not in self._children: their children, and one whose start was interrupted.
+        # Processes of the controller, such as trackers, continue until the run has ended.
         remove(self._directory.run, spare=CONTROLLER)
         if failures := self._logs.close():
-            told = "; ".join(str(from_os_error(failure)) for failure in failures)
+            reasons = "; ".join(str(from_os_error(failure)) for failure in failures)
             run = self._directory.run
-            raise HostError(f"everything of {run} is removed, but logs could not be saved: {told}")
+            raise HostError(f"everything of {run} is removed, but logs could not be saved: {reasons}")
 
     def _log_tail(self, component: str) -> str:
         self._logs.catch_up()
         return self._directory.log_tail(component)
 
     def _start_relay(self, login: BrokerAccess, port: int) -> Mapping[str, int]:
-        """Start the relay and measure the links; return each device's port to the broker."""
+        """Start the relay and measure the links; return the relay's port for each device."""
         command = [*self._programs.relay, self._config(ROUTER)]
         try:
             started = relay.launch_relay(
@@ -355,7 +358,8 @@ class ProcessRuntime:
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 
     def _fork_server(self) -> ForkServer | None:
-        """A process that has imported the agents, where they are modules."""
+        """Start a process that has imported the agents, to fork them from; None if they are not modules,
+        or the host cannot fork."""
         programs = self._programs.aggregator, self._programs.client
         modules: list[str] = []
         for *start, module in programs:
@@ -369,14 +373,15 @@ class ProcessRuntime:
     def _spawn(
         self, name: str, command: list[str], threads: int = 1, pass_fds: Sequence[int] = ()
     ) -> None:
-        """Start `command` in a session of its own: Ctrl-C in the terminal is the controller's alone."""
+        """Start `command` in its own session, so that Ctrl-C in the terminal reaches only the
+        controller."""
         plan = self._spec.plan
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
         log = self._logs.pipe(self._directory.log(name))
         *start, module, argument = command
         forks = self._forks
         try:
-            # Libraries learn the number of threads when they are imported: it is 1 in the fork server.
+            # Libraries read the number of threads when they are imported; in the fork server it is 1.
             if forks and tuple(start) == _MODULE and module in forks.modules and threads == 1:
                 self._children[name] = forks.fork(module, argument, name=name, cpus=cpus, log=log)
                 return
@@ -406,15 +411,15 @@ class ProcessRuntime:
                 return
             time.sleep(0.02)
         code = self._children[BROKER].poll()
-        what = "does not answer" if code is None else f"ended with exit code {code}"
+        reason = "does not answer" if code is None else f"ended with exit code {code}"
         raise HostError(
-            f"the broker ({self.broker_kind}) on {HOST}:{port} {what}.{self._log_tail(BROKER)}"
+            f"the broker ({self.broker_kind}) on {HOST}:{port} {reason}.{self._log_tail(BROKER)}"
         )
 
 
 def environment(directory: RunDirectory, component: str) -> dict[str, str]:
-    """Environment variables that mark a process as `component` of a run, and have its log written line
-    by line."""
+    """Environment variables that mark a process as `component` of a run, and make Python write its
+    output line by line."""
     return {
         RUN: directory.run,
         COMPONENT: component,
@@ -425,33 +430,34 @@ def environment(directory: RunDirectory, component: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """A living process that belongs to a run."""
+    """A live process that belongs to a run."""
 
     process: psutil.Process
-    """Remembers when the process began: a later process with the same pid is not mistaken for it."""
+    """psutil checks the start time too, so that a later process with the same pid is not mistaken for
+    it."""
     run: str
     component: str
     directory: str | None
 
 
 def find() -> list[ProcessInfo]:
-    """Every process of any run that belongs to this user, by the marks in its environment."""
+    """Find all of this user's processes that belong to a run, by the marks in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
             marks = process.environ() if process.uids().real == os.getuid() else {}
-        except psutil.Error:  # ended meanwhile, or another user's
+        except psutil.Error:  # it has ended, or is another user's
             continue
         if RUN in marks:
-            component = marks.get(COMPONENT, "").rstrip()  # a fork's has room for the longest
+            component = marks.get(COMPONENT, "").rstrip()  # forks pad it to the longest name
             found.append(ProcessInfo(process, marks[RUN], component, marks.get(DIRECTORY)))
     return found
 
 
 def remove(run: str | None = None, spare: str | None = None) -> int:
-    """End every process of `run`, or of all runs, suspended ones too; return how many there were.
+    """End all processes of `run` (None: of all runs), also suspended ones; return their number.
 
-    The caller's own process and its ancestors are spared, and those of the component `spare`.
+    The calling process, its ancestors, and processes of the component `spare` are left alone.
     """
     me = psutil.Process()
     spared = {me.pid, *(parent.pid for parent in me.parents())}
@@ -462,7 +468,8 @@ def remove(run: str | None = None, spare: str | None = None) -> int:
 
 
 def end(processes: Sequence[psutil.Process]) -> None:
-    """End processes, suspended ones too: SIGTERM, and SIGKILL after GRACE_SECONDS. It reaps none."""
+    """End processes, also suspended ones: SIGTERM, then SIGKILL after GRACE_SECONDS. Does not reap
+    them."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -474,7 +481,7 @@ def end(processes: Sequence[psutil.Process]) -> None:
 
 
 def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
-    """Wait up to `timeout` seconds until all have ended, reaping none; return those that have not."""
+    """Wait at most `timeout` seconds for all to end; return those that have not. Does not reap them."""
     deadline = time.monotonic() + timeout
     alive = list(processes)
     while alive := [process for process in alive if is_alive(process)]:
@@ -485,14 +492,14 @@ def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psu
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs or is suspended: a zombie has ended, even if it has not been reaped."""
+    """Whether a process is running or suspended; a zombie has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of the loopback interface that nobody listens on."""
+    """Return `count` TCP ports of 127.0.0.1 on which nobody listens."""
     with contextlib.ExitStack() as opened:
         probes = [opened.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]

@@ -1,1 +1,1 @@
-"""The `swarm` runtime: devices in containers on the nodes of a Docker Swarm."""
+"""The `swarm` runtime: devices are containers on the nodes of a Docker Swarm."""

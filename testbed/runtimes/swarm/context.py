@@ -1,5 +1,5 @@
-"""What the modules of the `swarm` runtime share about one run: its nodes, their engines, and what is
-launched there."""
+"""State of one run that the modules of the `swarm` runtime share: its nodes, their engines, and the
+specifications to launch."""
 
 from __future__ import annotations
 
@@ -20,60 +20,63 @@ from testbed.plan.planned_devices import SHARES_OF_A_PROCESS, weight_alone
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, ContainerLaunch, CpuLimits
 from testbed.runtimes.docker.running_containers import ContainerRef
-from testbed.runtimes.docker.specifications import INFRASTRUCTURE_WEIGHT, name_of
+from testbed.runtimes.docker.specifications import INFRASTRUCTURE_WEIGHT
+from testbed.runtimes.docker.specifications import object_name as object_name_of
 from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
-from testbed.runtimes.swarm.services import ServiceOptions, Volume, short
+from testbed.runtimes.swarm.services import ServiceOptions, Volume, short_name
 
 INFRASTRUCTURE_PER_CORE = round(INFRASTRUCTURE_WEIGHT * SHARES_OF_A_PROCESS)
-"""CPU weight of what is no device of the run's, by itself."""
+"""CPU weight of each container of the run's infrastructure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmContext:
-    """Of one run."""
+    """Nodes, engines and specifications of one run."""
 
     manager: docker.DockerClient
+    """Client of this node's engine, which manages the Swarm."""
     names: Mapping[str, str]
-    """Of the nodes, by id."""
+    """Names of the nodes, by id."""
     spec: RunSpec
     launch: ContainerLaunch
     base: str
     """Image of the node agents."""
     labels: Mapping[str, str]
-    """Of all that is the run's."""
+    """Labels of all objects of the run."""
     proxies: EngineProxies
     ids: dict[str, str] = field(default_factory=dict)
-    """Of the images that all nodes have, by tag: an engine asks no registry for an image's id."""
+    """Ids, by tag, of the images that all nodes have. An engine does not look up an id in a registry."""
 
     def create(self, container: Container, options: ServiceOptions) -> str:
         """Create the service of `container`; return its id."""
         image = self.ids.get(container.image, container.image)
         return services.create(self.manager, replace(container, image=image), options)
 
-    def named(self, what: str) -> str:
-        """Name of an object of the run."""
-        return name_of(self.spec.directory.run, what)
+    def object_name(self, what: str) -> str:
+        """Name of a container or network of the run."""
+        return object_name_of(self.spec.directory.run, what)
 
     def volume(self, what: str, target: str, *, read_only: bool = False) -> Volume:
-        """A volume of the run, on each node where it is used."""
-        return Volume(short(self.named(what)), target, read_only)
+        """Volume of the run, which exists on each node that uses it."""
+        return Volume(short_name(self.object_name(what)), target, read_only)
 
     def devices_on(self, node: str) -> list[str]:
-        """The devices of a node."""
+        """Names of the devices on a node."""
         plan = self.spec.plan
         return [device.name for device in plan.devices if plan.placement[device.name] == node]
 
     def container_of(self, task: Mapping[str, Any]) -> ContainerRef:
-        """The container of a task."""
+        """Container of a task."""
         engine = self.proxies.engines[task["NodeID"]]
         return ContainerRef(engine, task["Status"]["ContainerStatus"]["ContainerID"])
 
-    def running(
+    def await_tasks(
         self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
-        """See `services.running`; `components` are the names of the services."""
-        return services.running(
+        """Wait for tasks of services; see `services.await_tasks`. `components` has the component of each
+        service, for messages."""
+        return services.await_tasks(
             self.manager,
             expected,
             lambda service: components[service],
@@ -83,22 +86,22 @@ class SwarmContext:
 
     @contextmanager
     def requests_to(self, node: str) -> Iterator[None]:
-        """For requests to the engine of `node`. Raises HostError where it does not answer."""
+        """Context of requests to the engine of `node`. Raises HostError if it does not answer."""
         try:
             yield
         except docker_engine.ERRORS as error:
             self.proxies.unreachable.add(node)
             name = self.names.get(node, node)
-            raise HostError(f"the node {name} does not answer any more: {error}") from error
+            raise HostError(f"the node {name} no longer answers: {error}") from error
 
     def addresses(self, node: str) -> dict[str, str]:
-        """IPv4 addresses on the bridge of `node`, by container."""
-        found = executor.addresses(self.proxies.engines[node], short(self.named("data")))
+        """IPv4 addresses on the bridge of `node`, by container id."""
+        found = executor.addresses(self.proxies.engines[node], short_name(self.object_name("data")))
         return {container: address for container, (_, address) in found.items()}
 
     def pin_infrastructure(self, node: str) -> None:
-        """Keep the run's infrastructure on `node` on the CPUs that the plan has for it: all its
-        containers that run there now, but for devices, broker and aggregator."""
+        """Restrict the run's infrastructure on `node` to the CPUs that the plan has for it: all
+        containers of the run that are there now, except devices, broker and aggregator."""
         planned = next(one for one in self.spec.plan.nodes if one.id == node)
         limits = CpuLimits(cpus=cpuset(planned.infrastructure), weight=INFRASTRUCTURE_PER_CORE)
         engine, run = self.proxies.engines[node], self.spec.directory.run
@@ -109,5 +112,6 @@ class SwarmContext:
 
 
 def without_group(limits: CpuLimits) -> CpuLimits:
-    """`limits` of a device that is in no control group of the run's."""
+    """Convert `limits` for a device that is not in a control group of the run: its weight competes with
+    those of all processes of the host."""
     return limits if limits.weight is None else replace(limits, weight=weight_alone(limits.weight))

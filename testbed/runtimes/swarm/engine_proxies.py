@@ -1,17 +1,15 @@
-"""Proxies to the Docker engines of a Swarm's other nodes. What a Swarm cannot do for its services, their
-node's engine does, as the engine of this host does it for containers.
+"""Proxies to the Docker engines of a Swarm's other nodes, which do what a Swarm cannot do for its
+services.
 
     controller ── Unix socket per node ── proxy client ══ TLS, overlay ══ engine proxy ── engine's socket
 
 An engine proxy is a service on each other node (`agents.node.node_agent`), and the only one with the
-engine's socket. It listens on an overlay network of its own, with TLS and a certificate on both sides,
-for the proxy client alone: a service on this host, whose Unix sockets are in a folder that only the
-controller may read. So no engine listens on any network of the hosts, and no device reaches an engine
-proxy.
+engine's socket. It listens on its own overlay network, with TLS and certificates on both sides, for the
+proxy client only: a service on this host, whose Unix sockets are in a folder that only the controller
+may read. So no engine listens on a network of the hosts, and no device can reach an engine proxy.
 
-The program needs nothing but Python and is sent to the nodes as it is, so that the image of the proxies
-is the base of all others, which hardly ever changes: images that a node lacks are loaded through its
-proxy.
+The proxy's program needs only Python and is sent to the nodes as a file. Its image is the base of all
+others, which hardly ever changes; further images that a node lacks are loaded through its proxy.
 """
 
 from __future__ import annotations
@@ -36,22 +34,23 @@ from testbed.runtimes.docker import container_files, executor
 from testbed.runtimes.docker.containers import (
     COMPONENT_LABEL,
     Attachment,
+    BridgeNetwork,
     Container,
     Mount,
-    Network,
 )
-from testbed.runtimes.docker.specifications import name_of
+from testbed.runtimes.docker.specifications import object_name
 from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.services import ServiceFile, ServiceOptions, Volume
 
 PROGRAMS, CONFIG, IDENTITY = "/testbed", "/testbed/node.json", "/testbed/node.pem"
 NAME = "node"
-"""In the nodes' certificate."""
+"""Name in the nodes' certificate."""
 COMPONENTS = ENGINE_PROXY, PROXY_CLIENT = "node.engine-proxy", "node.proxy-client"
-"""Components of a run by which its engines are reached: removed last. No device's name has a dot."""
+"""Components through which engines are reached, and which are removed last. No device's name has a
+dot."""
 IMAGE_LABEL = "testbed.image"
-"""Of the configuration that stays where a node could not be cleaned up: the image of its engine proxy,
-which the node may have from a registry."""
+"""Label with the image of the engine proxies, on the configuration that stays if a node could not be
+cleaned up. The nodes may have that image from a registry."""
 _PORT = 7000
 _ENGINE = "/var/run/docker.sock"
 _SOCKETS = "/sockets"
@@ -60,7 +59,7 @@ _OPEN_TIMEOUT_SECONDS = 30.0
 
 
 class EngineProxies:
-    """Those of one run; `engines` has a client of each node's engine, by the node's id."""
+    """Engine proxies of one run. `engines` has a client of each node's engine, by node id."""
 
     def __init__(
         self,
@@ -72,8 +71,9 @@ class EngineProxies:
         folder: Path,
         suffix: str = "",
     ) -> None:
-        """`folder` is this process's alone, `image` that of the services. `suffix` tells their names
-        from those of an earlier process of the run, which may still be there."""
+        """`folder`, for sockets, is accessible to this process only; `image` is that of the services.
+        `suffix` distinguishes their names from those of an earlier process of the run, which may still
+        exist."""
         self._manager = manager
         self._nodes = nodes
         self.image = image
@@ -83,31 +83,34 @@ class EngineProxies:
         self._suffix = suffix
         self._folder_fd: int | None = None
         self._service = ""
-        """Id of that of the engine proxies."""
+        """Id of the service of the engine proxies; empty before `open`."""
         here = next(node for node in nodes if node.here)
         self.here = here.id
         self.engines: dict[str, docker.DockerClient] = {here.id: manager}
         self.unreachable: set[str] = set()
-        """Nodes that have failed to answer: they are not asked again."""
+        """Ids of nodes that have failed to answer, and are not asked again."""
 
     @property
     def others(self) -> list[Node]:
+        """All nodes except this one."""
         return [node for node in self._nodes if node.id != self.here]
 
     def open(self) -> None:
-        """Raises HostError."""
+        """Start the proxies and connect to the engines. Raises HostError."""
         pem = new_identity(NAME)
         self._pem = (pem.certificate + pem.key).encode()
         if not self.others:
             return
-        network = self._named("engines")
-        labels = self._labelled(ENGINE_PROXY)
-        services.create_network(self._manager, Network(name=network, labels=labels))
+        network = self._object_name("engines")
+        labels = self._labels_of(ENGINE_PROXY)
+        services.create_network(self._manager, BridgeNetwork(name=network, labels=labels))
         tasks = self._start_proxies(network)
-        self._start_client(network, {one["NodeID"]: services.address(one, network) for one in tasks})
+        self._start_client(
+            network, {one["NodeID"]: services.task_address(one, network) for one in tasks}
+        )
         self._folder_fd = os.open(self._folder, os.O_PATH)
         for number, node in enumerate(self.others):
-            # By the folder's number, as a path of a Unix socket has at most 107 characters.
+            # By the folder's descriptor: the path of a Unix socket may have at most 107 characters.
             url = f"unix:///proc/self/fd/{self._folder_fd}/{number}"
             self.engines[node.id] = self._client(node, url)
 
@@ -115,11 +118,11 @@ class EngineProxies:
         try:
             return docker_engine.connect_to(url, _OPEN_TIMEOUT_SECONDS)
         except HostError as error:
-            told = services.log(self._manager, self._named(PROXY_CLIENT))
-            raise HostError(f"the engine of {node.name} does not answer: {error}{told}") from error
+            log = services.log_tail(self._manager, self._object_name(PROXY_CLIENT))
+            raise HostError(f"the engine of {node.name} does not answer: {error}{log}") from error
 
     def _start_proxies(self, network: str) -> list[dict[str, Any]]:
-        proxy = {"listen": _over(IDENTITY, "0.0.0.0"), "to": {"path": _ENGINE}}  # noqa: S104
+        proxy = {"listen": _tls_address(IDENTITY, "0.0.0.0"), "to": {"path": _ENGINE}}  # noqa: S104
         container = self._container(ENGINE_PROXY, network, (Mount(_ENGINE, _ENGINE, read_only=False),))
         made = self.service(
             container,
@@ -134,14 +137,14 @@ class EngineProxies:
         proxies = [
             {
                 "listen": {"path": f"{_SOCKETS}/{number}"},
-                "to": {**_over(IDENTITY, addresses[node.id]), "name": NAME},
+                "to": {**_tls_address(IDENTITY, addresses[node.id]), "name": NAME},
             }
             for number, node in enumerate(self.others)
         ]
         mount = Mount(str(self._folder), _SOCKETS, read_only=False)
         container = self._container(PROXY_CLIENT, network, (mount,))
         user, group = container_files.owner()
-        container_files.give((user, group), self._folder)
+        container_files.give_to_containers((user, group), self._folder)
         container = replace(container, user=user, group=group)
         made = self.service(container, {"proxies": proxies}, [f"node.id == {self.here}"])
         self._running({made: 1})
@@ -184,49 +187,50 @@ class EngineProxies:
 
     def _running(self, expected: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
         try:
-            return services.running(
+            return services.await_tasks(
                 self._manager, expected, lambda _: "the proxy to the engine", self.names
             )
         except HostError as error:
             if "No such image" not in str(error):
                 raise
             raise HostError(
-                f"a node of the Swarm has no image {self.image}, and no registry has it: {error}. On "
-                f"this machine, for each node that lacks it: docker save {self.image} | ssh NODE "
+                f"a node of the Swarm lacks the image {self.image}, and no registry has it: {error}. On "
+                f"this host, for each node that lacks it, run: docker save {self.image} | ssh NODE "
                 "docker load"
             ) from error
 
     def _container(self, component: str, network: str, mounts: tuple[Mount, ...]) -> Container:
         return node_container(
             component,
-            self._named(component),
+            self._object_name(component),
             self.image,
-            self._labelled(component),
+            self._labels_of(component),
             (Attachment(network, ()),),
             mounts,
         )
 
-    def _named(self, what: str) -> str:
-        return name_of(self.run, f"{what}{self._suffix}")
+    def _object_name(self, what: str) -> str:
+        return object_name(self.run, f"{what}{self._suffix}")
 
-    def _labelled(self, component: str) -> dict[str, str]:
+    def _labels_of(self, component: str) -> dict[str, str]:
         return {**self._labels, COMPONENT_LABEL: component}
 
     @property
     def names(self) -> dict[str, str]:
-        """Of the nodes, by id."""
+        """Names of the nodes, by id."""
         return {node.id: node.name for node in self._nodes}
 
     def set_timeout(self, seconds: int | None = None) -> None:
-        """How long an engine of another node has for an answer; None: as long as the work takes that
-        begins and ends a run."""
+        """Set the timeout of requests to the engines of other nodes; None: the long one, for the start
+        and end of a run."""
         for node, engine in self.engines.items():
             if node != self.here and node not in self.unreachable:
                 engine.api.timeout = seconds or docker_engine.REQUEST_TIMEOUT_SECONDS
 
     def close(self, spare: Collection[str] = ()) -> None:
-        """Remove the engine proxies' containers, but for those of the nodes to `spare`: each by its own
-        engine, whose answer it does not live to pass on. The Swarm would do it too, but not say when."""
+        """Remove the engine proxies' containers, except on the nodes to `spare`. Each is removed by its
+        own engine, whose answer it cannot pass on. The Swarm would remove them too, but not report
+        when."""
         for node, engine in self.engines.items():
             if node != self.here and node not in spare:
                 with suppress(*docker_engine.ERRORS):
@@ -235,7 +239,7 @@ class EngineProxies:
         self._disconnect()
 
     def _is_own(self, container: Mapping[str, Any]) -> bool:
-        """Whether it is one of these proxies, and not of an earlier process that was killed."""
+        """Whether a container is one of these proxies, not one of an earlier process that was killed."""
         return bool(container["Labels"].get(executor.SERVICE_LABEL) == self._service)
 
     def _disconnect(self) -> None:
@@ -247,17 +251,17 @@ class EngineProxies:
 
 
 def is_proxy(container: Mapping[str, Any]) -> bool:
-    """Whether a container is one by which engines are reached."""
+    """Whether a container is an engine proxy or a proxy client."""
     return container["Labels"].get(COMPONENT_LABEL) in COMPONENTS
 
 
-def image_of(manager: docker.DockerClient, run: str) -> str | None:
-    """The image of the engine proxies of `run`, also where only a clean-up is pending."""
-    for one in services.listed(manager, run):
+def proxy_image(manager: docker.DockerClient, run: str) -> str | None:
+    """Image of the engine proxies of `run`, even if only its clean-up is pending; None if unknown."""
+    for one in services.list_services(manager, run):
         if one["Spec"]["Labels"].get(COMPONENT_LABEL) == ENGINE_PROXY:
             return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])
     api: Any = manager.api
-    found = (one["Spec"]["Labels"] for one in api.configs(filters=services.labelled(run)))
+    found = (one["Spec"]["Labels"] for one in api.configs(filters=services.label_filter(run)))
     return next((labels[IMAGE_LABEL] for labels in found if IMAGE_LABEL in labels), None)
 
 
@@ -269,7 +273,7 @@ def node_container(
     networks: tuple[Attachment, ...],
     mounts: tuple[Mount, ...] = (),
 ) -> Container:
-    """A container of `agents.node.node_agent`: as root, without capabilities."""
+    """Container of `agents.node.node_agent`, which runs as root without capabilities."""
     return Container(
         component=component,
         name=name,
@@ -287,5 +291,5 @@ def node_container(
     )
 
 
-def _over(identity: str, host: str) -> dict[str, Any]:
+def _tls_address(identity: str, host: str) -> dict[str, Any]:
     return {"host": host, "port": _PORT, "identity": identity}

@@ -1,4 +1,4 @@
-"""Measures what a run uses of the nodes of a Swarm."""
+"""Measures the resources that a run uses on the nodes of a Swarm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from testbed.runtimes.swarm.node_services import NodeAgents
 
 
 class SwarmMeter(Meter):
-    """CPU, memory and bytes of devices are in the telemetry that these send themselves."""
+    """Implements `testbed.runtimes.Meter`. CPU, memory and traffic of devices are in the telemetry that
+    they send themselves."""
 
     def __init__(
         self, context: SwarmContext, containers: RunningContainers, node_agents: NodeAgents
@@ -24,10 +25,10 @@ class SwarmMeter(Meter):
         self._devices = {device.name for device in context.spec.plan.devices}
         self._here = context.devices_on(context.proxies.here)
         self._used: dict[str, float] = {}
-        """CPU seconds of the devices on this node, when last looked at."""
+        """Last known CPU seconds of the devices on this node."""
 
-    def stopped(self) -> set[str]:
-        """Those that were paused when the runtime last listed its containers."""
+    def externally_stopped(self) -> set[str]:
+        """Components that were paused when the runtime last listed its containers."""
         return self._containers.paused
 
     def server_pids(self) -> list[int]:
@@ -38,7 +39,8 @@ class SwarmMeter(Meter):
         )
 
     def device_cpu_seconds(self) -> float | None:
-        """Of the devices on this node; those that have ended have theirs in their last reading."""
+        """CPU seconds of all devices on this node; devices that have ended count with their last
+        reading."""
         for name in self._here:
             used = ControlGroup.of(self._containers.pid(name)).cpu_seconds()
             if used is not None:

@@ -1,4 +1,4 @@
-"""Measures how fast the cores of a Swarm's nodes are, before a run."""
+"""Measure the speed of the cores of a Swarm's nodes, before a run."""
 
 from __future__ import annotations
 
@@ -28,37 +28,38 @@ from testbed.speed.calibration import (
 )
 
 _SECONDS = 2.0
+"""Duration of the measurement of each kind of work."""
 _COMPONENT = "node.calibration"
 
 
 def calibrations(
     nodes: Sequence[Node], registry: str | None, progress: Progress
 ) -> dict[str, Calibration]:
-    """How fast a core of each node is, by the node's id: from the cache, else measured there, which
-    takes the agents' image. Raises HostError."""
+    """Speed of a core of each node, by node id: from the cache, or else measured on the node in the
+    agents' image, which is sent there if needed. Raises HostError."""
     others = [node for node in nodes if not node.here]
     image = images.current_tags(images.FOLDER, images.AGENTS)["libraries"]
     found = cached_for_nodes(others, image)
     if missing := [node for node in others if node.id not in found]:
-        progress(f"Measuring how fast a core is of {', '.join(node.name for node in missing)}")
+        progress(f"Measuring the speed of a core of {', '.join(node.name for node in missing)}")
         with closing(docker_engine.connect()) as manager:
             built = images.ensure(manager, progress)
-            built = node_images.pushed(manager, built, registry, progress)
+            built = node_images.push(manager, built, registry, progress)
             here = [node for node in nodes if node.here]
             with temporary_proxies(manager, [*here, *missing], built.base, "calibration") as proxies:
                 node_images.copy(manager, proxies, [one.id for one in missing], built.agent, progress)
                 with ThreadPoolExecutor(len(missing)) as pool:
-                    speeds = pool.map(lambda node: _measured(proxies, node, built.agent), missing)
+                    speeds = pool.map(lambda node: _measure(proxies, node, built.agent), missing)
                     new = {node.id: one for node, one in zip(missing, speeds, strict=True)}
         cache_for_nodes(new, image)
         found |= new
     return {**{node.id: calibrate() for node in nodes if node.here}, **found}
 
 
-def _measured(proxies: EngineProxies, node: Node, image: str) -> Calibration:
-    """Of a node: on its last core, which is for devices."""
+def _measure(proxies: EngineProxies, node: Node, image: str) -> Calibration:
+    """Measure the speed of a node's last core, which is for devices."""
     script = Path(device_benchmark.__file__).read_text("utf-8")
-    told = docker_engine.run_output(
+    output = docker_engine.run_output(
         proxies.engines[node.id],
         image,
         ["python3", "-c", script, "--core", "--seconds", f"{_SECONDS:g}"],
@@ -67,5 +68,5 @@ def _measured(proxies: EngineProxies, node: Node, image: str) -> Calibration:
         network_mode="none",
         cpuset_cpus=f"{node.cores - 1}",
     )
-    found = json.loads(told)
+    found = json.loads(output)
     return from_core(found, CalibratedHost(cpu=found["cpu"], cores=node.cores, torch=found["torch"]))

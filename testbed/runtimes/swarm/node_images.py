@@ -1,5 +1,5 @@
-"""Images on the nodes of a Swarm: by a registry, where the topology names one, else by the engines' own
-save and load. What was copied to a node is remembered, so that it can be removed there again."""
+"""Images on the nodes of a Swarm: pulled from a registry if the topology names one, else copied by the
+engines' save and load. Copied images are recorded, so that they can be removed from the nodes again."""
 
 from __future__ import annotations
 
@@ -24,47 +24,53 @@ Progress = Callable[[str], None]
 
 
 class Push(NamedTuple):
-    """An image of this machine, and what it is called in a registry."""
+    """An image of this host and its name in a registry."""
 
     tag: str
+    """Tag on this host."""
     repository: str
+    """Repository in the registry."""
     version: str
 
 
-def pushes(built: Images, registry: str) -> list[Push]:
-    """What nodes pull; broker and aggregator are on this machine, but are services as all others."""
+def images_to_push(built: Images, registry: str) -> list[Push]:
+    """Images that nodes pull. Broker and aggregator run on this host, but are services like all
+    others."""
     found = []
     for tag in dict.fromkeys((built.base, built.agent, built.broker, *built.groups.values())):
-        repository, _, version = named(tag, registry).rpartition(":")
+        repository, _, version = registry_name(tag, registry).rpartition(":")
         found.append(Push(tag, repository, version))
     return found
 
 
-def named(tag: str, registry: str) -> str:
-    """What an image of this machine is called in `registry`; one without a version is its `latest`. A
-    user's own may name a registry, or a digest, which have no place in a path."""
+def registry_name(tag: str, registry: str) -> str:
+    """Name in `registry` of an image of this host; without a version, it is `latest`. The tag of a
+    user's image may contain a registry or a digest, whose `:` and `@` become `-`."""
     path, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     return f"{registry.rstrip('/')}/{path.replace(':', '-').replace('@', '-')}:{version}"
 
 
-def pushed(
+def push(
     manager: docker.DockerClient, built: Images, registry: str | None, progress: Progress
 ) -> Images:
-    """`built` by the names in the registry, where there is one, and it has them. Raises HostError."""
+    """Push the images to the registry, and return them with their names there; without a registry,
+    return them unchanged. Raises HostError."""
     if registry is None:
         return built
-    for tag, repository, version in pushes(built, registry):
+    for tag, repository, version in images_to_push(built, registry):
         with as_host_error(f"push {tag} to {registry}"):
             manager.api.tag(tag, repository, version)
-            told = list(manager.api.push(repository, version, stream=True, decode=True))
-        if why := next((entry["error"] for entry in told if "error" in entry), None):
+            answer = list(manager.api.push(repository, version, stream=True, decode=True))
+        if why := next((entry["error"] for entry in answer if "error" in entry), None):
             raise HostError(
-                f"the registry {registry} does not take {tag}: {why}. The engine's own login is used: "
-                "docker login, or insecure-registries of its configuration"
+                f"the registry {registry} rejects {tag}: {why}. The engine's own login is used: run "
+                "docker login, or set insecure-registries in its configuration"
             )
-        progress(f"{repository}:{version} is in the registry")
-    names = {field: named(getattr(built, field), registry) for field in ("base", "agent", "broker")}
-    groups = {group: named(tag, registry) for group, tag in built.groups.items()}
+        progress(f"Pushed {repository}:{version}")
+    names = {
+        field: registry_name(getattr(built, field), registry) for field in ("base", "agent", "broker")
+    }
+    groups = {group: registry_name(tag, registry) for group, tag in built.groups.items()}
     return replace(built, **names, groups=groups)
 
 
@@ -75,8 +81,8 @@ def copy(
     tag: str,
     progress: Progress,
 ) -> None:
-    """Copy an image to those of `nodes` that lack it, or have another of that name; what was copied
-    before and no checkout uses any more is removed there."""
+    """Copy an image to those of `nodes` that lack it or have a different one of that name. Images that
+    were copied before, and that no checkout uses any more, are removed from these nodes."""
     wanted = _content(manager, tag)
     for node in nodes:
         if _content(proxies.engines[node], tag) != wanted:
@@ -84,14 +90,15 @@ def copy(
             progress(f"Copying {tag} to {proxies.names[node]}")
             for _ in api.load_image(manager.api.get_image(tag)):
                 pass
-            _remember(node, {*_copied().get(node, ()), tag})
-            ours = {one for one in _copied()[node] if one.startswith("testbed-")}  # else a user's own
-            _remove(proxies, node, ours - {*images.registered_images()} - {tag})
+            _record_copied(node, {*_read_copied().get(node, ()), tag})
+            # Images whose names begin otherwise are the user's own.
+            built = {one for one in _read_copied()[node] if one.startswith("testbed-")}
+            _remove(proxies, node, built - {*images.registered_images()} - {tag})
 
 
 def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
-    """Its layers and environment, which are the same however an engine keeps it; None: it has none of
-    that name."""
+    """Layers and environment of an image, which do not depend on how an engine stores it; None if the
+    engine has no image of that name."""
     try:
         found = engine.images.get(tag).attrs
     except ImageNotFound:
@@ -99,11 +106,11 @@ def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
     return found["RootFS"]["Layers"], found["Config"].get("Env")
 
 
-def ids(
+def common_ids(
     manager: docker.DockerClient, proxies: EngineProxies, nodes: Iterable[str], tag: str
 ) -> dict[str, str]:
-    """The id of an image by its tag, where all of `nodes` know it by the same: engines that keep images
-    in different ways do not."""
+    """The id of an image by its tag, if it is the same on all `nodes`; else empty. Engines that store
+    images in different ways have different ids."""
     found = str(manager.images.get(tag).id)
     try:
         for node in nodes:
@@ -114,33 +121,33 @@ def ids(
 
 
 def prune(manager: docker.DockerClient, progress: Progress) -> None:
-    """Remove what was copied to the other nodes of the Swarm that this engine manages, if it does, and
-    no container there uses: the next run copies it again. Raises HostError."""
+    """Remove copied images that no container uses from the other nodes of the Swarm, if this engine
+    manages one; the next run copies them again. Raises HostError."""
     with as_host_error("remove images"):
         nodes = swarm_nodes.nodes(manager) if swarm_nodes.manages(manager.info()) else []
-        if len(nodes) < 2 or not _copied():
+        if len(nodes) < 2 or not _read_copied():
             return
         base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
         with temporary_proxies(manager, nodes, base, "images") as proxies:
             for node in proxies.others:
-                for tag in sorted(_remove(proxies, node.id, _copied().get(node.id, ()))):
-                    progress(f"{tag}: removed from {node.name}")
+                for tag in sorted(_remove(proxies, node.id, _read_copied().get(node.id, ()))):
+                    progress(f"Removed {tag} from {node.name}")
 
 
 def _remove(proxies: EngineProxies, node: str, tags: Collection[str]) -> set[str]:
-    """Remove images from a node, but for those in use; return which are gone."""
-    gone = set()
+    """Remove images from a node, except those in use; return the tags of those removed."""
+    removed = set()
     for tag in tags:
         with suppress(APIError):  # in use
             with suppress(ImageNotFound):
                 proxies.engines[node].images.remove(tag)
-            gone.add(tag)
-    _remember(node, set(_copied().get(node, ())) - gone)
-    return gone
+            removed.add(tag)
+    _record_copied(node, set(_read_copied().get(node, ())) - removed)
+    return removed
 
 
-def _copied() -> dict[str, list[str]]:
-    """Tags of what this user has copied to nodes, by the node's id."""
+def _read_copied() -> dict[str, list[str]]:
+    """Tags of the images that this user has copied to nodes, by node id."""
     try:
         found = json.loads(_path().read_bytes())
         return {str(node): [str(tag) for tag in tags] for node, tags in found.items()}
@@ -148,9 +155,9 @@ def _copied() -> dict[str, list[str]]:
         return {}
 
 
-def _remember(node: str, tags: Collection[str]) -> None:
-    kept = {**_copied(), node: sorted(tags)}
-    cache.keep(_path(), json.dumps({one: tags for one, tags in kept.items() if tags}))
+def _record_copied(node: str, tags: Collection[str]) -> None:
+    copied = {**_read_copied(), node: sorted(tags)}
+    cache.keep(_path(), json.dumps({one: tags for one, tags in copied.items() if tags}))
 
 
 def _path() -> Any:

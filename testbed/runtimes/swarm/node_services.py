@@ -1,4 +1,5 @@
-"""What a run has on each node beside devices: a node agent, and a router between devices and broker."""
+"""Services of a run on each node in addition to devices: a node agent, and a router between devices and
+broker."""
 
 from __future__ import annotations
 
@@ -28,42 +29,44 @@ from testbed.runtimes.swarm.engine_proxies import IDENTITY, NAME, node_container
 from testbed.runtimes.swarm.services import ServiceOptions
 
 NODE_AGENT, MANAGER_AGENT = "node.agent", "node.manager-agent"
-"""Their components: on other nodes, and on this one, the manager."""
+"""Components of the node agents: on other nodes, and on this one, the manager."""
 _STAT = "stat"
 """Name of the file in the control folder with the counters of a node's CPUs."""
 _CLOCK_PORT = 7001
 _CLOCK = "clock"
-"""Host name of the agent of this node, whose clock is the run's."""
+"""Host name of the agent on this node, whose clock is the run's."""
 _TIMEOUT_SECONDS = 30.0
+"""Seconds within which a node's clock must have been compared."""
 FILES = str(Path(agent_configs.SHARD).parent)
-"""Where a device, and a router, find their files: a volume of their own. Neither begins before the last
-of them is there."""
+"""Folder with the files of a device, or of a router: a volume. Neither starts before its last file is
+there."""
 _FILES_READY = "files-ready"
 _WHEN_FILES_READY = f'until [ -e {FILES}/{_FILES_READY} ]; do sleep 0.1; done; exec "$@"'
 
 
 class NodeAgents:
-    """The node agents of one run. Each is the proxy between its node's devices and the broker (a Unix
-    socket there, TLS to the broker), compares the node's clock with the manager's, and reads the
-    counters of the node's CPUs."""
+    """The node agents of one run. Each is a proxy from a Unix socket, for its node's devices, to the
+    broker (over TLS), compares the node's clock with the manager's, and reads the counters of the node's
+    CPUs."""
 
     def __init__(self, context: SwarmContext) -> None:
         self._context = context
         self._containers: dict[str, str] = {}
-        """Id, by node."""
+        """Container ids, by node."""
         self._samplers: dict[str, Sampler] = {}
-        """Of the load of other nodes, by node."""
+        """Samplers of the load of other nodes, by node."""
         self._latest: dict[str, tuple[dict[int, CpuTimes], float]] = {}
-        """What these read: counters of the CPUs, and CPU seconds of the devices, by node."""
+        """Input of the samplers, by node: counters of the CPUs, and CPU seconds of the node's
+        devices."""
 
     def create(self, certificate: str) -> dict[str, tuple[str, int]]:
-        """Create the services; return the component of each, by id, and how many tasks it is to have.
-        `certificate` is the broker's, as PEM."""
+        """Create the services; return the component and the number of tasks of each, by service id.
+        `certificate` is the broker's, in PEM."""
         context = self._context
         control = context.volume("control", agent_configs.CONTROL_FOLDER)
         trust = services.create_config(
             context.manager,
-            context.named("broker-pem"),
+            context.object_name("broker-pem"),
             certificate.encode(),
             context.labels,
             "/testbed/broker.pem",
@@ -97,10 +100,10 @@ class NodeAgents:
                 continue
             container = node_container(
                 component,
-                context.named(component),
+                context.object_name(component),
                 context.base,
                 {**context.labels, COMPONENT_LABEL: component},
-                (Attachment(context.named("control"), aliases),),
+                (Attachment(context.object_name("control"), aliases),),
             )
             service = context.proxies.service(
                 container,
@@ -113,29 +116,29 @@ class NodeAgents:
             made[service] = component, count
         return made
 
-    def started(self, tasks: Sequence[Mapping[str, Any]]) -> None:
-        """Take note of the running `tasks` of the services that `create` has made."""
+    def record_tasks(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+        """Record the containers of the running `tasks` of the services that `create` has created."""
         for task in tasks:
             self._containers[task["NodeID"]] = task["Status"]["ContainerStatus"]["ContainerID"]
 
     def check(self, alive: Collection[str]) -> None:
-        """Raises HostError where one is not among the containers that are `alive`: its devices can be
-        told nothing any more, nor tell anything."""
+        """Raise HostError if a node agent is not among the containers `alive`: its devices can no longer
+        communicate."""
         for node, container in self._containers.items():
             if container not in alive:
                 name = self._context.names.get(node, node)
                 raise HostError(f"the node agent of {name} has ended: see its log")
 
-    def put(self, node: str, name: str, content: bytes) -> None:
-        """Put a file into the control folder of a node."""
+    def put_file(self, node: str, name: str, content: bytes) -> None:
+        """Write a file into the control folder of a node."""
         engine, where = self._context.proxies.engines[node], agent_configs.CONTROL_FOLDER
-        executor.put(engine, self._containers[node], where, {name: content})
+        executor.put_files(engine, self._containers[node], where, {name: content})
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
-        """Until each of `nodes` has an estimate of this one's clock; this one's own is exact. Raises
-        HostError."""
+        """Wait until each of `nodes` has an estimate of this node's clock; this node's own is exact.
+        Raises HostError."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
-        self.put(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
+        self.put_file(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         for node in nodes:
             while self._clock(node) is None:
@@ -145,7 +148,7 @@ class NodeAgents:
                 time.sleep(0.1)
 
     def _clock(self, node: str) -> dict[str, Any] | None:
-        """The estimate that a node's agent has of this node's clock."""
+        """Estimate that a node's agent has of this node's clock; None if there is none yet."""
         text = self._read(node, agent_configs.CLOCK)
         return None if text is None else dict(json.loads(text))
 
@@ -170,7 +173,7 @@ class NodeAgents:
     def _load(
         self, planned: PlannedNode, stat: str, at: float, used: Mapping[str, float]
     ) -> HostSample | None:
-        """The load of a node since the last call, by its counters now."""
+        """Load of a node since the last call; `stat` has its counters now. None at the first call."""
         node = planned.id
         own = math.fsum(used.get(name, 0.0) for name in self._context.devices_on(node))
         self._latest[node] = cpu_times(stat), own
@@ -187,28 +190,28 @@ class NodeAgents:
 
 
 class Routers:
-    """The routers of one run: one on each node with devices."""
+    """The routers of one run, one on each node with devices."""
 
     def __init__(self, context: SwarmContext) -> None:
         self._context = context
         self.containers: dict[str, ContainerRef] = {}
-        """By component."""
+        """Containers, by component."""
         self._components: dict[str, str] = {}
-        """By node."""
+        """Components, by node."""
 
     def start(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Start a router on each node, which waits for what it has to know of its devices; return its
-        address there, which no name service of such a network has a name for."""
+        """Start a router on each node, which then waits for its configuration. Returns its address on
+        the node's bridge, which has no name service."""
         context, router = self._context, self._context.launch.router
         if router is None:
-            raise HostError("a run of many hosts has routers")
+            raise HostError("the plan has no router, which a run on a Swarm needs")
         made = {}
         for number, node in enumerate(nodes):
             component = f"{ROUTER}.{number}"
             own = replace(
                 router,
                 component=component,
-                name=context.named(component),
+                name=context.object_name(component),
                 labels={**router.labels, COMPONENT_LABEL: component},
                 group=0,
                 command=("sh", "-c", _WHEN_FILES_READY, "sh", *router.command),
@@ -217,7 +220,7 @@ class Routers:
             options = ServiceOptions(nodes=(f"node.id == {node}",), volumes=[volume])
             made[context.create(own, options)] = component
             self._components[node] = component
-        for service, found in context.running(dict.fromkeys(made, 1), made).items():
+        for service, found in context.await_tasks(dict.fromkeys(made, 1), made).items():
             self.containers[made[service]] = context.container_of(found[0])
         return {
             node: context.addresses(node)[self.containers[component].id]
@@ -231,13 +234,13 @@ class Routers:
         places: agent_configs.Places,
         certificate: str,
     ) -> None:
-        """Send each router its configuration, with the addresses of the `devices` that run by now."""
+        """Send each router its configuration, with the addresses of the running `devices`."""
         context = self._context
         for node, component in self._components.items():
             login = accounts[router_user(node)].at(*places.router, certificate)
             found = context.addresses(node)
             ids = {name: devices[name].id for name in context.devices_on(node)}
-            # Of those that have ended meanwhile, the controller reports that the start has failed.
+            # For devices that have ended already, the controller reports that the start has failed.
             addresses = {name: found[one] for name, one in ids.items() if one in found}
             if not addresses:
                 continue
@@ -248,4 +251,6 @@ class Routers:
             dump(config, file)
             name = Path(agent_configs.ROUTER_CONFIG).name
             files: dict[str, bytes | Path] = {name: file, _FILES_READY: b""}
-            executor.put(self.containers[component].engine, self.containers[component].id, FILES, files)
+            executor.put_files(
+                self.containers[component].engine, self.containers[component].id, FILES, files
+            )

@@ -1,4 +1,4 @@
-"""Finds and removes all that a Swarm and its nodes have of a run."""
+"""Find and remove everything of a run on a Swarm and its nodes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.specifications import name_of
+from testbed.runtimes.docker.specifications import object_name
 from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.engine_proxies import COMPONENTS, IMAGE_LABEL, EngineProxies, is_proxy
 
 _NETWORKS_TIMEOUT_SECONDS = 10.0
 _PENDING_LABEL = "testbed.owed"
-"""Ids of the nodes whose clean-up is pending as they did not answer: a label of a configuration that is
-all that the Swarm still has of the run, so that `down` finds it. (Its value is that of 0.2.0, too.)"""
+"""Label with the ids of nodes that could not be cleaned up because they did not answer. It is on a
+configuration that stays in the Swarm, so that `testbed down` finds the run. (The label's text is that
+of version 0.2.0.)"""
 _PARALLEL = 8
+"""Number of requests at the same time."""
 
 
-def things(manager: docker.DockerClient, run: str | None = None) -> Iterator[tuple[str, dict[str, str]]]:
-    """Kind and labels of all that this Swarm has of `run`, of all runs."""
+def objects(
+    manager: docker.DockerClient, run: str | None = None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield kind and labels of all objects that this Swarm has of `run` (None: of all runs)."""
     api: Any = manager.api
-    filters = services.labelled(run)
+    filters = services.label_filter(run)
     for kind, found in (
         ("service", api.services(filters=filters)),
         ("secret", api.secrets(filters=filters)),
@@ -53,14 +57,15 @@ def things(manager: docker.DockerClient, run: str | None = None) -> Iterator[tup
 def remove(
     manager: docker.DockerClient, proxies: EngineProxies, run: str, directory: RunDirectory | None
 ) -> None:
-    """Remove all of `run` by the nodes' engines; the `proxies` to these go last. Logs, and what a
-    resumed run goes on from, are brought to `directory`. A node that does not answer is asked but once,
-    and reported once all else is removed. Raises HostError."""
+    """Remove everything of `run` through the nodes' engines, and the `proxies` to these last.
+
+    Logs, and the files from which devices resume, are saved to `directory`. A node that does not answer
+    is not asked again, and is reported after everything else is removed. Raises HostError."""
     failed = dict(_pending(manager, proxies, run))
     unsaved: list[str] = []
 
     @contextmanager
-    def on(node: str) -> Iterator[None]:
+    def requests_to(node: str) -> Iterator[None]:
         try:
             yield
         except docker_engine.ERRORS as error:
@@ -72,37 +77,37 @@ def remove(
 
     if directory is not None and directory.logs.is_dir():
         for node, engine in answering():
-            with on(node):
+            with requests_to(node):
                 unsaved += executor.save_logs(engine, run, directory, is_proxy)
-                unsaved += _keep_disks(engine, run, directory)
+                unsaved += _save_disks(engine, run, directory)
     with as_host_error("remove the services"):
         others = [
             one
-            for one in services.listed(manager, run)
+            for one in services.list_services(manager, run)
             if one["Spec"]["Labels"].get(COMPONENT_LABEL) not in COMPONENTS
         ]
         services.remove_services(manager, others)
     for node, engine in answering():
-        with on(node):
+        with requests_to(node):
             executor.remove_containers(engine, run, is_proxy)
             executor.remove_volumes(engine, run)
     for node, engine in answering():
         if node != proxies.here:
-            with on(node):
+            with requests_to(node):
                 _await_networks(engine, run)
     proxies.close(spare=failed)
     with as_host_error("remove the services"):
-        services.remove_services(manager, services.listed(manager, run))
+        services.remove_services(manager, services.list_services(manager, run))
         executor.remove_containers(manager, run)
         services.remove_rest(manager, run)
         if failed:
             labels = {RUN_LABEL: run, _PENDING_LABEL: ",".join(failed), IMAGE_LABEL: proxies.image}
-            services.create_config(manager, name_of(run, "pending"), b"-", labels, "")
-    if told := "; ".join([*unsaved, *failed.values()]):
+            services.create_config(manager, object_name(run, "pending"), b"-", labels, "")
+    if reasons := "; ".join([*unsaved, *failed.values()]):
         raise HostError(
             f"{run} is removed from the Swarm, but something of it may be left on a node, or logs and "
-            f"updates of devices could not be saved: {told}. Once its nodes answer again: testbed down "
-            f"{run}"
+            f"updates of devices could not be saved: {reasons}. When its nodes answer again: testbed "
+            f"down {run}"
         )
 
 
@@ -110,8 +115,8 @@ def remove(
 def temporary_proxies(
     manager: docker.DockerClient, nodes: Sequence[Node], image: str, purpose: str
 ) -> Iterator[EngineProxies]:
-    """Proxies to the engines of all nodes, until the end of the block; `testbed down` finds them by
-    `purpose`. Raises HostError."""
+    """Context with proxies to the engines of all nodes. Their labels have a run id that begins with
+    `purpose`, by which `testbed down` finds them. Raises HostError."""
     run = f"{purpose}-{secrets.token_hex(3)}"
     with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
         proxies = EngineProxies(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder))
@@ -126,24 +131,24 @@ def temporary_proxies(
 def _pending(
     manager: docker.DockerClient, proxies: EngineProxies, run: str
 ) -> Iterator[tuple[str, str]]:
-    """Nodes of the Swarm that this or an earlier removal of `run` could not reach, and that there is no
-    connection to now, with what to say of them."""
+    """Nodes of the Swarm that this or an earlier removal of `run` could not reach, and that have no
+    connection now, each with a message for the user."""
     api: Any = manager.api
     with as_host_error("list the nodes"):
         names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}
         pending = {*proxies.unreachable}
-        for config in api.configs(filters=services.labelled(run)):
+        for config in api.configs(filters=services.label_filter(run)):
             pending |= {*config["Spec"]["Labels"].get(_PENDING_LABEL, "").split(",")}
     for node in sorted(pending & names.keys() - proxies.engines.keys()):
-        yield node, f"{names[node]} does not answer (if it never will again: docker node rm --force)"
+        yield node, f"{names[node]} does not answer (if it is gone for good: docker node rm --force)"
 
 
-def _keep_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) -> list[str]:
-    """End the devices of a node, and bring what their clients remember to `directory`; return what could
-    not be saved, and why. Raises ERRORS."""
+def _save_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) -> list[str]:
+    """End the devices of a node, and save the files that their clients keep to `directory`. Returns a
+    message for each device whose files could not be saved. Raises ERRORS."""
     unsaved: list[str] = []
 
-    def keep(container: Mapping[str, Any]) -> None:
+    def save(container: Mapping[str, Any]) -> None:
         disk = directory.disk(container["Labels"][COMPONENT_LABEL])
         try:
             with suppress(APIError):  # it has ended
@@ -152,18 +157,18 @@ def _keep_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) 
         except (APIError, OSError, tarfile.TarError) as error:
             unsaved.append(f"{disk}: {error}")
 
-    known = {path.name for path in directory.disks.glob("*")}  # whatever a label says
+    known = {path.name for path in directory.disks.glob("*")}  # labels may have any text
     found = [
         one for one in executor.containers(engine, run) if one["Labels"].get(COMPONENT_LABEL) in known
     ]
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        list(pool.map(keep, found))
+        list(pool.map(save, found))
     return unsaved
 
 
 def _await_networks(engine: docker.DockerClient, run: str) -> None:
-    """Until a node's own pieces of the networks of `run` are gone, which the Swarm removes with the last
-    task that needs them: without an engine proxy nobody would see that."""
+    """Wait until a node's parts of the networks of `run` are removed, which the Swarm does after the
+    last task that needs them. Without the engine proxy this could not be observed any more."""
     deadline = time.monotonic() + _NETWORKS_TIMEOUT_SECONDS
     while time.monotonic() < deadline and any(
         one["Labels"].get(COMPONENT_LABEL) not in COMPONENTS for one in executor.networks(engine, run)

@@ -1,19 +1,19 @@
-"""The `swarm` runtime: devices as services of a Docker Swarm, on all of its nodes.
+"""The `swarm` runtime: devices are services of a Docker Swarm, on all of its nodes.
 
     this node      broker, aggregator, proxy client, node agent, router, and devices
     other nodes    engine proxy, node agent, router, and devices
 
-    data           a bridge on each node, for itself: its devices, and its router
+    data           a separate bridge on each node: its devices and its router
     server         overlay: broker, aggregator, routers
     control        overlay: broker, node agents, routers
     engines        overlay: proxy client, engine proxies
 
-A device's only network is its link, as in the docker runtime, and its container is made of the same
-specification (`testbed.runtimes.docker.specifications`). Its init reaches the broker by a Unix socket
-of the node agent (`testbed.runtimes.swarm.node_services`), which is a proxy to the broker over TLS, and
-compares the node's clock with the manager's. The Swarm places and starts the services, where the plan
-says, and carries their secrets. The node's engine is reached through its engine proxy
-(`testbed.runtimes.swarm.engine_proxies`): it gets the shards, isolates the devices, limits their CPU.
+As in the docker runtime, a device's only network is its link, and its container has the same
+specification (`testbed.runtimes.docker.specifications`). Its init reaches the broker through a Unix
+socket of the node agent (`testbed.runtimes.swarm.node_services`), which is a proxy to the broker over
+TLS and compares the node's clock with the manager's. The Swarm starts the services on the nodes that the
+plan chooses, and carries their secrets. For the rest (shards, isolation of the devices, CPU limits) each
+node's engine is reached through its engine proxy (`testbed.runtimes.swarm.engine_proxies`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes import LiveRun
 from testbed.runtimes.docker import container_files, executor
-from testbed.runtimes.docker.container_actions import Devices
+from testbed.runtimes.docker.container_actions import ContainerDevices
 from testbed.runtimes.docker.containers import (
     COMPONENT_LABEL,
     DIRECTORY_LABEL,
@@ -68,17 +68,18 @@ from testbed.runtimes.swarm.context import (
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
 from testbed.runtimes.swarm.meter import SwarmMeter
 from testbed.runtimes.swarm.node_services import FILES, NodeAgents, Routers
-from testbed.runtimes.swarm.services import ServiceOptions, short
+from testbed.runtimes.swarm.services import ServiceOptions, short_name
 from testbed.view import View
 
 _MTU = 1450
-"""Of the bridges: what an overlay carries of 1500."""
+"""MTU of the bridges in bytes: what an overlay network leaves of 1500."""
 _PARALLEL = 8
+"""Number of requests at the same time."""
 _ANSWER_TIMEOUT_SECONDS = 20
-"""Within which a node has to answer while a run goes: the scenario waits meanwhile."""
+"""Seconds within which a node has to answer during a run; the scenario waits for it."""
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether an engine answers within 2 s and manages a Swarm."""
     with _manager() as manager:
         return manager is not None
@@ -107,12 +108,12 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
         there = {node.id for node in nodes}
         if gone := [node.name for node in spec.plan.nodes if node.id not in there]:
             raise HostError(
-                f"the Swarm has changed since the run was planned: {', '.join(gone)} can take no work "
-                "now. Start the run again"
+                f"the Swarm has changed since the run was planned: {', '.join(gone)} does not accept "
+                "work now. Start the run again"
             )
         built = container_files.ensure_images(client, spec, view.progress)
         registry = spec.topology.runtime.registry
-        built = node_images.pushed(client, built, registry, view.progress)
+        built = node_images.push(client, built, registry, view.progress)
         spec.directory.write_manifest(images=asdict(built))
         runtime = SwarmRuntime(client, nodes, built, spec, view)
         spec.directory.write_manifest(
@@ -127,21 +128,21 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs that have a service, network, secret or configuration in this Swarm."""
+    """Runs with a service, network, secret or configuration in this Swarm."""
     with _manager() as manager:
         if manager is None:
             return []
         components: Counter[str] = Counter()
         directories: dict[str, str | None] = {}
         with as_host_error("list the services"):
-            for kind, labels in removal.things(manager):
+            for kind, labels in removal.objects(manager):
                 run = labels[RUN_LABEL]
                 if directories.get(run) is None:
                     directories[run] = labels.get(DIRECTORY_LABEL)
                 proxy = labels.get(COMPONENT_LABEL) in engine_proxies.COMPONENTS
                 components[run] += kind == "service" and not proxy
     return [
-        LiveRun.labelled(run, "swarm", components[run], folder) for run, folder in directories.items()
+        LiveRun.from_labels(run, "swarm", components[run], folder) for run, folder in directories.items()
     ]
 
 
@@ -151,13 +152,13 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
         if manager is None:
             return False
         with as_host_error("list the services"):
-            if not any(removal.things(manager, run)):
+            if not any(removal.objects(manager, run)):
                 return True
         nodes = swarm_nodes.nodes(manager)
         current = images.current_tags(images.FOLDER, images.AGENTS)
-        image = engine_proxies.image_of(manager, run) or current["base"]
+        image = engine_proxies.proxy_image(manager, run) or current["base"]
         with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
-            # The keys of proxies that may be there are those of the process that started them.
+            # New proxies: only the process that started existing ones has their keys.
             suffix = f"-{secrets.token_hex(2)}"
             proxies = EngineProxies(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder), suffix)
             try:
@@ -173,14 +174,14 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """The last `tail` lines of each service of `run`, by its component; none where no Swarm answers."""
+    """Last `tail` lines of each service of `run`, by component; empty if no Swarm answers."""
     with _manager() as manager:
         if manager is None:
             return {}
         api: Any = manager.api
         texts = {}
         with as_host_error("read the logs"):
-            for one in services.listed(manager, run):
+            for one in services.list_services(manager, run):
                 component = one["Spec"]["Labels"][COMPONENT_LABEL]
                 if component not in engine_proxies.COMPONENTS:
                     text = api.service_logs(one["ID"], stdout=True, stderr=True, tail=tail, is_tty=False)
@@ -207,7 +208,7 @@ class SwarmRuntime:
         self._run = spec.directory.run
         self._owner = container_files.owner()
         self.congestion_control = kernel.congestion_control()
-        """Of all containers' TCP; None: the hosts'."""
+        """TCP congestion control of all containers; None: the hosts'."""
         self._launch = launch(
             spec,
             built,
@@ -230,10 +231,10 @@ class SwarmRuntime:
         )
         self._node_agents, self._routers = NodeAgents(self._context), Routers(self._context)
         self._containers = RunningContainers()
-        self._devices = Devices(spec, self._containers.exit_code, self._set_limits)
+        self._devices = ContainerDevices(spec, self._containers.exit_code, self._set_limits)
         self.meter = SwarmMeter(self._context, self._containers, self._node_agents)
         self._services: dict[str, str] = {}
-        """Of broker and aggregator, by component."""
+        """Ids of the services of broker and aggregator, by component."""
         self._pool = ThreadPoolExecutor(_PARALLEL)
         self._folder_fd: int | None = None
 
@@ -258,7 +259,7 @@ class SwarmRuntime:
             self._make_networks()
             self._start_servers(identity.certificate)
             routers = self._routers.start(used)
-            for planned in self._spec.plan.nodes:  # another may have come since
+            for planned in self._spec.plan.nodes:  # the Swarm may have further nodes by now
                 self._context.pin_infrastructure(planned.id)
             self._start_devices(routers)
             self._containers |= self._routers.containers
@@ -267,11 +268,12 @@ class SwarmRuntime:
             self._routers.send_configs(self._containers, accounts, places, identity.certificate)
             self._node_agents.await_clocks(used)
             for node in used:
-                self._node_agents.put(node, agent_configs.ISOLATED, b"")
+                self._node_agents.put_file(node, agent_configs.ISOLATED, b"")
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
 
     def _broker_socket(self) -> str:
-        """By the folder's number, as a path of a Unix socket has at most 107 characters."""
+        """Path of the broker's socket by the folder's descriptor: a socket's path may have at most 107
+        characters."""
         self._folder_fd = os.open(self._directory.control, os.O_PATH)
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 
@@ -279,14 +281,14 @@ class SwarmRuntime:
         """Copy the images of agents and of device groups to the nodes that lack them."""
         for image in dict.fromkeys((self._images.agent, *self._images.groups.values())):
             node_images.copy(self._manager, self._proxies, nodes, image, self._view.progress)
-            self._context.ids.update(node_images.ids(self._manager, self._proxies, nodes, image))
+            self._context.ids.update(node_images.common_ids(self._manager, self._proxies, nodes, image))
         here = (self._proxies.here,)
         broker = self._images.broker
-        self._context.ids.update(node_images.ids(self._manager, self._proxies, here, broker))
+        self._context.ids.update(node_images.common_ids(self._manager, self._proxies, here, broker))
 
     def _make_networks(self) -> None:
         for network in self._launch.networks:
-            bridge = network.name == self._context.named("data")
+            bridge = network.name == self._context.object_name("data")
             options = {"com.docker.network.driver.mtu": f"{_MTU}"} if bridge else {}
             services.create_network(self._manager, replace(network, internal=True, options=options))
 
@@ -296,26 +298,26 @@ class SwarmRuntime:
         servers = (self._launch.broker, self._launch.aggregator)
         made = {self._context.create(one, options): (one.component, 1) for one in servers}
         made |= self._node_agents.create(certificate)
-        found = self._context.running(
+        found = self._context.await_tasks(
             {one: count for one, (_, count) in made.items()},
             {one: component for one, (component, _) in made.items()},
         )
         tasks = {component: found[one] for one, (component, _) in made.items()}
         self._services = {component: one for one, (component, _) in made.items()}
         for container in servers:
-            self._server_started(container.component, tasks.pop(container.component)[0])
-        self._node_agents.started([task for agents in tasks.values() for task in agents])
+            self._record_server(container.component, tasks.pop(container.component)[0])
+        self._node_agents.record_tasks([task for agents in tasks.values() for task in agents])
 
-    def _server_started(self, component: str, task: Mapping[str, Any]) -> None:
-        """Take note of the `task` of broker or aggregator, and limit its CPU."""
+    def _record_server(self, component: str, task: Mapping[str, Any]) -> None:
+        """Record the container of the `task` of broker or aggregator, and limit its CPU."""
         container = self._launch.broker if component == BROKER else self._launch.aggregator
         self._containers[component] = self._context.container_of(task)
         limits = replace(container.cpu, weight=INFRASTRUCTURE_PER_CORE)
         executor.limit(self._manager, self._containers[component].id, limits, container.memory)
 
     def _start_devices(self, routers: Mapping[str, str]) -> None:
-        """Start the devices, and give each its files, which it waits for; `routers` are the addresses of
-        the routers, by node."""
+        """Start the devices and send them the files that they wait for. `routers` has the address of
+        each node's router."""
         servers = [routers[self._spec.plan.placement[one.component]] for one in self._launch.devices]
         made = dict(
             zip(
@@ -324,7 +326,7 @@ class SwarmRuntime:
                 strict=True,
             )
         )
-        for service, found in self._context.running(dict.fromkeys(made, 1), made).items():
+        for service, found in self._context.await_tasks(dict.fromkeys(made, 1), made).items():
             self._containers[made[service]] = self._context.container_of(found[0])
         list(self._pool.map(self._send_files, self._launch.devices))
 
@@ -334,7 +336,7 @@ class SwarmRuntime:
         configs = [
             services.create_secret(
                 self._manager,
-                self._context.named(f"{name}-{kind}"),
+                self._context.object_name(f"{name}-{kind}"),
                 self._directory.config(config).read_bytes(),
                 container.labels,
                 target,
@@ -359,7 +361,7 @@ class SwarmRuntime:
         return self._context.create(container, options)
 
     def _send_files(self, container: Container) -> None:
-        """Send a device its shard, and what else it reads: checked by hash, in pieces."""
+        """Send a device its shard and the other files that it reads."""
         made = self._containers[container.component]
         planned = self._devices.states[container.component].planned
         update: Any = made.engine.api
@@ -367,21 +369,21 @@ class SwarmRuntime:
         sent = agent_configs.files_to_send(self._spec, container.component)
         files: dict[str, bytes | Path] = {Path(path).name: source for path, source in sent.items()}
         disk, client = Path(agent_configs.DISK).name, agent_configs.CLIENT_USER
-        kept = self._directory.disk(container.component)  # of an earlier segment of the run
-        files |= {f"{disk}/{path.name}": path for path in kept.iterdir() if path.is_file()}
-        executor.put(made.engine, made.id, FILES, files, folders={disk: client})
+        saved = self._directory.disk(container.component)  # from an earlier segment of the run
+        files |= {f"{disk}/{path.name}": path for path in saved.iterdir() if path.is_file()}
+        executor.put_files(made.engine, made.id, FILES, files, folders={disk: client})
 
     def _isolate(self, node: str) -> None:
         """Isolate the devices of a node from each other."""
         engine = self._proxies.engines[node]
-        network = short(self._context.named("data"))
+        network = short_name(self._context.object_name("data"))
         ids = {self._containers[name].id for name in self._context.devices_on(node)}
         found = executor.addresses(engine, network)
         endpoints = {key: each for key, each in found.items() if key in ids}
         executor.isolate(engine, self._images.agent, self._run, network, endpoints, here=False)
 
     def limit(self, device: str) -> None:
-        """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
+        """Apply the CPU quota of `device`; no effect on one that has ended."""
         self._devices.limit(device)
 
     def begin(self) -> None:
@@ -389,13 +391,13 @@ class SwarmRuntime:
         self._proxies.set_timeout(_ANSWER_TIMEOUT_SECONDS)
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Do an action: as in the docker runtime, by the engine of the device's node."""
+        """Carry out an action as in the docker runtime, by the engine of the device's node."""
         if isinstance(action, SetCpu):
             self._check_share(device, action.cpu)
         return self._devices.act(device, action)
 
     def _check_share(self, device: str, share: float) -> None:
-        """Raises BadInputError where the device's node has not as many cores."""
+        """Raise BadInputError if the device's node has too few cores for the CPU share `share`."""
         node = self._spec.plan.node_of(device)
         on = self._context.devices_on(node.id) if node else ()
         shares = {name: self._devices.states[name].planned.host_cpu for name in on}
@@ -406,16 +408,16 @@ class SwarmRuntime:
             and sum(shares.values()) > node.capacity + 1e-9
         ):
             raise BadInputError(
-                f"{device} cannot have {share:g} cpu: the devices on {node.name} would ask for "
-                f"{sum(shares.values()):g} cores, and it has {node.capacity:g} for them"
+                f"{device} cannot have cpu {share:g}: the devices on {node.name} would need "
+                f"{sum(shares.values()):g} cores, but it has {node.capacity:g} for them"
             )
 
-    def ended(self) -> dict[str, int]:
+    def exit_codes(self) -> dict[str, int]:
         listed = []
         for node, engine in self._proxies.engines.items():
             with self._context.requests_to(node):
                 listed += executor.containers(engine, self._run)
-        self._node_agents.check(self._containers.note(listed))
+        self._node_agents.check(self._containers.update_states(listed))
         routers = self._routers.containers
         return {
             ROUTER if name in routers else name: code for name, code in self._containers.codes.items()
@@ -424,14 +426,14 @@ class SwarmRuntime:
     def restart(self, component: str) -> int | None:
         with as_host_error(f"start the {component} again"):
             self._pool.submit(self._start_again, component).result()
-        self._containers.restarted(component)
-        return None  # the broker has the same socket here
+        self._containers.forget_exit(component)
+        return None  # the broker's socket on this node is the same
 
     def _start_again(self, component: str) -> None:
         service = self._services[component]
-        earlier = services.start_again(self._manager, service)
-        found = self._context.running({service: 1}, {service: component}, earlier)
-        self._server_started(component, found[service][0])
+        earlier = services.restart(self._manager, service)
+        found = self._context.await_tasks({service: 1}, {service: component}, earlier)
+        self._record_server(component, found[service][0])
 
     def stop(self) -> None:
         self._proxies.set_timeout()

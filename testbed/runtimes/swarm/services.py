@@ -1,9 +1,9 @@
-"""Services, networks, secrets and configurations of a run on a Swarm: made of the specifications of
+"""Services, networks, secrets and configurations of a run on a Swarm: created from the specifications of
 containers (`testbed.runtimes.docker.containers`), found and removed by label.
 
-What a Swarm's service cannot have (control group of its own, swap, CPU quota of any period) the engine
-of its node sets once the container is there. Objects of a run carry its labels, whatever their names:
-these have at most 63 characters.
+Limits that a Swarm's service cannot have (swap, CPU quotas of any period) are set by the engine of its
+node after the container has started. Objects are found by their labels, not by their names, which are
+shortened to 63 characters.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from docker.errors import APIError, NotFound
 from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.rundir.directory import last_lines
-from testbed.runtimes.docker.containers import RUN_LABEL, Container, Network
+from testbed.runtimes.docker.containers import RUN_LABEL, BridgeNetwork, Container
 from testbed.runtimes.process.log_writer import LOG_BYTES
 
 _MOST_CHARACTERS = 63
 _SECOND = 10**9
 _START_TIMEOUT_SECONDS = 120.0
-"""Within which a task has to run, its image being there."""
+"""Seconds within which a task has to run once its image is on the node."""
 _REMOVAL_TIMEOUT_SECONDS = 40.0
 _POLL_SECONDS = 0.1
 _DEAD = ("failed", "rejected", "orphaned", "remove", "shutdown")
+"""States of tasks that will not run any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +43,12 @@ class ServiceFile:
     target: str
     """Path in the container."""
     user: int = 0
+    """Id of the user and group that own the file."""
     mode: int = 0o400
+    """Permissions of the file."""
 
     def reference(self, kind: str) -> dict[str, Any]:
-        """As the API has it; `kind` is `Secret` or `Config`."""
+        """Reference to the file in a service's specification; `kind` is `Secret` or `Config`."""
         owner = {"UID": f"{self.user}", "GID": f"{self.user}"}
         file = {"Name": self.target, **owner, "Mode": self.mode}
         return {f"{kind}ID": self.id, f"{kind}Name": self.name, "File": file}
@@ -53,34 +56,35 @@ class ServiceFile:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A folder of the node's engine, by its name."""
+    """A named volume of a node's engine."""
 
     name: str
     target: str
+    """Path in the container."""
     read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """Where a service runs, and what it has there beside its container's specification."""
+    """Settings of a service in addition to its container's specification."""
 
     nodes: tuple[str, ...] = ()
-    """Constraints, such as `node.id == x`."""
+    """Constraints on its nodes, such as `node.id == x`."""
     everywhere: bool = False
-    """One task on each such node; else one in all."""
+    """Whether there is a task on each node that meets the constraints; else there is only one task."""
     binds: bool = False
-    """Whether the container's mounts are of the node's own files."""
+    """Whether the mounts of the specification exist on its nodes; else they are left out."""
     secrets: Sequence[ServiceFile] = ()
     configs: Sequence[ServiceFile] = ()
     volumes: Sequence[Volume] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    """Addresses by host name, of what the network's own names do not tell."""
+    """Additional host names with their addresses."""
     cores: float = 0.0
-    """Reserved, so that no other service gets them promised."""
+    """Cores to reserve, which the Swarm then promises to no other service."""
 
 
-def short(name: str) -> str:
-    """`name` as objects of a Swarm may be called."""
+def short_name(name: str) -> str:
+    """Shorten `name` to one that a Swarm accepts for its objects."""
     name = name.replace(".", "_")
     if len(name) <= _MOST_CHARACTERS:
         return name
@@ -88,12 +92,12 @@ def short(name: str) -> str:
     return f"testbed-{digest}-{name[-40:].lstrip('-')}"
 
 
-def network_arguments(made: Network) -> dict[str, Any]:
-    """Arguments of `create_network`: an overlay, or, where it has options of a bridge, a bridge on each
-    node, for itself."""
+def network_arguments(made: BridgeNetwork) -> dict[str, Any]:
+    """Arguments of the API's `create_network`: an overlay or, for a network with bridge options, a
+    separate bridge on each node."""
     local = bool(made.options)
     return {
-        "name": short(made.name),
+        "name": short_name(made.name),
         "driver": "bridge" if local else "overlay",
         "scope": "swarm",
         "internal": made.internal,
@@ -103,7 +107,7 @@ def network_arguments(made: Network) -> dict[str, Any]:
 
 
 def service_arguments(container: Container, options: ServiceOptions) -> dict[str, Any]:
-    """Arguments of `create_service` for `container`."""
+    """Arguments of the API's `create_service` for `container`."""
     labels = dict(container.labels)
     return {
         "task_template": {
@@ -115,7 +119,7 @@ def service_arguments(container: Container, options: ServiceOptions) -> dict[str
                     "MemoryBytes": container.memory or 0 if options.cores else 0,
                 },
             },
-            # Who ends has ended: clients are started again by their init, and a run knows what it lost.
+            # No restarts by the Swarm: the init restarts its client, and the run has to notice failures.
             "RestartPolicy": {"Condition": "none"},
             "Placement": {"Constraints": list(options.nodes)},
             "LogDriver": {
@@ -123,14 +127,14 @@ def service_arguments(container: Container, options: ServiceOptions) -> dict[str
                 "Options": {"max-size": f"{LOG_BYTES}", "max-file": "2"},
             },
             "Networks": [
-                {"Target": short(one.network), "Aliases": list(one.aliases)}
+                {"Target": short_name(one.network), "Aliases": list(one.aliases)}
                 for one in container.networks
             ],
         },
-        "name": short(container.name),
+        "name": short_name(container.name),
         "labels": labels,
         "mode": {"Global": {}} if options.everywhere else {"Replicated": {"Replicas": 1}},
-        # Names lead to the task itself: a virtual address would need the kernel's ip_vs on each node.
+        # Host names resolve to the task: virtual addresses would need the kernel's ip_vs on each node.
         "endpoint_spec": {"Mode": "dnsrr"},
     }
 
@@ -148,7 +152,7 @@ def _container(
         "ReadOnly": container.read_only,
         "CapabilityDrop": list(container.cap_drop),
         "CapabilityAdd": list(container.cap_add),
-        "Privileges": {"NoNewPrivileges": True},  # older engines do not know it
+        "Privileges": {"NoNewPrivileges": True},  # ignored by older engines
         "Sysctls": dict(container.sysctls),
         "DNSConfig": {"Nameservers": list(container.dns)},
         "Hosts": [f"{address} {name}" for name, address in options.names.items()],
@@ -178,12 +182,12 @@ def _container(
     }
 
 
-def labelled(run: str | None) -> dict[str, str]:
-    """The filter for objects of `run`, of all runs."""
+def label_filter(run: str | None) -> dict[str, str]:
+    """Filter for objects of `run` (None: of all runs)."""
     return {"label": RUN_LABEL if run is None else f"{RUN_LABEL}={run}"}
 
 
-def create_network(manager: docker.DockerClient, made: Network) -> None:
+def create_network(manager: docker.DockerClient, made: BridgeNetwork) -> None:
     manager.api.create_network(**network_arguments(made))
 
 
@@ -195,17 +199,18 @@ def create_secret(
     target: str,
     **file: int,
 ) -> ServiceFile:
-    """Make a secret of `data`, which appears in a container at `target`."""
-    made = manager.api.create_secret(short(name), data, dict(labels))
-    return ServiceFile(id=made["ID"], name=short(name), target=target, **file)
+    """Create a secret with `data` that is mounted at `target` in a container."""
+    made = manager.api.create_secret(short_name(name), data, dict(labels))
+    return ServiceFile(id=made["ID"], name=short_name(name), target=target, **file)
 
 
 def create_config(
     manager: docker.DockerClient, name: str, data: bytes, labels: Mapping[str, str], target: str
 ) -> ServiceFile:
-    """The same of a configuration, which is no secret."""
-    made = manager.api.create_config(short(name), data, dict(labels))
-    return ServiceFile(id=made["ID"], name=short(name), target=target, mode=0o444)
+    """Create a configuration, readable for all, with `data` that is mounted at `target` in a
+    container."""
+    made = manager.api.create_config(short_name(name), data, dict(labels))
+    return ServiceFile(id=made["ID"], name=short_name(name), target=target, mode=0o444)
 
 
 def create(manager: docker.DockerClient, container: Container, options: ServiceOptions) -> str:
@@ -215,15 +220,15 @@ def create(manager: docker.DockerClient, container: Container, options: ServiceO
     return created
 
 
-def listed(manager: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
+def list_services(manager: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
     api: Any = manager.api
-    found: list[dict[str, Any]] = api.services(filters=labelled(run))
+    found: list[dict[str, Any]] = api.services(filters=label_filter(run))
     return found
 
 
-def tasks(manager: docker.DockerClient, of: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """The tasks of the services `of`, by the id of the service."""
-    wanted: dict[str, list[dict[str, Any]]] = {one: [] for one in of}
+def tasks(manager: docker.DockerClient, service_ids: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """Tasks of services, by the id of the service."""
+    wanted: dict[str, list[dict[str, Any]]] = {one: [] for one in service_ids}
     api: Any = manager.api
     for task in api.tasks(filters={"service": list(wanted)}):
         if task["ServiceID"] in wanted:
@@ -231,17 +236,18 @@ def tasks(manager: docker.DockerClient, of: Iterable[str]) -> dict[str, list[dic
     return wanted
 
 
-def running(
+def await_tasks(
     manager: docker.DockerClient,
     expected: Mapping[str, int],
-    named: Callable[[str], str],
+    describe: Callable[[str], str],
     nodes: Mapping[str, str],
     earlier: Collection[str] = (),
 ) -> dict[str, list[dict[str, Any]]]:
-    """Wait until each service of `expected`, by id, has so many tasks that run, beside those that were
-    there `earlier`, by id; return them. `named` tells what a service is called; `nodes` are those of the
-    run, with their names: what the Swarm starts on one that has just come is passed over. Raises
-    HostError."""
+    """Wait until services have enough running tasks; return these, by service.
+
+    `expected` has the number of tasks by service id. Tasks with ids in `earlier` do not count, nor do
+    tasks on nodes that are not in `nodes` (names by id), such as a node that has just joined the Swarm.
+    `describe` returns the name of a service for messages. Raises HostError."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     left, done = dict(expected), {}
     while True:
@@ -256,8 +262,8 @@ def running(
                 if status["State"] in _DEAD:
                     where = nodes.get(task.get("NodeID", ""), "any node")
                     raise HostError(
-                        f"{named(one)} could not start on {where}: "
-                        f"{status.get('Err') or status.get('Message')}{log(manager, one)}"
+                        f"{describe(one)} could not start on {where}: "
+                        f"{status.get('Err') or status.get('Message')}{log_tail(manager, one)}"
                     )
             up = [task for task in found if task["Status"]["State"] in ("running", "complete")]
             if len(up) >= left[one]:
@@ -272,15 +278,14 @@ def running(
                 for t in tasks(manager, [one])[one]
             )
             raise HostError(
-                f"{named(one)} did not start within {_START_TIMEOUT_SECONDS:.0f} s "
+                f"{describe(one)} did not start within {_START_TIMEOUT_SECONDS:.0f} s "
                 f"({states or 'no task'})"
             )
         time.sleep(_POLL_SECONDS)
 
 
-def start_again(manager: docker.DockerClient, service: str) -> set[str]:
-    """Have the Swarm start a task of `service` in place of that which has ended; return the ids of the
-    earlier ones."""
+def restart(manager: docker.DockerClient, service: str) -> set[str]:
+    """Make the Swarm start a new task of `service`; return the ids of the earlier tasks."""
     before = {task["ID"] for task in tasks(manager, [service])[service]}
     api: Any = manager.api
     known = api.inspect_service(service)
@@ -294,45 +299,47 @@ def start_again(manager: docker.DockerClient, service: str) -> set[str]:
     return before
 
 
-def log(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
-    """The last lines that the service `name` has printed, for an error message."""
+def log_tail(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
+    """Last lines of the log of the service `name`, for an error message; empty if it cannot be read."""
     api: Any = manager.api
     try:
-        text: bytes = api.service_logs(short(name), stdout=True, stderr=True, tail=lines, is_tty=False)
+        text: bytes = api.service_logs(
+            short_name(name), stdout=True, stderr=True, tail=lines, is_tty=False
+        )
     except docker_engine.ERRORS:
         return ""
     return "".join(f"\n{line}" for line in last_lines(text, lines))
 
 
-def address(task: Mapping[str, Any], network_name: str) -> str:
+def task_address(task: Mapping[str, Any], network_name: str) -> str:
     """IPv4 address of a task on a network of the Swarm."""
     for one in task.get("NetworksAttachments", ()):
-        if one["Network"]["Spec"]["Name"] == short(network_name):
+        if one["Network"]["Spec"]["Name"] == short_name(network_name):
             return str(one["Addresses"][0].partition("/")[0])
-    raise HostError(f"the Swarm has given no address on {network_name}")
+    raise HostError(f"a task of the Swarm has no address on the network {network_name}")
 
 
 def remove_services(manager: docker.DockerClient, found: Iterable[Mapping[str, Any]]) -> None:
     api: Any = manager.api
     for one in found:
-        _gone(api.remove_service, one["ID"])
+        _remove_if_exists(api.remove_service, one["ID"])
 
 
 def remove_rest(manager: docker.DockerClient, run: str) -> None:
-    """Remove the networks, secrets and configurations of `run`, once no task uses them. Raises
+    """Remove the networks, secrets and configurations of `run` as soon as no task uses them. Raises
     ERRORS."""
     api: Any = manager.api
-    filters = labelled(run)
+    filters = label_filter(run)
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     while True:
-        try:  # a request that Ctrl-C broke off may be done only now
-            remove_services(manager, listed(manager, run))
+        try:  # services too: a request that Ctrl-C interrupted may take effect only now
+            remove_services(manager, list_services(manager, run))
             for secret in api.secrets(filters=filters):
-                _gone(api.remove_secret, secret["ID"])
+                _remove_if_exists(api.remove_secret, secret["ID"])
             for config in api.configs(filters=filters):
-                _gone(api.remove_config, config["ID"])
+                _remove_if_exists(api.remove_config, config["ID"])
             for one in api.networks(filters=filters):
-                _gone(api.remove_network, one["Id"])
+                _remove_if_exists(api.remove_network, one["Id"])
         except APIError:
             if time.monotonic() > deadline:
                 raise
@@ -342,6 +349,6 @@ def remove_rest(manager: docker.DockerClient, run: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _gone(remove: Callable[[str], object], what: str) -> None:
+def _remove_if_exists(remove: Callable[[str], object], what: str) -> None:
     with suppress(NotFound):
         remove(what)

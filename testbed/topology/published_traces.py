@@ -1,17 +1,17 @@
-"""Published traces of throughput, as rows of a link trace's CSV (`testbed.topology.link_traces`).
+"""Published throughput traces, converted to the CSV of link traces (`testbed.topology.link_traces`).
 
-- `riiser`: Riiser et al., Commute Path Bandwidth Traces from 3G Networks, MMSys 2013, and, in the same
+- `riiser`: Riiser et al., Commute Path Bandwidth Traces from 3G Networks, MMSys 2013; and, with the same
   columns, van der Hooft et al., HTTP/2-based Adaptive Streaming of HEVC Video over 4G/LTE Networks,
-  IEEE Communications Letters 2016: two times, latitude, longitude, bytes received since the line
-  before, and the milliseconds that these took.
-- `ucc`: Raca et al., Beyond Throughput: a 4G LTE Dataset, MMSys 2018, and Beyond Throughput, the Next
-  Generation: a 5G Dataset, MMSys 2020: CSV by G-NetTrack Pro, with Timestamp as in 2019.12.16_13.40.04
-  and DL_bitrate in kbit/s. Lines of State I are left out: nothing was downloaded then. Its UL_bitrate
-  is of acknowledgements.
-- `pensieve`: lines of a time in seconds and Mbit/s, as Pensieve (Mao et al., SIGCOMM 2017) reads them,
-  and in which traces of the FCC, of Riiser et al., Oboe and Puffer are handed on.
+  IEEE Communications Letters 2016. Columns: two times, latitude, longitude, bytes received since the
+  previous line, and the milliseconds that this took.
+- `ucc`: Raca et al., Beyond Throughput: a 4G LTE Dataset, MMSys 2018; and Beyond Throughput, the Next
+  Generation: a 5G Dataset, MMSys 2020. CSV of G-NetTrack Pro, with Timestamp such as 2019.12.16_13.40.04
+  and DL_bitrate in kbit/s. Lines with State I (idle) are skipped, because nothing was downloaded then.
+  UL_bitrate is ignored: it counts acknowledgements only.
+- `pensieve`: each line has a time in seconds and a rate in Mbit/s, as Pensieve (Mao et al., SIGCOMM
+  2017) reads them. Traces of the FCC, of Riiser et al., Oboe and Puffer are distributed in this format.
 
-All are of downloads, and tell what these got: of the link, what it had to give at the least.
+All were measured with downloads, so that a rate is what the download got: a lower bound of the link's.
 """
 
 from __future__ import annotations
@@ -28,29 +28,32 @@ from testbed.topology import link_traces
 
 @dataclass(frozen=True, slots=True)
 class RateSample:
-    """From `begin` on."""
+    """Measured rate, which holds from `begin` to the next sample."""
 
     begin: float
-    """Seconds, from any moment."""
+    """Time in seconds, from an arbitrary origin."""
     rate: float
-    """bit/s."""
+    """Rate in bit/s."""
 
 
 def riiser(lines: Iterable[str]) -> Iterator[RateSample]:
-    """A line is about the time before it. Raises ValueError."""
+    """Read the format `riiser`, in which a line describes the time before it. Raises ValueError."""
     end = 0.0
     for number, line in _significant(lines):
         cells = line.split()
         if len(cells) != 6:
-            raise _error(number, f"found {len(cells)} columns, expected 6: two times, place, bytes, ms")
+            raise _error(
+                number,
+                f"found {len(cells)} columns, expected 6: two times, latitude, longitude, bytes, ms",
+            )
         size, took = _number(number, "bytes", cells[4]), _number(number, "milliseconds", cells[5])
-        if took:  # the first line of some files has none
+        if took:  # 0 in the first line of some files
             yield RateSample(end, 8000 * size / took)
         end += took / 1000
 
 
 def ucc(lines: Iterable[str]) -> Iterator[RateSample]:
-    """Raises ValueError."""
+    """Read the format `ucc`. Raises ValueError."""
     rows = csv.DictReader(lines)
     missing = {"Timestamp", "DL_bitrate"} - set(rows.fieldnames or ())
     if missing:
@@ -62,16 +65,15 @@ def ucc(lines: Iterable[str]) -> Iterator[RateSample]:
         try:
             at = datetime.datetime.strptime(f"{text} +0000", "%Y.%m.%d_%H.%M.%S %z")
         except ValueError:
-            message = f"found {text!r:.40}, expected a time as 2019.12.16_13.40.04"
+            message = f"found {text!r:.40}, expected a time such as 2019.12.16_13.40.04"
             raise _error(rows.line_num, message) from None
         if row.get("State") != "I" and row["DL_bitrate"] not in ("-", "", None):
-            yield RateSample(
-                at.timestamp(), 1000 * _number(rows.line_num, "DL_bitrate", row["DL_bitrate"])
-            )
+            kbit = _number(rows.line_num, "DL_bitrate", row["DL_bitrate"])
+            yield RateSample(at.timestamp(), 1000 * kbit)
 
 
 def pensieve(lines: Iterable[str]) -> Iterator[RateSample]:
-    """Raises ValueError."""
+    """Read the format `pensieve`. Raises ValueError."""
     for number, line in _significant(lines):
         cells = line.split()
         if len(cells) != 2:
@@ -85,28 +87,31 @@ FORMATS: Mapping[str, Callable[[Iterable[str]], Iterator[RateSample]]] = {
     "ucc": ucc,
     "pensieve": pensieve,
 }
-"""By name: what reads its lines."""
+"""Readers of the lines of a file, by name of the format."""
 
 
 def as_csv(
     samples: Iterable[RateSample], direction: str = "down", *, scale: float = 1.0, source: str = ""
 ) -> str:
-    """A link trace of that `direction`, for `link: {trace: {csv: ...}}`, with rates times `scale`.
+    """Return a link trace of `direction` (`up` or `down`) as CSV, for `link: {trace: {csv: ...}}`.
 
-    It begins at 0. Samples of one time, as a clock with whole seconds has them, become their mean.
-    Raises ValueError where there are none, or times do not rise.
+    Rates are multiplied by `scale`, times are shifted to begin at 0, and `source` becomes comment lines.
+    Samples of the same time, which clocks of whole seconds produce, become their mean. Raises ValueError
+    if there are no samples, or their times decrease.
     """
     rows: list[tuple[float, float]] = []
     for begin, group in itertools.groupby(samples, lambda sample: sample.begin):
         if rows and begin < rows[-1][0]:
-            raise ValueError(f"a time of {begin:g} s follows {rows[-1][0]:g} s, expected rising times")
+            raise ValueError(
+                f"a time of {begin:g} s follows {rows[-1][0]:g} s, expected increasing times"
+            )
         rates = [sample.rate for sample in group]
         rows.append((begin, scale * math.fsum(rates) / len(rates)))
     if not rows:
         raise ValueError("has no measured throughput")
     lines = [*(f"# {line}" for line in source.splitlines()), f"time,{direction}"]
     lines += [f"{begin - rows[0][0]:.10g},{rate:.10g}" for begin, rate in rows]
-    link_traces.read_csv(lines)  # what is written can be read
+    link_traces.read_csv(lines)  # checks that the result can be read
     return "\n".join(lines) + "\n"
 
 
@@ -120,7 +125,7 @@ def _number(number: int, name: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < math.inf:
-        raise _error(number, f"{name} is {text!r:.40}, expected a number from 0 on")
+        raise _error(number, f"{name} is {text!r:.40}, expected a number of at least 0")
     return value
 
 
